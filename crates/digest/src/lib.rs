@@ -1,0 +1,1 @@
+//! Scanning, validating and planning the digest of update logs.

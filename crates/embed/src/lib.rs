@@ -1,0 +1,1 @@
+//! LibFS and KernelFS in one process.

@@ -1,0 +1,1 @@
+//! Extent trees and name indexes over checksummed metadata blocks.

@@ -1,0 +1,69 @@
+//! Space credits: how many blocks an operation may cost at most. Used by LibFS before it logs and by the daemon after it digested.
+
+use crate::{BLOCK_BYTES, LogOp};
+
+/// Blocks that a small change of one tree may need (new leaf, new parents).
+const TREE_BLOCKS: u32 = 3;
+
+/// Most blocks that the digest of `op` allocates. Operations that free space cost nothing: they run on the reserve.
+#[must_use]
+pub fn charge(op: &LogOp<'_>) -> u32 {
+    let span = |offset: u64, len: u64| -> u32 {
+        if len == 0 {
+            return 0;
+        }
+        let first = offset / BLOCK_BYTES;
+        let last = (offset.saturating_add(len) - 1) / BLOCK_BYTES;
+        (last - first)
+            .saturating_add(1)
+            .min(u64::from(u32::MAX) - u64::from(TREE_BLOCKS)) as u32
+    };
+    match op {
+        LogOp::Write { offset, data, .. } => span(*offset, data.len() as u64) + TREE_BLOCKS,
+        LogOp::Fallocate {
+            mode, offset, len, ..
+        } => match mode {
+            crate::FallocateMode::PunchHole => TREE_BLOCKS,
+            _ => span(*offset, *len) + TREE_BLOCKS,
+        },
+        LogOp::Create { .. } | LogOp::Rename { .. } => 2 * TREE_BLOCKS,
+        LogOp::Link { .. } => TREE_BLOCKS,
+        LogOp::SetXattr { value, .. } => span(0, value.len() as u64) + TREE_BLOCKS,
+        LogOp::Noop
+        | LogOp::Truncate { .. }
+        | LogOp::SetAttr { .. }
+        | LogOp::RemoveXattr { .. }
+        | LogOp::Unlink { .. }
+        | LogOp::Forget { .. } => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::charge;
+    use crate::{InodeKey, LogOp};
+
+    #[test]
+    fn charge_counts_both_edge_blocks_when_a_write_is_unaligned() {
+        let key = InodeKey::new(2, 1);
+        let aligned = charge(&LogOp::Write {
+            key,
+            offset: 4096,
+            data: &[0; 4096],
+        });
+        let unaligned = charge(&LogOp::Write {
+            key,
+            offset: 4095,
+            data: &[0; 4098],
+        });
+        assert_eq!(unaligned - aligned, 2);
+        assert_eq!(
+            charge(&LogOp::Unlink {
+                dir: key,
+                name: b"a",
+                key
+            }),
+            0
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! Numbers with a meaning: inode, generation, block, sequence, session, transaction. No arithmetic beyond what each needs.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Bytes in one block on every tier and in every tree.
+pub const BLOCK_SIZE: usize = 4096;
+/// [`BLOCK_SIZE`] as an offset type.
+pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64;
+/// The root directory's inode number.
+pub const ROOT_INO: Ino = Ino(1);
+/// Longest name of a directory entry, in bytes.
+pub const NAME_MAX: usize = 255;
+/// Longest target of a symbolic link, in bytes.
+pub const SYMLINK_MAX: usize = 4095;
+/// Most links to one inode.
+pub const LINK_MAX: u32 = 65_000;
+/// Longest value of an extended attribute, in bytes.
+pub const XATTR_VALUE_MAX: usize = 65_536;
+/// Largest file, in bytes (2^60).
+pub const FILE_SIZE_MAX: u64 = 1 << 60;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+        pub struct $name(pub $inner);
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number!(
+    /// Inode number. 0 is never a file; 1 is the root directory.
+    Ino(u64)
+);
+number!(
+    /// How many times an inode number has been given out; tells a file from its predecessor.
+    Generation(u32)
+);
+number!(
+    /// Block of [`BLOCK_SIZE`] bytes on one tier.
+    BlockNo(u64)
+);
+number!(
+    /// Block of [`BLOCK_SIZE`] bytes within one file.
+    FileBlock(u64)
+);
+number!(
+    /// Sequence number in one session's log; starts at 1, dense.
+    LogSeq(u64)
+);
+number!(
+    /// A session and its log; never reused in a pool.
+    SessionId(u64)
+);
+number!(
+    /// Transaction of the metadata journal; starts at 1, dense.
+    TxId(u64)
+);
+number!(
+    /// One grant of a lease; unique while a daemon runs and across its restarts.
+    LeaseNo(u64)
+);
+
+impl BlockNo {
+    /// Byte offset of the block on its tier.
+    #[must_use]
+    pub const fn offset_bytes(self) -> u64 {
+        self.0 * BLOCK_BYTES
+    }
+}
+
+impl LogSeq {
+    /// The next number.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+/// Inode number and generation: the name of one file's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct InodeKey {
+    /// Inode number.
+    pub ino: Ino,
+    /// Which life of that number.
+    pub generation: Generation,
+}
+
+impl InodeKey {
+    /// The root directory.
+    pub const ROOT: Self = Self {
+        ino: ROOT_INO,
+        generation: Generation(1),
+    };
+
+    /// Builds a key from its parts.
+    #[must_use]
+    pub const fn new(ino: u64, generation: u32) -> Self {
+        Self {
+            ino: Ino(ino),
+            generation: Generation(generation),
+        }
+    }
+}
+
+impl fmt::Display for InodeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.ino, self.generation)
+    }
+}
+
+/// A medium's place in the hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Tier {
+    /// Byte-addressable, fastest.
+    Nvm = 0,
+    /// Flash.
+    Ssd = 1,
+    /// Disk.
+    Hdd = 2,
+}
+
+impl Tier {
+    /// All tiers, fastest first.
+    pub const ALL: [Self; 3] = [Self::Nvm, Self::Ssd, Self::Hdd];
+
+    /// The tier with this number.
+    #[must_use]
+    pub const fn from_u8(raw: u8) -> Option<Self> {
+        match raw {
+            0 => Some(Self::Nvm),
+            1 => Some(Self::Ssd),
+            2 => Some(Self::Hdd),
+            _ => None,
+        }
+    }
+
+    /// `nvm`, `ssd` or `hdd`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nvm => "nvm",
+            Self::Ssd => "ssd",
+            Self::Hdd => "hdd",
+        }
+    }
+}
+
+/// A run of log sequence numbers, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SeqRange {
+    /// First number.
+    pub first: LogSeq,
+    /// Last number.
+    pub last: LogSeq,
+}
+
+impl SeqRange {
+    /// Whether `seq` lies in the run.
+    #[must_use]
+    pub const fn contains(&self, seq: LogSeq) -> bool {
+        self.first.0 <= seq.0 && seq.0 <= self.last.0
+    }
+}
+
+/// Most missing runs that a seal can name: one a lane.
+pub const SEAL_MISSING_MAX: usize = 64;
+
+/// Where a session's log ends for good.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Seal {
+    /// Highest sequence number that counts.
+    pub last: LogSeq,
+    /// Numbers below `last` that do not count (their writers had not committed); ascending, at most [`SEAL_MISSING_MAX`].
+    pub missing: Vec<SeqRange>,
+}
+
+impl Seal {
+    /// Whether the entry `seq` counts.
+    #[must_use]
+    pub fn covers(&self, seq: LogSeq) -> bool {
+        seq.0 >= 1 && seq <= self.last && !self.missing.iter().any(|run| run.contains(seq))
+    }
+}

@@ -1,0 +1,1 @@
+//! The contract between LibFS and KernelFS: messages, session pages, transports.

@@ -1,0 +1,1 @@
+//! The KernelFS daemon: sessions, leases, digest, recovery, placement.

@@ -1,0 +1,1 @@
+//! LibFS: the file system in the process of its user.

@@ -1,0 +1,1 @@
+//! Byte-addressable and block devices under a Varve pool.

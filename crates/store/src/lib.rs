@@ -1,0 +1,1 @@
+//! The shared area of a Varve pool: journal, space, inodes, directories, data.

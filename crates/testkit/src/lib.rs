@@ -1,0 +1,1 @@
+//! Reference model, workloads and crash exploration for tests.

@@ -1,0 +1,1 @@
+//! Memory tiers: MULTI-CLOCK page tiering and Ingens huge pages.

@@ -1,0 +1,2 @@
+//! The `varve` command line.
+fn main() {}
