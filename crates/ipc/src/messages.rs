@@ -1,0 +1,466 @@
+//! What LibFS and KernelFS say to each other. Plain values; encoding and transport are elsewhere.
+//!
+//! The daemon trusts nothing in a [`Request`]. The client trusts the daemon.
+
+use serde::{Deserialize, Serialize};
+use varve_format::{
+    BlockNo, FileBlock, FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs, TxId,
+};
+
+/// Version of this protocol; both sides must have the same.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Most wants or items in one request.
+pub const ITEMS_MAX: usize = 64;
+/// Most bytes of file data in one message.
+pub const DATA_MAX: usize = 1 << 20;
+/// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].
+pub const HELD_MAX: usize = 4096;
+
+/// Who asks: the caller of a file-system call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cred {
+    /// File-system user id.
+    pub uid: u32,
+    /// File-system group id.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Cred {
+    /// The superuser.
+    #[must_use]
+    pub const fn root() -> Self {
+        Self {
+            uid: 0,
+            gid: 0,
+            groups: Vec::new(),
+        }
+    }
+
+    /// Whether `gid` is the group or one of the supplementary groups.
+    #[must_use]
+    pub fn in_group(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+/// What kind of client a session serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ClientKind {
+    /// The FUSE shim: the kernel caches on its behalf.
+    Shim,
+    /// A program linked with LibFS (or preloaded).
+    Linked,
+}
+
+/// First message of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`PROTOCOL_VERSION`].
+    pub version: u32,
+    /// Kind of client.
+    pub kind: ClientKind,
+    /// Wants no log: this session only reads.
+    pub read_only: bool,
+    /// Token of the session that this one continues, if any.
+    pub resume: Option<u128>,
+    /// Inodes that the client holds open (when it resumes).
+    pub held: Vec<InodeKey>,
+}
+
+/// What the daemon answers to [`Hello`]; descriptors travel beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The new session.
+    pub session: SessionId,
+    /// Shown in [`Hello::resume`] to continue after a seal.
+    pub token: u128,
+    /// The pool.
+    pub pool_uuid: [u8; 16],
+    /// The root directory.
+    pub root: InodeAttr,
+    /// May act for other credentials (root or the pool's owner), and reads data directly.
+    pub privileged: bool,
+    /// No log, no changes: the client asked so, or the pool is latched read-only.
+    pub read_only: bool,
+    /// Why the pool is latched, if it is.
+    pub latched: Option<String>,
+    /// Another session is there: a shim starts with zero time-outs.
+    pub company: bool,
+    /// Bytes of the log at first.
+    pub log_bytes: u64,
+    /// Most bytes the log may grow to.
+    pub log_max_bytes: u64,
+    /// Bytes of the NVM region; data of a privileged session is read from it directly.
+    pub nvm_bytes: u64,
+    /// Time to give a lease back, in milliseconds.
+    pub lease_ms: u64,
+    /// Bound on every wait, in milliseconds.
+    pub wait_ms: u64,
+    /// Digest is asked for at this share of the log, in percent.
+    pub digest_percent: u8,
+    /// Read-ahead on SSD and HDD, in bytes.
+    pub read_ahead_bytes: u64,
+    /// Background sync of the log, in milliseconds; 0: none is needed.
+    pub sync_ms: u64,
+    /// Seal of the session that this one continues.
+    pub seal: Option<Seal>,
+    /// Highest [`Request::Mediate`] number of the old session that was carried out.
+    pub last_mediated: u64,
+    /// Most leases that one session should keep.
+    pub leases_max: u32,
+}
+
+/// How far a lease reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum LeaseMode {
+    /// Shared: cache and read.
+    Read,
+    /// Exclusive: log changes.
+    Write,
+}
+
+/// One wish of [`Request::Acquire`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Want {
+    /// Inode.
+    pub key: InodeKey,
+    /// Mode.
+    pub mode: LeaseMode,
+}
+
+/// A granted lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Number of this grant.
+    pub lease: LeaseNo,
+    /// Mode (may be more than was asked for, if the session had more).
+    pub mode: LeaseMode,
+    /// Attributes as digested. When the session already holds a write lease its own view is newer.
+    pub attr: InodeAttr,
+}
+
+/// A lease given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseItem {
+    /// Inode.
+    pub key: InodeKey,
+    /// Which grant; another number than the current one is ignored.
+    pub lease: LeaseNo,
+    /// Keeps a read lease.
+    pub downgrade: bool,
+    /// Highest sequence number logged for it (0: none): digested before the lease passes on.
+    pub last_seq: LogSeq,
+    /// Whether the client still has it open (it stays held).
+    pub open: bool,
+}
+
+/// A directory entry with its attributes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Vec<u8>,
+    /// Inode.
+    pub key: InodeKey,
+    /// Kind.
+    pub kind: FileKind,
+    /// Cookie of the position after this entry.
+    pub next_cookie: u64,
+    /// Attributes as digested, unless another session has a write lease on the inode (then ask for a lease).
+    pub attr: Option<InodeAttr>,
+}
+
+/// A mapped run of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedExtent {
+    /// First block in the file.
+    pub file_block: FileBlock,
+    /// Blocks.
+    pub len: u32,
+    /// Medium.
+    pub tier: Tier,
+    /// First block on it.
+    pub block: BlockNo,
+    /// Allocated but never written: reads as zeros.
+    pub unwritten: bool,
+}
+
+/// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload, unsigned, seq 0); the daemon
+/// checks names, permissions (with `cred`) and limits itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MediatedOp {
+    /// 64 header bytes and the payload.
+    pub entry: Vec<u8>,
+    /// A write goes to the end of the file, wherever that is.
+    pub append: bool,
+    /// Whose right it is.
+    pub cred: Cred,
+    /// Grows by one with each mediated operation of the session.
+    pub number: u64,
+}
+
+/// Answer to [`Request::Mediate`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct MediatedResult {
+    /// Attributes afterwards of the inode acted on.
+    pub attr: Option<InodeAttr>,
+    /// Offset that an append was written at.
+    pub offset: u64,
+    /// Inode whose name was removed or replaced, if any.
+    pub victim: Option<InodeKey>,
+}
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Opens a session; the first message on a connection, and only the first.
+    Hello(Hello),
+    /// The shim's kernel caches have run out after [`Upcall::Company`].
+    CompanyAck,
+    /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).
+    Lookup {
+        /// Directory.
+        dir: InodeKey,
+        /// Name.
+        name: Vec<u8>,
+    },
+    /// Attributes of an inode as digested, without a lease.
+    GetAttr {
+        /// Inode.
+        key: InodeKey,
+    },
+    /// Leases, all or nothing. Waits up to `wait_ms`.
+    Acquire {
+        /// Wishes; at most [`ITEMS_MAX`].
+        wants: Vec<Want>,
+    },
+    /// Gives leases back (asked for or not).
+    Release {
+        /// Leases; at most [`ITEMS_MAX`].
+        items: Vec<ReleaseItem>,
+    },
+    /// Last close of inodes whose lease is gone already.
+    Drop {
+        /// Inodes; at most [`HELD_MAX`].
+        keys: Vec<InodeKey>,
+    },
+    /// More inodes that a resumed client holds open.
+    Hold {
+        /// Inodes; at most [`HELD_MAX`].
+        keys: Vec<InodeKey>,
+    },
+    /// Numbers for new inodes, with exclusive leases on them.
+    AllocInodes {
+        /// Directory that they will be in.
+        near: InodeKey,
+        /// How many, 1 to 16.
+        count: u8,
+    },
+    /// A page of a directory, as digested. Needs a lease on `dir`; the client has its own changes digested before.
+    ReadDir {
+        /// Directory.
+        dir: InodeKey,
+        /// 0 at first, then [`DirEntry::next_cookie`].
+        cookie: u64,
+        /// Most entries.
+        max: u32,
+    },
+    /// Target of a symbolic link.
+    ReadLink {
+        /// Link.
+        key: InodeKey,
+    },
+    /// All extended attributes. Needs a lease.
+    Xattrs {
+        /// Inode.
+        key: InodeKey,
+    },
+    /// Where a file's blocks are, as digested. Needs a lease.
+    MapExtents {
+        /// File.
+        key: InodeKey,
+        /// First block.
+        from: FileBlock,
+        /// Most extents.
+        max: u32,
+    },
+    /// File data as digested, from any tier. Needs a lease.
+    ReadData {
+        /// File.
+        key: InodeKey,
+        /// First byte.
+        offset: u64,
+        /// At most [`DATA_MAX`] bytes.
+        len: u32,
+    },
+    /// More log space.
+    GrowLog {
+        /// Wished length in bytes, a multiple of the chunk size.
+        len_bytes: u64,
+    },
+    /// Space credits.
+    Credits {
+        /// Blocks wished for.
+        blocks: u32,
+        /// Least number that helps; fewer is an error.
+        least: u32,
+    },
+    /// Digests this session's log.
+    Digest {
+        /// At least up to here (as far as contiguous).
+        upto: LogSeq,
+        /// Waits until it is done and durable.
+        wait: bool,
+    },
+    /// An operation by the daemon.
+    Mediate(MediatedOp),
+    /// Says that a [`Upcall::Barrier`] was obeyed.
+    BarrierAck {
+        /// Its transaction.
+        tx: TxId,
+    },
+    /// Free and total space.
+    StatFs,
+    /// Closes the session in order: everything is committed; the log is digested behind.
+    Bye,
+    /// For operators.
+    Admin(Admin),
+}
+
+/// What operators ask; answered in JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Admin {
+    /// State and counters.
+    Status,
+    /// Digests all logs.
+    DigestAll,
+    /// Checks the structures of the running pool.
+    Fsck,
+    /// Verifies all data against its checksums.
+    Scrub,
+    /// Ends the daemon after a last digest.
+    Shutdown,
+}
+
+/// Free and total space in blocks, as `statvfs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct StatFs {
+    /// Blocks in all tiers.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Free blocks that may be written.
+    pub blocks_available: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+    /// Inodes that can still be made.
+    pub inodes_free: u64,
+}
+
+/// What the daemon answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    /// To [`Request::Hello`].
+    Welcome(Box<Welcome>),
+    /// Done.
+    Done,
+    /// To [`Request::Lookup`]: what the name names, if anything.
+    Entry(Option<InodeAttr>),
+    /// To [`Request::GetAttr`].
+    Attr(InodeAttr),
+    /// To [`Request::Acquire`], in the order of the wants.
+    Granted(Vec<Grant>),
+    /// To [`Request::AllocInodes`]: keys and their leases.
+    Inodes(Vec<(InodeKey, LeaseNo)>),
+    /// To [`Request::ReadDir`]; an empty list is the end.
+    Entries(Vec<DirEntry>),
+    /// To [`Request::ReadLink`] and [`Request::ReadData`] (short at the end of the file).
+    Bytes(Vec<u8>),
+    /// To [`Request::Xattrs`]: names and values.
+    Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
+    /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that there is nothing beyond.
+    Extents(Vec<MappedExtent>, bool),
+    /// To [`Request::GrowLog`]: the new length in bytes.
+    LogBytes(u64),
+    /// To [`Request::Credits`]: blocks granted.
+    Credits(u32),
+    /// To [`Request::Digest`]: digested up to here.
+    Digested(LogSeq),
+    /// To [`Request::Mediate`].
+    Mediated(MediatedResult),
+    /// To [`Request::StatFs`].
+    StatFs(StatFs),
+    /// To [`Request::Admin`].
+    Json(String),
+}
+
+/// What the daemon asks of a client.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Upcall {
+    /// Give a lease back with [`Request::Release`] within `lease_ms`.
+    Revoke {
+        /// Inode.
+        key: InodeKey,
+        /// Which grant.
+        lease: LeaseNo,
+        /// What may be kept.
+        keep: Option<LeaseMode>,
+    },
+    /// Forget the cached extents of these files, then say [`Request::BarrierAck`] (within `lease_ms`).
+    Barrier {
+        /// Transaction whose freed blocks wait for this.
+        tx: TxId,
+        /// Files whose blocks moved or were replaced.
+        keys: Vec<InodeKey>,
+    },
+    /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::CompanyAck`].
+    Company,
+    /// Alone again.
+    Solo,
+    /// The session is sealed: resume.
+    Sealed,
+}
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum IpcError {
+    /// The daemon refused with an errno.
+    #[error("refused with errno {0}")]
+    Errno(i32),
+    /// The session is over; resume.
+    #[error("the session was sealed")]
+    Sealed,
+    /// The inode is contended: send the operation as [`Request::Mediate`].
+    #[error("contended: to be mediated")]
+    Mediate,
+    /// The daemon is not there.
+    #[error("the daemon is away: {0}")]
+    Gone(String),
+    /// The other side does not speak this protocol.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+}
+
+/// The client's end of a session: the *message* seam.
+pub trait Link: Send + Sync {
+    /// Asks and waits for the answer. Several threads may call at once.
+    ///
+    /// # Errors
+    /// An [`IpcError`]; `Gone` if the daemon died or closed the connection (then every later call fails too).
+    fn call(&self, request: Request) -> Result<Response, IpcError>;
+
+    /// The next upcall, or `None` after `timeout`. One thread waits at a time.
+    ///
+    /// # Errors
+    /// `Gone` when the connection is over.
+    fn upcall(&self, timeout: std::time::Duration) -> Result<Option<Upcall>, IpcError>;
+}
+
+/// The *clock* seam.
+pub trait Clock: Send + Sync {
+    /// Wall-clock time, nanoseconds since 1970 (coarse is enough).
+    fn now_ns(&self) -> TimeNs;
+    /// Monotonic time in milliseconds.
+    fn monotonic_ms(&self) -> u64;
+}
