@@ -1,1 +1,21 @@
 //! Byte-addressable and block devices under a Varve pool.
+//!
+//! Two object-safe traits, [`Region`] and [`BlockDevice`], and the backends that implement them. Nothing above this crate
+//! knows what is below: a DIMM, a file, the memory of a test.
+//!
+//! # Invariants
+//! - Only [`pmem::persist`] stores to, flushes or fences a mapping.
+//! - `unsafe` appears in `pmem/*` (mappings and copy kernels), `uring.rs` (submission queue entries) and `sys.rs` (system
+//!   calls without a safe wrapper), nowhere else in this crate.
+//! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
+//! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
+#![deny(unsafe_code)]
+
+mod error;
+mod traits;
+
+pub use error::{DeviceName, MediaError};
+pub use traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, Region};
+
+/// Writes to a [`BlockDevice`] begin and end at multiples of this many bytes.
+pub const DEVICE_BLOCK_BYTES: u64 = 4096;

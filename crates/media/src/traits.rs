@@ -1,0 +1,187 @@
+//! The two kinds of medium. These traits say what a caller may rely on; how it is done is each backend's.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::error::{DeviceName, MediaError};
+
+/// What a medium is made of, for humans and for policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MediumKind {
+    /// Persistent memory, mapped.
+    Dax,
+    /// A file mapped through the page cache.
+    File,
+    /// Memory only: gone at a power cut.
+    Shm,
+    /// A memory copy with a backing file, written at durability points.
+    LiveLog,
+    /// A file read and written by system calls.
+    DirectFile,
+    /// A block device, or a file used as one.
+    Block,
+    /// Simulated, for crash tests.
+    Sim,
+}
+
+/// Whether a device still takes writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceState {
+    /// In service.
+    Ok,
+    /// Latched by an error: it answers reads as well as it can and refuses writes.
+    Failed {
+        /// The error that latched it, as text for a person.
+        reason: Arc<str>,
+    },
+}
+
+/// What a device is, in words: for `status` and for the head of every benchmark result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Path or given name.
+    pub name: DeviceName,
+    /// What it is made of.
+    pub kind: MediumKind,
+    /// Backend and way of access, such as "io_uring, O_DIRECT", with any model it wraps ("emulated hdd over …").
+    pub backend: String,
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.backend)
+    }
+}
+
+/// A byte-addressable region: an NVM device, a log, a journal.
+///
+/// All methods take `&self`. Callers guarantee that ranges written at once do not overlap; reading what is being written is
+/// allowed and gives some mixture of old and new bytes.
+///
+/// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they survive a *kill* of
+/// every process (and, on `dax`, a power cut); after `sync` they survive a *power cut* (as far as the medium can: `shm`
+/// cannot).
+pub trait Region: Send + Sync {
+    /// Current length in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Copies `out.len()` bytes from `off`.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Io` where reading is a system call. `out` is then unspecified.
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
+
+    /// Copies `src` to `off`. Visible when this returns; ordered and durable as the next [`fence`](Self::fence) and
+    /// [`sync`](Self::sync) say.
+    ///
+    /// # Errors
+    /// `OutOfRange` or `ReadOnly`, and nothing is written; `Io`/`NoSpace` where writing is a system call.
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError>;
+
+    /// [`write`](Self::write) that also returns `crc32c_append(seed, bytes as stored)`. Each byte of `src` is loaded exactly
+    /// once, so a buffer that another thread changes meanwhile cannot make checksum and stored bytes differ.
+    ///
+    /// # Errors
+    /// As for `write`.
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError>;
+
+    /// Orders all earlier writes *of this thread* before its later ones, and commits them against a kill.
+    ///
+    /// # Errors
+    /// `Failed` if the region has latched.
+    fn fence(&self) -> Result<(), MediaError>;
+
+    /// Fences, and makes everything fenced in `off..off + len` durable against a power cut. Durable when this returns.
+    ///
+    /// # Errors
+    /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which does not.
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError>;
+
+    /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host *first*, so that no
+    /// later store can raise SIGBUS. Never shrinks; a smaller length is no error.
+    ///
+    /// # Errors
+    /// `NoSpace`: the length is unchanged. `TooLong`: the region's limit.
+    fn grow(&self, new_len: u64) -> Result<(), MediaError>;
+
+    /// Allocates host space for a range of a sparse region, before it is handed to somebody who stores to it.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `NoSpace`, and some of the range may be allocated then.
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError>;
+
+    /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where there is no
+    /// mapping or where an access by pointer would escape a simulation or a model. Safe code does not need it: one
+    /// [`read`](Self::read) an extent costs one virtual call.
+    fn as_ptr(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// Whether the region still takes writes.
+    fn state(&self) -> DeviceState {
+        DeviceState::Ok
+    }
+
+    /// What it is, for humans.
+    fn info(&self) -> DeviceInfo;
+}
+
+/// An SSD or HDD. Reads may begin anywhere; writes are whole blocks of [`DEVICE_BLOCK_BYTES`](crate::DEVICE_BLOCK_BYTES).
+pub trait BlockDevice: Send + Sync {
+    /// Length in bytes, a multiple of the block.
+    fn len_bytes(&self) -> u64;
+
+    /// Reads `out.len()` bytes from `off`, all of them. Buffers aligned to 4,096 avoid a copy.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `Io`; a failed read does not latch.
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
+
+    /// Writes `src` at `off`, all of it. Seen by later reads when this returns; durable after the next [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// `OutOfRange`/`Misaligned`: nothing is written. `NoSpace`: some may be written; not latched. `Io`: latched.
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError>;
+
+    /// Makes every write that returned before this call durable against a power cut.
+    ///
+    /// # Errors
+    /// `Io`: latched, since the host may have dropped the data.
+    fn flush(&self) -> Result<(), MediaError>;
+
+    /// Tells the device that the range is free. It reads as zeros or as before until written again: the caller must not care.
+    ///
+    /// # Errors
+    /// `OutOfRange`/`Misaligned`. A device that cannot trim says `Ok`.
+    fn trim(&self, off: u64, len: u64) -> Result<(), MediaError>;
+
+    /// Reads several ranges, at once where the backend can.
+    ///
+    /// # Errors
+    /// The first error met; all buffers are then unspecified.
+    fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
+        parts.iter_mut().try_for_each(|(off, out)| self.read(*off, out))
+    }
+
+    /// Writes several ranges that do not overlap, at once where the backend can.
+    ///
+    /// # Errors
+    /// The first error met; any of the ranges may be written then.
+    fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
+        parts.iter().try_for_each(|(off, src)| self.write(*off, src))
+    }
+
+    /// Whether the device still takes writes.
+    fn state(&self) -> DeviceState {
+        DeviceState::Ok
+    }
+
+    /// Path or given name.
+    fn name(&self) -> DeviceName {
+        self.info().name
+    }
+
+    /// What it is, for humans.
+    fn info(&self) -> DeviceInfo;
+}
