@@ -5,15 +5,37 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod block;
+pub mod block;
 mod charge;
+mod dirent;
+mod extent;
 mod ids;
+pub mod journal;
 pub mod log;
+mod node;
+pub mod session;
+pub mod space;
+pub mod superblock;
 
 pub use attr::{FileKind, InodeAttr, MODE_KIND_MASK, MODE_PERM_MASK, TimeNs};
+pub use block::{
+    BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, BLOCK_MAGIC, Block, BlockHeader, BlockKind, HeaderFault, init_block,
+    seal_block, verify_block,
+};
 pub use charge::charge;
+pub use dirent::{
+    COOKIE_MIN, DirRoot, Dirent, HashKey, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX, XATTR_INLINE_MAX,
+    XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,
+};
+pub use extent::{
+    EXTENT_VALUE_SIZE, Extent, ExtentFault, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, INLINE_EXTENTS, ROOT_SIZE,
+    RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
+};
 pub use ids::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, FILE_SIZE_MAX, FileBlock, Generation, Ino, InodeKey, LINK_MAX, LeaseNo,
     LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange, SessionId, Tier, TxId,
     XATTR_VALUE_MAX,
 };
+pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
