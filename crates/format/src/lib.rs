@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod attr;
-mod block;
 pub mod block;
 mod charge;
 mod dirent;

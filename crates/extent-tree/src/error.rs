@@ -1,0 +1,126 @@
+//! What can be wrong with a tree, or with what is asked of it.
+
+use varve_format::{BlockKind, BlockNo, ExtentFault, HeaderFault, Ino, NameFault, RootFault};
+
+/// An error of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TreeError {
+    /// A block is not what its parent says.
+    #[error("tree of inode {owner}, block {block}: {fault}")]
+    Corrupt {
+        /// Inode of the tree.
+        owner: Ino,
+        /// The block.
+        block: BlockNo,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// The root in the inode image is not valid.
+    #[error("root in inode {owner}: {fault}")]
+    Root {
+        /// Inode of the tree.
+        owner: Ino,
+        /// What is wrong.
+        fault: Fault,
+    },
+    /// The name is there already.
+    #[error("name exists")]
+    Exists,
+    /// The name is not there.
+    #[error("no such name")]
+    NotFound,
+    /// More than 32,768 names share one hash.
+    #[error("too many names share one hash")]
+    HashFull,
+    /// A name or a value out of bounds was passed in.
+    #[error("bad argument: {0}")]
+    BadName(NameFault),
+    /// An extent or a range out of bounds was passed in.
+    #[error("bad argument: {0}")]
+    BadExtent(ExtentFault),
+    /// Extents passed in overlap, are out of order, or lie outside the range that they replace.
+    #[error("bad argument: extent at file block {0} is out of order or range")]
+    BadOrder(u64),
+    /// A tree cannot grow any higher.
+    #[error("tree of inode {0} is full")]
+    TooHigh(Ino),
+}
+
+/// What is wrong with a block or a root.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The header.
+    #[error(transparent)]
+    Header(#[from] HeaderFault),
+    /// The layout of the node.
+    #[error(transparent)]
+    Node(#[from] varve_format::NodeFault),
+    /// An extent.
+    #[error(transparent)]
+    Extent(#[from] ExtentFault),
+    /// A directory entry or an attribute, or the root of such.
+    #[error(transparent)]
+    Name(#[from] NameFault),
+    /// The root of an extent tree.
+    #[error(transparent)]
+    TreeRoot(#[from] RootFault),
+    /// A node at the wrong level.
+    #[error("level is {found}, expected {expected}")]
+    Level {
+        /// In the node.
+        found: u8,
+        /// By its place under the root.
+        expected: u8,
+    },
+    /// A node without records.
+    #[error("node is empty")]
+    Empty,
+    /// A key outside what the parent says, or not above its neighbour.
+    #[error("key {key:#x} of record {index} is out of order or bounds")]
+    Order {
+        /// Which record.
+        index: usize,
+        /// Its key.
+        key: u64,
+    },
+    /// Two extents map the same file block.
+    #[error("extent at file block {0} overlaps its predecessor")]
+    Overlap(u64),
+    /// An entry's key does not belong to its name.
+    #[error("hash {found:#x} of the entry is not its name's, {expected:#x}")]
+    Hash {
+        /// In the key.
+        found: u64,
+        /// Of the name.
+        expected: u64,
+    },
+    /// The same name twice.
+    #[error("a name occurs twice under hash {0:#x}")]
+    DuplicateName(u64),
+    /// A pointer names a tier where no node can be in this version.
+    #[error("node pointer {0:#x} names another tier")]
+    Pointer(u64),
+    /// A block is reached twice.
+    #[error("block is reached twice")]
+    Shared,
+    /// A counter in the root is wrong.
+    #[error("root counts {counted} {what}, the tree has {found}")]
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// In the root.
+        counted: u64,
+        /// In the tree.
+        found: u64,
+    },
+}
+
+/// What a walk of a tree for `fsck` tells as it goes. `E` is the error of the keeper of the blocks.
+pub trait CheckVisitor<E> {
+    /// `block` belongs to the tree.
+    fn block(&mut self, block: BlockNo, kind: BlockKind);
+    /// Something is wrong; the walk leaves out what hangs below and goes on.
+    fn fault(&mut self, error: TreeError);
+    /// A block that should be there could not be read (bad checksum, device error); the walk goes on without it.
+    fn unreadable(&mut self, block: BlockNo, error: E);
+}
