@@ -178,6 +178,8 @@ bitflags::bitflags! {
         const LAST_CLOSED = 4;
         /// The payload is out of line (staging blocks). Reserved: refused in version 1.
         const OUT_OF_LINE = 8;
+        /// Not the first entry of its transaction: without the entry before it, it does not count.
+        const CONTINUES = 16;
     }
 }
 
