@@ -1,1 +1,13 @@
-//! Scanning, validating and planning the digest of update logs.
+//! What a digest does before it writes anything: find the entries of a log, decide which ones count, and fold them into a plan.
+//!
+//! Pure: no I/O, no clock, no locks. Bytes of logs come through [`LogBytes`], the digested state through [`View`], rights through
+//! [`Grants`]; all three are implemented by the daemon. Nothing that a client wrote is trusted, and nothing in it can make this
+//! crate panic, loop without bound or hold more memory than its limits say.
+#![forbid(unsafe_code)]
+
+mod scan;
+
+pub use scan::{
+    Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, Refused, ScanError, SealScan, Transaction, gather,
+    seal_scan,
+};

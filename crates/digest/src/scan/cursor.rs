@@ -1,0 +1,159 @@
+//! One cursor for each chunk: where the next entry is, and the copy of its header. Decides only whether bytes are an entry.
+
+use super::{LogBytes, ScanError};
+use varve_format::log::{
+    CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
+};
+use varve_format::{EntryHeader, LogSeq, SessionId};
+use zerocopy::{FromBytes, FromZeros};
+
+/// Most chunks looked at in one log (8 GiB).
+const CHUNKS_MAX: u64 = 4096;
+
+/// How far each chunk of a log has been digested. Kept between digests, so that a log is not read again from its start; a chunk that
+/// the client has used anew since is noticed by its first entry and starts again.
+#[derive(Debug, Clone, Default)]
+pub struct Cursors {
+    pub(super) chunks: Vec<Cursor>,
+}
+
+impl Cursors {
+    /// At the start of every chunk.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { chunks: Vec::new() }
+    }
+}
+
+/// Place in one chunk.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cursor {
+    /// Offset in the chunk of the next entry.
+    pub(super) pos: u64,
+    /// Number of the entry before; 0 at the start.
+    pub(super) last_seq: u64,
+    /// Number and checksum of the chunk's first entry when `pos` left it.
+    first: Option<(u64, u32)>,
+}
+
+/// What a chunk's cursor stands at.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head {
+    pub(super) chunk: usize,
+    pub(super) header: EntryHeader,
+}
+
+impl Head {
+    pub(super) const fn seq(&self) -> u64 {
+        self.header.seq.get()
+    }
+
+    pub(super) const fn payload_len(&self) -> usize {
+        self.header.payload_len.get() as usize
+    }
+}
+
+const fn chunk_start(chunk: usize) -> u64 {
+    if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { 0 }
+}
+
+/// Walks the chunks of one log.
+pub(super) struct Walker<'l, L: LogBytes> {
+    log: &'l L,
+    seed: u32,
+    pub(super) cursors: Cursors,
+}
+
+impl<'l, L: LogBytes> Walker<'l, L> {
+    /// Takes up `cursors` where they are still right, and starts again where the chunk was used anew.
+    pub(super) fn new(
+        log: &'l L,
+        session: SessionId,
+        cursors: &Cursors,
+    ) -> Result<Self, ScanError<L::Error>> {
+        let chunks = (log.len_bytes() / CHUNK_BYTES).min(CHUNKS_MAX) as usize;
+        let mut walker = Self {
+            log,
+            seed: crc_seed(session),
+            cursors: Cursors {
+                chunks: vec![Cursor::default(); chunks],
+            },
+        };
+        for chunk in 0..chunks {
+            let start = chunk_start(chunk);
+            let mut cursor = Cursor {
+                pos: start,
+                ..Cursor::default()
+            };
+            if let Some(known) = cursors.chunks.get(chunk)
+                && known.first.is_some()
+            {
+                let header = walker.read_header(chunk, start)?;
+                if known.first == Some((header.seq.get(), header.crc32c.get())) {
+                    cursor = *known;
+                }
+            }
+            walker.cursors.chunks[chunk] = cursor;
+        }
+        Ok(walker)
+    }
+
+    pub(super) fn chunks(&self) -> usize {
+        self.cursors.chunks.len()
+    }
+
+    fn read_header(&self, chunk: usize, pos: u64) -> Result<EntryHeader, ScanError<L::Error>> {
+        let mut bytes = [0; HEADER_SIZE];
+        self.log
+            .read(chunk as u64 * CHUNK_BYTES + pos, &mut bytes)
+            .map_err(ScanError::Device)?;
+        // Reading a plain struct from an array of its size cannot fail.
+        Ok(EntryHeader::read_from_bytes(&bytes).unwrap_or_else(|_| EntryHeader::new_zeroed()))
+    }
+
+    /// What may be the chunk's next entry: its lengths and its number are possible, its checksum has not been looked at.
+    pub(super) fn peek(&self, chunk: usize) -> Result<Option<Head>, ScanError<L::Error>> {
+        let cursor = self.cursors.chunks[chunk];
+        if cursor.pos + HEADER_SIZE as u64 > CHUNK_BYTES {
+            return Ok(None);
+        }
+        let header = self.read_header(chunk, cursor.pos)?;
+        let payload_len = header.payload_len.get() as usize;
+        let seq = header.seq.get();
+        let possible = seq > cursor.last_seq
+            && seq < u64::MAX
+            && payload_len <= PAYLOAD_MAX
+            && cursor.pos + entry_size(payload_len) as u64 <= CHUNK_BYTES;
+        Ok(possible.then_some(Head { chunk, header }))
+    }
+
+    /// Copies the payload of `head` to the end of `out` and says whether the checksum is right; `out` is unchanged if not.
+    pub(super) fn copy_payload(&self, head: &Head, out: &mut Vec<u8>) -> Result<bool, ScanError<L::Error>> {
+        let start = out.len();
+        out.resize(start + head.payload_len(), 0);
+        let pos = self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64;
+        self.log
+            .read(head.chunk as u64 * CHUNK_BYTES + pos, &mut out[start..])
+            .map_err(ScanError::Device)?;
+        let good = entry_crc(payload_crc(self.seed, &out[start..]), &head.header) == head.header.crc32c.get();
+        if !good {
+            out.truncate(start);
+        }
+        Ok(good)
+    }
+
+    /// Steps over `head`, whose checksum was right.
+    pub(super) fn step(&mut self, head: &Head) {
+        let cursor = &mut self.cursors.chunks[head.chunk];
+        if cursor.pos == chunk_start(head.chunk) {
+            cursor.first = Some((head.seq(), head.header.crc32c.get()));
+        }
+        cursor.pos += entry_size(head.payload_len()) as u64;
+        cursor.last_seq = head.seq();
+    }
+}
+
+/// The number below which everything was committed when the entry was.
+pub(super) const fn stable_below(header: &EntryHeader) -> LogSeq {
+    LogSeq(header.seq.get().saturating_sub(header.stable_delta.get() as u64))
+}

@@ -1,0 +1,506 @@
+//! Merging the chunks in sequence order: batches to digest, and the place where a log is sealed.
+
+use super::cursor::{Head, Walker, stable_below};
+use super::{Cursors, LogBytes, ScanError};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use varve_format::log::{TX_ENTRIES_MAX, entry_size};
+use varve_format::{EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId};
+
+/// Bytes of one arena block that payloads are copied to.
+const ARENA_BYTES: usize = 2 << 20;
+
+/// How much one [`gather`] may take.
+#[derive(Debug, Clone, Copy)]
+pub struct GatherLimits {
+    /// Payload bytes; a batch may pass it by one transaction.
+    pub bytes: usize,
+    /// Entries; a batch may pass it by one transaction.
+    pub entries: usize,
+}
+
+impl Default for GatherLimits {
+    fn default() -> Self {
+        Self {
+            bytes: 32 << 20,
+            entries: 8192,
+        }
+    }
+}
+
+/// Which entries count.
+#[derive(Debug, Clone, Copy)]
+pub enum Cut<'s> {
+    /// The log is in use: everything up to the first missing number, or up to this one.
+    Live(Option<LogSeq>),
+    /// The log is sealed: what the seal covers.
+    Sealed(&'s Seal),
+}
+
+/// One entry, copied out of the log; its checksum is right.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The header.
+    pub header: EntryHeader,
+    block: u32,
+    start: u32,
+}
+
+impl Entry {
+    /// Its number.
+    #[must_use]
+    pub const fn seq(&self) -> LogSeq {
+        LogSeq(self.header.seq.get())
+    }
+
+    /// Its flags; unknown bits make [`LogOp::parse`] fail.
+    #[must_use]
+    pub const fn flags(&self) -> EntryFlags {
+        EntryFlags::from_bits_truncate(self.header.flags)
+    }
+}
+
+/// Entries that take effect together or not at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transaction {
+    /// Index of the first entry in [`Batch::entries`].
+    pub first: usize,
+    /// Entries.
+    pub len: usize,
+}
+
+/// Why a scan left something out; each is reported once by the caller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    /// An entry says that everything below `stable_below` was committed, and some of it is not there.
+    #[error("entry {seq} was written after {missing}, which is not in the log")]
+    Gap {
+        /// The entry.
+        seq: LogSeq,
+        /// First number that is missing.
+        missing: LogSeq,
+    },
+    /// More missing runs than there are lanes.
+    #[error("more than {SEAL_MISSING_MAX} gaps before entry {0}")]
+    TooManyGaps(LogSeq),
+    /// An entry rests on a journal transaction that is not in the journal.
+    #[error("entry {seq} rests on transaction {base}, which the journal does not have")]
+    FutureBase {
+        /// The entry.
+        seq: LogSeq,
+        /// The transaction.
+        base: TxId,
+    },
+    /// The entries of a transaction do not count down to its end.
+    #[error("the transaction around entry {0} contradicts itself")]
+    BrokenTransaction(LogSeq),
+    /// The seal covers this number, and it is not in the log any more.
+    #[error("sealed entry {0} is not in the log")]
+    SealedEntryGone(LogSeq),
+}
+
+/// A transaction that is left out of a batch although its numbers are used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// Its first entry.
+    pub seq: LogSeq,
+    /// Why.
+    pub why: Damage,
+}
+
+/// Entries to digest, in sequence order.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Whose.
+    pub session: SessionId,
+    /// Entries.
+    pub entries: Vec<Entry>,
+    /// Their transactions.
+    pub transactions: Vec<Transaction>,
+    /// Everything up to here is used up when the batch is digested. Equal to the number given to [`gather`] if there is nothing.
+    pub upto: LogSeq,
+    /// Transactions left out.
+    pub refused: Vec<Refused>,
+    /// Entries that follow were left for the next batch.
+    pub more: bool,
+    /// Bytes of the entries in the log.
+    pub log_bytes: u64,
+    /// Where the next scan starts, once this batch has been digested.
+    pub cursors: Cursors,
+    arena: Vec<Vec<u8>>,
+}
+
+impl Batch {
+    /// Body and data of an entry of this batch.
+    #[must_use]
+    pub fn payload(&self, entry: &Entry) -> &[u8] {
+        let start = entry.start as usize;
+        &self.arena[entry.block as usize][start..start + entry.header.payload_len.get() as usize]
+    }
+
+    /// The operation of an entry.
+    ///
+    /// # Errors
+    /// What no writer would have written.
+    pub fn op(&self, entry: &Entry) -> Result<LogOp<'_>, varve_format::log::LogFormatError> {
+        LogOp::parse(&entry.header, self.payload(entry))
+    }
+
+    fn arena_block(&mut self, need: usize) -> usize {
+        let fits = self
+            .arena
+            .last()
+            .is_some_and(|block| block.capacity() - block.len() >= need);
+        if !fits {
+            self.arena.push(Vec::with_capacity(if self.arena.is_empty() {
+                need.max(64 << 10)
+            } else {
+                need.max(ARENA_BYTES)
+            }));
+        }
+        self.arena.len() - 1
+    }
+}
+
+/// What [`seal_scan`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SealScan {
+    /// Where the log ends.
+    pub seal: Seal,
+    /// Why what follows does not count, if it is not simply the end.
+    pub damage: Option<Damage>,
+    /// Entries that count, above what was digested.
+    pub entries: u64,
+}
+
+/// Heads of all chunks, lowest number first.
+struct Heads {
+    heap: BinaryHeap<Reverse<(u64, usize)>>,
+    heads: Vec<Option<Head>>,
+}
+
+impl Heads {
+    fn new<L: LogBytes>(walker: &Walker<'_, L>) -> Result<Self, ScanError<L::Error>> {
+        let mut heads = Self {
+            heap: BinaryHeap::new(),
+            heads: vec![None; walker.chunks()],
+        };
+        for chunk in 0..walker.chunks() {
+            heads.refill(walker, chunk)?;
+        }
+        Ok(heads)
+    }
+
+    fn refill<L: LogBytes>(
+        &mut self,
+        walker: &Walker<'_, L>,
+        chunk: usize,
+    ) -> Result<(), ScanError<L::Error>> {
+        self.heads[chunk] = walker.peek(chunk)?;
+        if let Some(head) = self.heads[chunk] {
+            self.heap.push(Reverse((head.seq(), chunk)));
+        }
+        Ok(())
+    }
+
+    fn lowest(&self) -> Option<Head> {
+        let Reverse((_, chunk)) = self.heap.peek()?;
+        self.heads[*chunk]
+    }
+
+    fn pop(&mut self) {
+        if let Some(Reverse((_, chunk))) = self.heap.pop() {
+            self.heads[chunk] = None;
+        }
+    }
+}
+
+/// What an entry did to a [`Chain`].
+enum Link {
+    /// The transaction goes on.
+    Open,
+    /// The transaction is whole.
+    Whole,
+    /// The entry belongs to no transaction that can become whole.
+    Broken,
+}
+
+/// Puts entries together to transactions: `tx_left` counts down over consecutive numbers.
+#[derive(Default)]
+struct Chain<T> {
+    /// Number and `tx_left` of the last entry.
+    last: Option<(u64, u32)>,
+    entries: Vec<T>,
+}
+
+impl<T> Chain<T> {
+    const fn new() -> Self {
+        Self {
+            last: None,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Whether an entry with this header would go on where the chain is (or there is no chain).
+    fn leads_to(&self, header: &EntryHeader) -> bool {
+        self.last.is_none_or(|(seq, left)| {
+            seq + 1 == header.seq.get() && left.checked_sub(1) == Some(header.tx_left.get())
+        })
+    }
+
+    /// Takes an entry that the chain [leads to](Self::leads_to).
+    fn push(&mut self, header: &EntryHeader, entry: T) -> Link {
+        let left = header.tx_left.get();
+        let orphaned = self.last.is_none() && header.flags & EntryFlags::CONTINUES.bits() != 0;
+        if left >= TX_ENTRIES_MAX || orphaned {
+            return Link::Broken;
+        }
+        self.entries.push(entry);
+        if left == 0 {
+            self.last = None;
+            Link::Whole
+        } else {
+            self.last = Some((header.seq.get(), left));
+            Link::Open
+        }
+    }
+
+    /// Gives up what is open; its entries.
+    fn take(&mut self) -> Vec<T> {
+        self.last = None;
+        std::mem::take(&mut self.entries)
+    }
+}
+
+/// Which number comes next.
+struct Expect<'s> {
+    next: u64,
+    cut: Cut<'s>,
+}
+
+impl Expect<'_> {
+    /// The number wanted, or `None` past the end of what counts.
+    fn wanted(&mut self) -> Option<u64> {
+        match self.cut {
+            Cut::Live(limit) => limit.is_none_or(|limit| self.next <= limit.0).then_some(self.next),
+            Cut::Sealed(seal) => {
+                for run in &seal.missing {
+                    if run.contains(LogSeq(self.next)) {
+                        self.next = run.last.0.saturating_add(1);
+                    }
+                }
+                (self.next <= seal.last.0).then_some(self.next)
+            }
+        }
+    }
+}
+
+/// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole transactions only.
+///
+/// A transaction that rests on a journal transaction above `newest_tx` is left out and named in [`Batch::refused`]; so are entries whose
+/// transaction contradicts itself and, in a sealed log, entries that have gone since. None of these ends the batch.
+///
+/// # Errors
+/// Only the device's.
+pub fn gather<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    digested: LogSeq,
+    newest_tx: TxId,
+    cut: Cut<'_>,
+    limits: &GatherLimits,
+    cursors: &Cursors,
+) -> Result<Batch, ScanError<L::Error>> {
+    let mut walker = Walker::new(log, session, cursors)?;
+    let mut heads = Heads::new(&walker)?;
+    let mut batch = Batch {
+        session,
+        upto: digested,
+        cursors: walker.cursors.clone(),
+        ..Batch::default()
+    };
+    let mut chain = Chain::new();
+    let mut expect = Expect {
+        next: digested.0.saturating_add(1),
+        cut,
+    };
+    let (mut taken_bytes, mut taken_entries) = (0, 0);
+    let mut skipped = Vec::new();
+    while let Some(wanted) = expect.wanted() {
+        let head = heads.lowest();
+        if head.is_none_or(|head| head.seq() > wanted) {
+            let Cut::Sealed(seal) = cut else { break };
+            batch.refuse(&mut chain, wanted, Damage::SealedEntryGone(LogSeq(wanted)));
+            expect.next = head.map_or(u64::MAX, |head| head.seq());
+            batch.upto = LogSeq(expect.next.saturating_sub(1).min(seal.last.0));
+            continue;
+        }
+        let Some(head) = head else { break };
+        heads.pop();
+        if head.seq() < wanted {
+            // Digested before, not covered by the seal, or a second entry with the same number: stepped over.
+            skipped.clear();
+            if walker.copy_payload(&head, &mut skipped)? {
+                walker.step(&head);
+                heads.refill(&walker, head.chunk)?;
+            }
+            continue;
+        }
+        let block = batch.arena_block(head.payload_len());
+        let start = batch.arena[block].len();
+        if !walker.copy_payload(&head, &mut batch.arena[block])? {
+            continue;
+        }
+        walker.step(&head);
+        heads.refill(&walker, head.chunk)?;
+        expect.next = wanted + 1;
+        taken_bytes += head.payload_len();
+        taken_entries += 1;
+        let entry = Entry {
+            header: head.header,
+            block: block as u32,
+            start: start as u32,
+        };
+        if !chain.leads_to(&head.header) {
+            batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted)));
+        }
+        match chain.push(&head.header, entry) {
+            Link::Open => continue,
+            Link::Whole => batch.accept(&chain.take(), newest_tx),
+            Link::Broken => batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted))),
+        }
+        batch.upto = LogSeq(wanted);
+        batch.cursors.clone_from(&walker.cursors);
+        if taken_bytes >= limits.bytes || taken_entries >= limits.entries {
+            batch.more = expect.wanted().is_some();
+            break;
+        }
+    }
+    Ok(batch)
+}
+
+impl Batch {
+    fn accept(&mut self, transaction: &[Entry], newest_tx: TxId) {
+        let Some(first) = transaction.first() else { return };
+        if let Some(entry) = transaction.iter().find(|entry| entry.header.base.get() > newest_tx.0) {
+            self.refused.push(Refused {
+                seq: first.seq(),
+                why: Damage::FutureBase {
+                    seq: entry.seq(),
+                    base: TxId(entry.header.base.get()),
+                },
+            });
+            return;
+        }
+        self.transactions.push(Transaction {
+            first: self.entries.len(),
+            len: transaction.len(),
+        });
+        self.log_bytes += transaction
+            .iter()
+            .map(|entry| entry_size(entry.header.payload_len.get() as usize) as u64)
+            .sum::<u64>();
+        self.entries.extend_from_slice(transaction);
+    }
+
+    /// Drops what is open in `chain`.
+    fn refuse(&mut self, chain: &mut Chain<Entry>, seq: u64, why: Damage) {
+        let dropped = chain.take();
+        let seq = dropped.first().map_or(LogSeq(seq), Entry::seq);
+        self.refused.push(Refused { seq, why });
+    }
+}
+
+/// Finds where a log ends, once its session may not write any more. Everything that was committed counts; reads the log from where
+/// `cursors` stand, keeps nothing of it.
+///
+/// # Errors
+/// Only the device's.
+pub fn seal_scan<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    digested: LogSeq,
+    newest_tx: TxId,
+    cursors: &Cursors,
+) -> Result<SealScan, ScanError<L::Error>> {
+    let mut walker = Walker::new(log, session, cursors)?;
+    let mut heads = Heads::new(&walker)?;
+    let mut found = SealScan {
+        seal: Seal {
+            last: digested,
+            missing: Vec::new(),
+        },
+        damage: None,
+        entries: 0,
+    };
+    let mut chain = Chain::new();
+    // Highest number seen: a second entry with the same number does not count.
+    let mut seen = digested.0;
+    let mut payload = Vec::new();
+    while let Some(head) = heads.lowest() {
+        heads.pop();
+        payload.clear();
+        if !walker.copy_payload(&head, &mut payload)? {
+            continue;
+        }
+        walker.step(&head);
+        heads.refill(&walker, head.chunk)?;
+        if head.seq() <= seen {
+            continue;
+        }
+        seen = head.seq();
+        if !chain.leads_to(&head.header) {
+            chain.take();
+        }
+        match chain.push(&head.header, head.header) {
+            Link::Open => {}
+            Link::Broken => {
+                chain.take();
+            }
+            Link::Whole => {
+                if let Err(damage) = found.accept(&chain.take(), newest_tx) {
+                    found.damage = Some(damage);
+                    break;
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl SealScan {
+    fn accept(&mut self, transaction: &[EntryHeader], newest_tx: TxId) -> Result<(), Damage> {
+        let (Some(first), Some(last)) = (transaction.first(), transaction.last()) else {
+            return Ok(());
+        };
+        let seq = LogSeq(first.seq.get());
+        let gap = (self.seal.last.next() < seq).then(|| SeqRange {
+            first: self.seal.last.next(),
+            last: LogSeq(seq.0 - 1),
+        });
+        let lowest_gap = self.seal.missing.first().or(gap.as_ref());
+        for header in transaction {
+            let base = TxId(header.base.get());
+            if base > newest_tx {
+                return Err(Damage::FutureBase { seq, base });
+            }
+            if let Some(missing) = lowest_gap
+                && missing.first < stable_below(header)
+            {
+                return Err(Damage::Gap {
+                    seq,
+                    missing: missing.first,
+                });
+            }
+        }
+        if let Some(gap) = gap {
+            if self.seal.missing.len() >= SEAL_MISSING_MAX {
+                return Err(Damage::TooManyGaps(seq));
+            }
+            self.seal.missing.push(gap);
+        }
+        self.seal.last = LogSeq(last.seq.get());
+        self.entries += transaction.len() as u64;
+        Ok(())
+    }
+}

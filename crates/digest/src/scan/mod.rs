@@ -1,0 +1,40 @@
+//! Finding entries in a log: chunk cursors, their merge in sequence order, and where the log ends. Knows nothing of what
+//! operations mean.
+//!
+//! A log is a row of 2 MiB chunks. In each, entries follow one another from its start with growing sequence numbers; the first one
+//! with a wrong checksum, or whose number does not grow, ends the chunk. The chunks are merged by number without holding an index:
+//! one cursor a chunk. A client may change the bytes at any time, so each header and payload is copied once and only the copy is
+//! looked at.
+
+mod cursor;
+mod merge;
+#[cfg(test)]
+mod tests;
+
+pub use cursor::Cursors;
+pub use merge::{
+    Batch, Cut, Damage, Entry, GatherLimits, Refused, SealScan, Transaction, gather, seal_scan,
+};
+
+/// The bytes of a session's log.
+pub trait LogBytes {
+    /// Why bytes could not be read.
+    type Error;
+
+    /// Copies `out.len()` bytes at `offset`, which lie within the log.
+    ///
+    /// # Errors
+    /// The device's error.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Length of the log in bytes; whole chunks count.
+    fn len_bytes(&self) -> u64;
+}
+
+/// Why a log cannot be scanned at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ScanError<E> {
+    /// The device failed.
+    #[error("reading the log failed: {0}")]
+    Device(E),
+}
