@@ -156,7 +156,10 @@ impl UtilVector {
     }
     /// Lowest used page, if any.
     pub fn first(&self) -> Option<usize> {
-        self.0.iter().position(|w| *w != 0).map(|i| i * 64 + self.0[i].trailing_zeros() as usize)
+        self.0
+            .iter()
+            .position(|w| *w != 0)
+            .map(|i| i * 64 + self.0[i].trailing_zeros() as usize)
     }
     /// Used pages in rising order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {

@@ -30,6 +30,7 @@ const LIST_MASK: u8 = 0b0000_0011;
 const REFERENCED: u8 = 0b0000_0100;
 const FILE: u8 = 0b0000_1000;
 const SPARED: u8 = 0b0001_0000;
+const HUGE: u8 = 0b0010_0000;
 
 /// Everything that is remembered of one page.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +48,14 @@ pub(super) struct Meta {
 const _: () = assert!(size_of::<Meta>() == 12);
 
 impl Meta {
-    const EMPTY: Self = Self { prev: NIL, next: NIL, flags: 0, tier: 0, heat: 0, reserved: 0 };
+    const EMPTY: Self = Self {
+        prev: NIL,
+        next: NIL,
+        flags: 0,
+        tier: 0,
+        heat: 0,
+        reserved: 0,
+    };
 
     pub(super) fn list(&self) -> ListKind {
         match self.flags & LIST_MASK {
@@ -61,16 +69,38 @@ impl Meta {
         self.flags & REFERENCED != 0
     }
     pub(super) fn set_referenced(&mut self, on: bool) {
-        if on { self.flags |= REFERENCED } else { self.flags &= !REFERENCED }
+        if on {
+            self.flags |= REFERENCED
+        } else {
+            self.flags &= !REFERENCED
+        }
     }
     pub(super) fn spared(&self) -> bool {
         self.flags & SPARED != 0
     }
     pub(super) fn set_spared(&mut self, on: bool) {
-        if on { self.flags |= SPARED } else { self.flags &= !SPARED }
+        if on {
+            self.flags |= SPARED
+        } else {
+            self.flags &= !SPARED
+        }
+    }
+    pub(super) fn huge(&self) -> bool {
+        self.flags & HUGE != 0
+    }
+    pub(super) fn set_huge(&mut self, on: bool) {
+        if on {
+            self.flags |= HUGE
+        } else {
+            self.flags &= !HUGE
+        }
     }
     pub(super) fn class(&self) -> PageClass {
-        if self.flags & FILE != 0 { PageClass::File } else { PageClass::Anon }
+        if self.flags & FILE != 0 {
+            PageClass::File
+        } else {
+            PageClass::Anon
+        }
     }
     pub(super) fn tier(&self) -> TierId {
         TierId(self.tier)
@@ -86,7 +116,11 @@ pub(super) struct List {
 }
 
 impl List {
-    pub(super) const EMPTY: Self = Self { head: NIL, tail: NIL, len: 0 };
+    pub(super) const EMPTY: Self = Self {
+        head: NIL,
+        tail: NIL,
+        len: 0,
+    };
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -147,7 +181,13 @@ impl Table {
     }
 
     /// Adds a page at the head of a list; `None` when it is there already or the table is full (2^32 pages).
-    pub(super) fn insert(&mut self, key: PageKey, class: PageClass, tier: TierId, kind: ListKind) -> Option<Slot> {
+    pub(super) fn insert(
+        &mut self,
+        key: PageKey,
+        class: PageClass,
+        tier: TierId,
+        kind: ListKind,
+    ) -> Option<Slot> {
         let number = key.page.0 / CHUNK_PAGES;
         let offset = key.page.0 % CHUNK_PAGES;
         let chunk = match self.index.get(&(key.proc, number)) {
@@ -161,19 +201,35 @@ impl Table {
         *bits |= 1 << offset;
         let slot = chunk * CHUNK_PAGES as u32 + offset as u32;
         let flags = if class == PageClass::File { FILE } else { 0 };
-        self.metas[slot as usize] = Meta { flags, tier: tier.0, ..Meta::EMPTY };
+        self.metas[slot as usize] = Meta {
+            flags,
+            tier: tier.0,
+            ..Meta::EMPTY
+        };
         self.pages += 1;
         self.link(slot, tier, kind);
         Some(slot)
     }
 
     fn new_chunk(&mut self, proc: ProcId, number: u64) -> Option<u32> {
-        let fresh = Chunk { proc, first: number * CHUNK_PAGES, present: 0 };
+        let fresh = Chunk {
+            proc,
+            first: number * CHUNK_PAGES,
+            present: 0,
+        };
         let chunk = if let Some(chunk) = self.free.pop() {
             self.chunks[chunk as usize] = fresh;
             chunk
         } else {
-            let chunk = u32::try_from(self.chunks.len()).ok().filter(|c| *c < NIL / CHUNK_PAGES as u32)?;
+            let chunk = u32::try_from(self.chunks.len())
+                .ok()
+                .filter(|c| *c < NIL / CHUNK_PAGES as u32)?;
+            if self.chunks.len() == self.chunks.capacity() {
+                // An eighth more at a time: doubling would leave up to half of the metadata unused.
+                let more = self.chunks.len() / 8 + 16;
+                self.chunks.reserve_exact(more);
+                self.metas.reserve_exact(more * CHUNK_PAGES as usize);
+            }
             self.chunks.push(fresh);
             self.metas.extend([Meta::EMPTY; CHUNK_PAGES as usize]);
             chunk
@@ -211,7 +267,14 @@ impl Table {
     }
 
     /// Up to `count` slots from the tail (the oldest), nearest to the tail first.
-    pub(super) fn tail(&self, tier: TierId, class: PageClass, kind: ListKind, count: u64, out: &mut Vec<Slot>) {
+    pub(super) fn tail(
+        &self,
+        tier: TierId,
+        class: PageClass,
+        kind: ListKind,
+        count: u64,
+        out: &mut Vec<Slot>,
+    ) {
         out.clear();
         let mut slot = self.list(tier, class, kind).tail;
         while slot != NIL && (out.len() as u64) < count {
@@ -229,7 +292,9 @@ impl Table {
         mine.flat_map(|(_, chunk)| {
             let present = self.chunks[*chunk as usize].present;
             let base = chunk * CHUNK_PAGES as u32;
-            (0..CHUNK_PAGES as u32).filter(move |o| present >> o & 1 == 1).map(move |o| base + o)
+            (0..CHUNK_PAGES as u32)
+                .filter(move |o| present >> o & 1 == 1)
+                .map(move |o| base + o)
         })
         .collect()
     }
@@ -264,10 +329,18 @@ impl Table {
         let meta = *self.meta(slot);
         let list = &mut self.lists[meta.tier().index()][class_index(meta.class())][meta.list() as usize];
         list.len -= 1;
-        if meta.prev == NIL { list.head = meta.next }
-        if meta.next == NIL { list.tail = meta.prev }
-        if meta.prev != NIL { self.metas[meta.prev as usize].next = meta.next }
-        if meta.next != NIL { self.metas[meta.next as usize].prev = meta.prev }
+        if meta.prev == NIL {
+            list.head = meta.next
+        }
+        if meta.next == NIL {
+            list.tail = meta.prev
+        }
+        if meta.prev != NIL {
+            self.metas[meta.prev as usize].next = meta.next
+        }
+        if meta.next != NIL {
+            self.metas[meta.next as usize].prev = meta.prev
+        }
     }
 
     /// Walks every list both ways and counts; for tests and for `debug` builds.
@@ -279,21 +352,39 @@ impl Table {
                     let (mut slot, mut before, mut count) = (list.head, NIL, 0u64);
                     while slot != NIL {
                         let meta = self.meta(slot);
-                        if meta.prev != before { return Err(format!("slot {slot}: broken back link")) }
-                        let right = meta.tier as usize == t && meta.list() as usize == k && class_index(meta.class()) == c;
-                        if !right { return Err(format!("slot {slot} is on a list that its state does not name")) }
-                        if !seen.insert(slot) { return Err(format!("slot {slot} is in two lists")) }
+                        if meta.prev != before {
+                            return Err(format!("slot {slot}: broken back link"));
+                        }
+                        let right = meta.tier as usize == t
+                            && meta.list() as usize == k
+                            && class_index(meta.class()) == c;
+                        if !right {
+                            return Err(format!("slot {slot} is on a list that its state does not name"));
+                        }
+                        if !seen.insert(slot) {
+                            return Err(format!("slot {slot} is in two lists"));
+                        }
                         count += 1;
                         before = slot;
                         slot = meta.next;
                     }
-                    if count != list.len || before != list.tail { return Err(format!("list {t}/{c}/{k}: wrong length or tail")) }
+                    if count != list.len || before != list.tail {
+                        return Err(format!("list {t}/{c}/{k}: wrong length or tail"));
+                    }
                 }
             }
         }
-        let present: u64 = self.chunks.iter().map(|c| u64::from(c.present.count_ones())).sum();
+        let present: u64 = self
+            .chunks
+            .iter()
+            .map(|c| u64::from(c.present.count_ones()))
+            .sum();
         if seen.len() as u64 != self.pages || present != self.pages {
-            return Err(format!("{} pages listed, {present} present, {} counted", seen.len(), self.pages));
+            return Err(format!(
+                "{} pages listed, {present} present, {} counted",
+                seen.len(),
+                self.pages
+            ));
         }
         Ok(())
     }
