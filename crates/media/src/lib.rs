@@ -12,9 +12,15 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod host;
+mod latch;
+mod mapped;
+#[allow(unsafe_code)]
+pub mod pmem;
 mod traits;
 
 pub use error::{DeviceName, MediaError};
+pub use mapped::{Backing, MappedOptions, MappedRegion};
 pub use traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, Region};
 
 /// Writes to a [`BlockDevice`] begin and end at multiples of this many bytes.

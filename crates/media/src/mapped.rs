@@ -1,0 +1,236 @@
+//! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`).
+//!
+//! Sparse regions hand out space by [`Region::allocate`]; storing to a range that was not allocated may raise SIGBUS when the
+//! host is full, as with every mapped file.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use parking_lot::Mutex;
+
+use crate::error::{DeviceName, MediaError, check_range};
+use crate::host::allocate_file;
+use crate::latch::Latch;
+use crate::pmem::{MapOptions, Mapping};
+use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
+
+/// What a mapped file lies on, which says what its fence and sync are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    /// tmpfs: nothing survives a power cut, so `sync` only fences.
+    Shm,
+    /// Any file system: `sync` is `fdatasync`.
+    File,
+    /// A DAX file system, mapped `MAP_SYNC`: a fence is enough for everything.
+    Dax,
+}
+
+/// How to make or open a mapped region.
+#[derive(Debug, Clone, Copy)]
+pub struct MappedOptions {
+    /// What the file lies on.
+    pub backing: Backing,
+    /// Length in bytes of a new region. Ignored when an existing one is opened.
+    pub len_bytes: u64,
+    /// Address space to reserve: the region can grow to this.
+    pub max_bytes: u64,
+    /// A new region is a sparse file; its user calls `allocate` before handing ranges out. Otherwise all space is taken at once.
+    pub sparse: bool,
+}
+
+/// A mapped file.
+pub struct MappedRegion {
+    name: DeviceName,
+    file: File,
+    map: Mapping,
+    backing: Backing,
+    latch: Latch,
+    growing: Mutex<()>,
+}
+
+impl MappedRegion {
+    /// Makes the file (mode 0600) and maps it. Durable (the name, too) once the directory and the region were synced.
+    ///
+    /// # Errors
+    /// `Setup` (exists already, no permission, not DAX), `NoSpace`; the file is removed again then.
+    pub fn create(path: &Path, options: MappedOptions) -> Result<Self, MediaError> {
+        let name = DeviceName::from(path);
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
+        let file = file.map_err(|e| MediaError::setup(&name, "create it", &e))?;
+        let made = if options.sparse {
+            file.set_len(options.len_bytes)
+        } else {
+            allocate_file(&file, 0, options.len_bytes)
+        };
+        made.map_err(|e| MediaError::setup(&name, "allocate it", &e))
+            .and_then(|()| Self::from_file(file, name, options.backing, options.max_bytes, true))
+            .inspect_err(|_| {
+                // Best effort: the caller gets the first error, a leftover file would only say "exists".
+                let _ = std::fs::remove_file(path);
+            })
+    }
+
+    /// Maps an existing file, with room to grow to `max_bytes`.
+    ///
+    /// # Errors
+    /// `Setup`.
+    pub fn open(path: &Path, backing: Backing, max_bytes: u64, writable: bool) -> Result<Self, MediaError> {
+        let name = DeviceName::from(path);
+        let file = OpenOptions::new().read(true).write(writable).open(path);
+        let file = file.map_err(|e| MediaError::setup(&name, "open it", &e))?;
+        Self::from_file(file, name, backing, max_bytes, writable)
+    }
+
+    /// Maps an open file, such as a descriptor received from the daemon.
+    ///
+    /// # Errors
+    /// `Setup`.
+    pub fn from_file(
+        file: File,
+        name: DeviceName,
+        backing: Backing,
+        max_bytes: u64,
+        writable: bool,
+    ) -> Result<Self, MediaError> {
+        let len_bytes = file
+            .metadata()
+            .map_err(|e| MediaError::setup(&name, "stat it", &e))?
+            .len();
+        let options = MapOptions {
+            len_bytes,
+            max_bytes,
+            writable,
+            dax: backing == Backing::Dax,
+        };
+        let map = Mapping::new(&name, &file, options)?;
+        Ok(Self {
+            name,
+            file,
+            map,
+            backing,
+            latch: Latch::default(),
+            growing: Mutex::new(()),
+        })
+    }
+
+    /// The file under the mapping, to pass to another process.
+    pub const fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Takes over the length that another process gave to the file. Never shrinks.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn refresh_len(&self) -> Result<u64, MediaError> {
+        let meta = self
+            .file
+            .metadata()
+            .map_err(|e| MediaError::from_io(&self.name, "stat", 0, 0, &e))?;
+        self.map.extend_to(meta.len().min(self.map.reserved_bytes()));
+        Ok(self.map.len_bytes())
+    }
+
+    /// Faults a range in for writing. Only speed.
+    pub fn populate(&self, off: u64, len: u64) {
+        self.map.populate(off, len);
+    }
+}
+
+impl Region for MappedRegion {
+    fn len_bytes(&self) -> u64 {
+        self.map.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.map.read(off, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.map.write(off, src)
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        self.map.write_crc(off, src, seed)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.map.fence();
+        Ok(())
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        check_range(&self.name, off, len, self.len_bytes())?;
+        self.map.fence();
+        match self.backing {
+            Backing::Shm | Backing::Dax => Ok(()),
+            Backing::File => {
+                self.latch.check(&self.name)?;
+                let synced = self.file.sync_data();
+                synced.map_err(|e| {
+                    self.latch
+                        .note(MediaError::from_io(&self.name, "fdatasync", off, len, &e))
+                })
+            }
+        }
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        let _one_at_a_time = self.growing.lock();
+        let old_len = self.len_bytes();
+        if new_len <= old_len {
+            return Ok(());
+        }
+        let max_bytes = self.map.reserved_bytes();
+        if new_len > max_bytes {
+            return Err(MediaError::TooLong {
+                device: self.name.clone(),
+                wanted_bytes: new_len,
+                max_bytes,
+            });
+        }
+        self.allocate_host(old_len, new_len - old_len)?;
+        self.map.extend_to(new_len);
+        Ok(())
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        check_range(&self.name, off, len, self.len_bytes())?;
+        self.allocate_host(off, len)
+    }
+
+    fn as_ptr(&self) -> Option<NonNull<u8>> {
+        Some(self.map.as_ptr())
+    }
+
+    fn state(&self) -> DeviceState {
+        self.latch.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let (kind, backend) = match self.backing {
+            Backing::Shm => (MediumKind::Shm, "shm: memory only, lost at a power cut"),
+            Backing::File => (MediumKind::File, "file: mapped, fdatasync"),
+            Backing::Dax => (MediumKind::Dax, "dax: persistent memory"),
+        };
+        DeviceInfo {
+            name: self.name.clone(),
+            kind,
+            backend: backend.into(),
+        }
+    }
+}
+
+impl MappedRegion {
+    fn allocate_host(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        let done = allocate_file(&self.file, off, len);
+        done.map_err(|e| MediaError::from_io(&self.name, "allocate", off, len, &e))
+    }
+}

@@ -1,0 +1,7 @@
+//! Mapped memory: the copy kernels, and the mappings of files that they work on.
+
+#[allow(unsafe_code)]
+mod map;
+pub mod persist;
+
+pub(crate) use map::{MapOptions, Mapping};

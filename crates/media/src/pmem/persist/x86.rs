@@ -1,0 +1,303 @@
+//! The kernels of x86-64. Each takes line-aligned destinations and whole lines; the callers cut the edges off.
+
+use std::arch::x86_64::{
+    __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_clflush, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
+    _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_setzero_si128, _mm_storeu_si128, _mm_stream_si128,
+    _mm_xor_si128, _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_stream_si256,
+    _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_storeu_si512,
+    _mm512_stream_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
+};
+
+use super::{LINE_BYTES, fold, portable};
+
+/// Below this, `memcpy` is as good.
+pub(super) const COPY_OUT_MIN_BYTES: usize = 2048;
+
+/// Moves the raw state over `bytes`.
+#[target_feature(enable = "sse4.2")]
+pub(super) fn crc_bytes_sse42(state: u32, bytes: &[u8]) -> u32 {
+    let mut words = bytes.chunks_exact(8);
+    let mut wide = u64::from(state);
+    for word in &mut words {
+        let mut raw = [0u8; 8];
+        raw.copy_from_slice(word);
+        wide = _mm_crc32_u64(wide, u64::from_le_bytes(raw));
+    }
+    words
+        .remainder()
+        .iter()
+        .fold(wide as u32, |state, byte| _mm_crc32_u8(state, *byte))
+}
+
+/// Reduces what folding has left: a line that is congruent to everything before it, with the state mixed in already.
+#[target_feature(enable = "sse4.2")]
+fn reduce(line: [u64; 8]) -> u32 {
+    line.into_iter().fold(0, |state, word| _mm_crc32_u64(state, word)) as u32
+}
+
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn fold512(acc: __m512i, factors: __m512i, data: __m512i) -> __m512i {
+    let low = _mm512_clmulepi64_epi128::<0x00>(acc, factors);
+    let high = _mm512_clmulepi64_epi128::<0x11>(acc, factors);
+    _mm512_ternarylogic_epi64::<0x96>(low, high, data)
+}
+
+#[target_feature(enable = "avx512f")]
+fn factors512(factors: (u64, u64)) -> __m512i {
+    _mm512_broadcast_i32x4(_mm_set_epi64x(factors.1 as i64, factors.0 as i64))
+}
+
+/// 64-byte stores; two accumulators, so that the multiplier's latency hides behind the stores even in cache.
+///
+/// # Safety
+/// AVX-512F, VPCLMULQDQ and SSE4.2 must be there; `lines >= 1`; `lines * 64` bytes readable at `src`, writable at the
+/// line-aligned `dst`, without overlap.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+pub(super) unsafe fn lines_avx512<const CRC: bool>(
+    dst: *mut u8,
+    src: *const u8,
+    lines: usize,
+    state: u32,
+) -> u32 {
+    let at = |line: usize| line * LINE_BYTES;
+    // SAFETY: called with `line < lines` only, so the line lies inside the caller's ranges.
+    let step = |line: usize| unsafe {
+        let data = _mm512_loadu_si512(src.add(at(line)).cast());
+        _mm512_stream_si512(dst.add(at(line)).cast(), data);
+        data
+    };
+    if !CRC {
+        for line in 0..lines {
+            step(line);
+        }
+        return state;
+    }
+    let mixed = _mm512_zextsi128_si512(_mm_set_epi64x(0, i64::from(state)));
+    let one = factors512(fold::LINE);
+    let mut acc = _mm512_xor_si512(step(0), mixed);
+    let mut line = 1;
+    if lines >= 6 {
+        let two = factors512(fold::TWO_LINES);
+        let (mut even, mut odd) = (acc, step(1));
+        line = 2;
+        while line + 2 <= lines {
+            let (first, second) = (step(line), step(line + 1));
+            even = fold512(even, two, first);
+            odd = fold512(odd, two, second);
+            line += 2;
+        }
+        acc = fold512(even, one, odd);
+    }
+    while line < lines {
+        acc = fold512(acc, one, step(line));
+        line += 1;
+    }
+    let mut rest = [0u64; 8];
+    // SAFETY: `rest` is 64 bytes.
+    unsafe { _mm512_storeu_si512(rest.as_mut_ptr().cast(), acc) };
+    reduce(rest)
+}
+
+/// Four 128-bit accumulators, one line.
+type Quad = [__m128i; 4];
+
+#[target_feature(enable = "sse2,pclmulqdq")]
+fn fold_quad(acc: Quad, factors: __m128i, data: Quad) -> Quad {
+    let mut out = data;
+    for lane in 0..4 {
+        let low = _mm_clmulepi64_si128::<0x00>(acc[lane], factors);
+        let high = _mm_clmulepi64_si128::<0x11>(acc[lane], factors);
+        out[lane] = _mm_xor_si128(_mm_xor_si128(low, high), data[lane]);
+    }
+    out
+}
+
+#[target_feature(enable = "sse4.2,pclmulqdq")]
+fn fold_lines(lines: usize, state: u32, step: impl Fn(usize) -> Quad) -> u32 {
+    let factors = _mm_set_epi64x(fold::LINE.1 as i64, fold::LINE.0 as i64);
+    let mut acc = step(0);
+    acc[0] = _mm_xor_si128(acc[0], _mm_set_epi64x(0, i64::from(state)));
+    for line in 1..lines {
+        acc = fold_quad(acc, factors, step(line));
+    }
+    let mut rest = [0u64; 8];
+    for (lane, value) in acc.into_iter().enumerate() {
+        // SAFETY: lane `0..4` of 16 bytes lies in the 64 bytes of `rest`.
+        unsafe { _mm_storeu_si128(rest.as_mut_ptr().add(lane * 2).cast(), value) };
+    }
+    reduce(rest)
+}
+
+/// 32-byte stores.
+///
+/// # Safety
+/// AVX2, PCLMULQDQ and SSE4.2 must be there; the rest as for [`lines_avx512`].
+#[target_feature(enable = "avx2,pclmulqdq,sse4.2")]
+pub(super) unsafe fn lines_avx2<const CRC: bool>(
+    dst: *mut u8,
+    src: *const u8,
+    lines: usize,
+    state: u32,
+) -> u32 {
+    // SAFETY: called with `line < lines` only, so the line lies inside the caller's ranges.
+    let step = |line: usize| unsafe {
+        let (from, to) = (src.add(line * LINE_BYTES), dst.add(line * LINE_BYTES));
+        let first: __m256i = _mm256_loadu_si256(from.cast());
+        let second: __m256i = _mm256_loadu_si256(from.add(32).cast());
+        _mm256_stream_si256(to.cast(), first);
+        _mm256_stream_si256(to.add(32).cast(), second);
+        [
+            _mm256_castsi256_si128(first),
+            _mm256_extracti128_si256::<1>(first),
+            _mm256_castsi256_si128(second),
+            _mm256_extracti128_si256::<1>(second),
+        ]
+    };
+    if CRC {
+        return fold_lines(lines, state, step);
+    }
+    for line in 0..lines {
+        step(line);
+    }
+    state
+}
+
+/// Loads a line and stores it by four 16-byte non-temporal stores.
+///
+/// # Safety
+/// 64 bytes readable at `src`, writable at the line-aligned `dst`.
+#[inline]
+unsafe fn stream_line(dst: *mut u8, src: *const u8) -> Quad {
+    // SAFETY: the caller's promise; SSE2 is part of x86-64.
+    unsafe {
+        let mut quad = [_mm_setzero_si128(); 4];
+        for (lane, value) in quad.iter_mut().enumerate() {
+            *value = _mm_loadu_si128(src.add(lane * 16).cast());
+            _mm_stream_si128(dst.add(lane * 16).cast(), *value);
+        }
+        quad
+    }
+}
+
+/// 16-byte stores, hardware checksum.
+///
+/// # Safety
+/// PCLMULQDQ and SSE4.2 must be there; the rest as for [`lines_avx512`].
+#[target_feature(enable = "pclmulqdq,sse4.2")]
+pub(super) unsafe fn lines_sse42<const CRC: bool>(
+    dst: *mut u8,
+    src: *const u8,
+    lines: usize,
+    state: u32,
+) -> u32 {
+    // SAFETY: called with `line < lines` only, so the line lies inside the caller's ranges.
+    let step = |line: usize| unsafe { stream_line(dst.add(line * LINE_BYTES), src.add(line * LINE_BYTES)) };
+    if CRC {
+        return fold_lines(lines, state, step);
+    }
+    for line in 0..lines {
+        step(line);
+    }
+    state
+}
+
+/// 16-byte stores, table checksum.
+///
+/// # Safety
+/// As for [`lines_avx512`], without needs beyond x86-64.
+pub(super) unsafe fn lines_sse2<const CRC: bool>(
+    dst: *mut u8,
+    src: *const u8,
+    lines: usize,
+    state: u32,
+) -> u32 {
+    let mut state = state;
+    for line in 0..lines {
+        // SAFETY: `line < lines`, so the line lies inside the caller's ranges.
+        let quad = unsafe { stream_line(dst.add(line * LINE_BYTES), src.add(line * LINE_BYTES)) };
+        if CRC {
+            let mut bytes = [0u8; LINE_BYTES];
+            for (lane, value) in quad.into_iter().enumerate() {
+                // SAFETY: lane `0..4` of 16 bytes lies in `bytes`; SSE2 is part of x86-64.
+                unsafe { _mm_storeu_si128(bytes.as_mut_ptr().add(lane * 16).cast(), value) };
+            }
+            state = portable::crc_bytes(state, &bytes);
+        }
+    }
+    state
+}
+
+/// Copies out with 64-byte loads, prefetching: the source is memory, the destination is the caller's buffer.
+///
+/// # Safety
+/// AVX-512F must be there; `len >= 64` bytes readable at `src`, writable at `dst`, without overlap.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn copy_out_avx512(src: *const u8, dst: *mut u8, len: usize) {
+    const AHEAD_BYTES: usize = 1024;
+    // SAFETY: every offset given to `move_line` is at most `len - 64`.
+    let move_line = |at: usize| unsafe {
+        let data = _mm512_loadu_si512(src.add(at).cast());
+        _mm512_storeu_si512(dst.add(at).cast(), data);
+    };
+    let mut at = 0;
+    while at + 4 * LINE_BYTES <= len {
+        // Prefetching past the range is harmless (it cannot fault); `wrapping_add` makes the address lawful to compute.
+        for line in 0..4 {
+            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at + AHEAD_BYTES + line * LINE_BYTES).cast());
+        }
+        for line in 0..4 {
+            move_line(at + line * LINE_BYTES);
+        }
+        at += 4 * LINE_BYTES;
+    }
+    while at + LINE_BYTES <= len {
+        move_line(at);
+        at += LINE_BYTES;
+    }
+    if at < len {
+        move_line(len - LINE_BYTES);
+    }
+}
+
+/// Writes the line that holds `at` back, by the best of `clwb`, `clflushopt` and `clflush`.
+///
+/// # Safety
+/// `at` must be mapped.
+pub(super) unsafe fn flush_line(at: *mut u8) {
+    match write_back() {
+        // SAFETY: the instruction was found supported, and the line is mapped.
+        WriteBack::Clwb => unsafe {
+            std::arch::asm!("clwb [{}]", in(reg) at, options(nostack, preserves_flags));
+        },
+        // SAFETY: as above.
+        WriteBack::Clflushopt => unsafe {
+            std::arch::asm!("clflushopt [{}]", in(reg) at, options(nostack, preserves_flags));
+        },
+        // SAFETY: part of x86-64; the line is mapped.
+        WriteBack::Clflush => unsafe { _mm_clflush(at) },
+    }
+}
+
+#[derive(Clone, Copy)]
+enum WriteBack {
+    Clwb,
+    Clflushopt,
+    Clflush,
+}
+
+fn write_back() -> WriteBack {
+    static FOUND: std::sync::OnceLock<WriteBack> = std::sync::OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let leaves = std::arch::x86_64::__cpuid_count(0, 0).eax;
+        let ebx = if leaves >= 7 {
+            std::arch::x86_64::__cpuid_count(7, 0).ebx
+        } else {
+            0
+        };
+        match (ebx >> 24 & 1, ebx >> 23 & 1) {
+            (1, _) => WriteBack::Clwb,
+            (_, 1) => WriteBack::Clflushopt,
+            _ => WriteBack::Clflush,
+        }
+    })
+}
