@@ -1,9 +1,24 @@
 //! The only contract between LibFS and KernelFS: messages, the session page, links, transports and the clock.
+//!
+//! Three seams take a test double: the medium (elsewhere), the [`Clock`] and the message ([`Link`]). A daemon is a [`Service`]; it is
+//! reached within the process ([`InprocLink`]) or over a Unix socket ([`socket`]).
 
+mod clock;
+mod inproc;
 mod messages;
+pub mod page;
+mod service;
+pub mod socket;
+pub mod sync;
+mod wire;
 
+pub use clock::{ManualClock, SystemClock};
+pub use inproc::InprocLink;
 pub use messages::{
     Admin, ClientKind, Clock, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError,
     LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, PROTOCOL_VERSION, ReleaseItem, Request,
     Response, StatFs, Upcall, Want, Welcome,
 };
+pub use page::{Page, PageState, SessionPage};
+pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
+pub use wire::FRAME_MAX;

@@ -191,6 +191,7 @@ pub struct MappedExtent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediatedOp {
     /// 64 header bytes and the payload.
+    #[serde(with = "crate::wire::bytes")]
     pub entry: Vec<u8>,
     /// A write goes to the end of the file, wherever that is.
     pub append: bool,
@@ -376,7 +377,7 @@ pub enum Response {
     /// To [`Request::ReadDir`]; an empty list is the end.
     Entries(Vec<DirEntry>),
     /// To [`Request::ReadLink`] and [`Request::ReadData`] (short at the end of the file).
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "crate::wire::bytes")] Vec<u8>),
     /// To [`Request::Xattrs`]: names and values.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that there is nothing beyond.

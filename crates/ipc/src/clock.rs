@@ -1,0 +1,82 @@
+//! Clocks: the system's, and one that tests move. Owns no policy about time.
+
+use crate::Clock;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use varve_format::TimeNs;
+
+/// The system's clocks; the wall clock is the coarse one (6 ns to read, a few milliseconds fine).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now_ns(&self) -> TimeNs {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        now.tv_sec
+            .saturating_mul(1_000_000_000)
+            .saturating_add(now.tv_nsec)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        let now = clock_gettime(ClockId::Monotonic);
+        (now.tv_sec as u64).saturating_mul(1000) + now.tv_nsec as u64 / 1_000_000
+    }
+}
+
+/// A clock that stands still until a test moves it. Each reading of the wall clock is one nanosecond later than the one before.
+#[derive(Debug)]
+pub struct ManualClock {
+    wall_ns: AtomicI64,
+    monotonic_ms: AtomicU64,
+}
+
+impl ManualClock {
+    /// Starts at `wall_ns`, with 1 ms of monotonic time.
+    #[must_use]
+    pub const fn new(wall_ns: TimeNs) -> Self {
+        Self {
+            wall_ns: AtomicI64::new(wall_ns),
+            monotonic_ms: AtomicU64::new(1),
+        }
+    }
+
+    /// Moves both clocks on.
+    pub fn advance_ms(&self, ms: u64) {
+        self.wall_ns
+            .fetch_add((ms as i64).saturating_mul(1_000_000), Ordering::Relaxed);
+        self.monotonic_ms.fetch_add(ms, Ordering::Relaxed);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now_ns(&self) -> TimeNs {
+        self.wall_ns.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        self.monotonic_ms.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ManualClock, SystemClock};
+    use crate::Clock;
+
+    #[test]
+    fn manual_clock_moves_only_when_told() {
+        let clock = ManualClock::new(1_000);
+        assert_eq!(clock.monotonic_ms(), clock.monotonic_ms());
+        clock.advance_ms(5);
+        assert_eq!(clock.monotonic_ms(), 6);
+        assert_eq!(clock.now_ns(), 5_001_000);
+    }
+
+    #[test]
+    fn system_clock_does_not_run_backwards() {
+        let clock = SystemClock;
+        let (wall, mono) = (clock.now_ns(), clock.monotonic_ms());
+        assert!(clock.now_ns() >= wall - 3_600_000_000_000 && clock.monotonic_ms() >= mono);
+        assert!(wall > 1_500_000_000_000_000_000);
+    }
+}

@@ -1,0 +1,181 @@
+//! What a transport needs of a daemon, and the queue that upcalls wait in. Refuses to know what the daemon does.
+
+use crate::sync::{Condvar, Mutex, lock};
+use crate::{Admin, Hello, IpcError, Request, Response, Upcall, Welcome};
+use rustix::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varve_format::SessionId;
+
+/// Most upcalls that wait for one client; a client that lets more pile up is sealed.
+pub const UPCALLS_MAX: usize = 16_384;
+
+/// Who is at the other end, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process.
+    pub pid: u32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+impl Peer {
+    /// This process.
+    #[must_use]
+    pub fn this_process() -> Self {
+        Self {
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        }
+    }
+}
+
+/// Descriptors that travel beside a [`Welcome`].
+#[derive(Debug, Default)]
+pub struct Descriptors {
+    /// The session page, read-only.
+    pub page: Option<OwnedFd>,
+    /// The live log, read-write.
+    pub log: Option<OwnedFd>,
+    /// The live log's backing file (`O_DIRECT|O_DSYNC`), where there is one.
+    pub log_backing: Option<OwnedFd>,
+    /// The NVM region, read-only; privileged sessions only.
+    pub nvm: Option<OwnedFd>,
+}
+
+/// A session that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The answer.
+    pub welcome: Welcome,
+    /// Descriptors for the client.
+    pub descriptors: Descriptors,
+    /// Where the daemon puts what it asks of this client.
+    pub upcalls: Arc<UpcallQueue>,
+}
+
+/// The daemon behind a transport. Calls of one session may come from several threads at once.
+pub trait Service: Send + Sync {
+    /// Opens a session for `peer`.
+    ///
+    /// # Errors
+    /// As the daemon decides.
+    fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError>;
+
+    /// Carries out a request of a session. Waits only within the daemon's bounds.
+    ///
+    /// # Errors
+    /// As the daemon decides; `Sealed` when the session is over.
+    fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError>;
+
+    /// An operator's request on a connection without a session.
+    ///
+    /// # Errors
+    /// As the daemon decides.
+    fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError>;
+
+    /// The connection of a session is gone: its client closed it, died, or broke the protocol.
+    fn gone(&self, session: SessionId);
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    waiting: VecDeque<Upcall>,
+    closed: bool,
+}
+
+/// Upcalls for one client, in order, bounded.
+#[derive(Debug, Default)]
+pub struct UpcallQueue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+impl UpcallQueue {
+    /// An open, empty queue.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an upcall; `false` if the queue is full or closed (then the client has stopped taking them).
+    #[must_use]
+    pub fn push(&self, upcall: Upcall) -> bool {
+        let mut state = lock(&self.state);
+        if state.closed || state.waiting.len() >= UPCALLS_MAX {
+            return false;
+        }
+        state.waiting.push_back(upcall);
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// The next upcall, or `None` after `timeout`.
+    ///
+    /// # Errors
+    /// `Gone` when the queue is closed and empty.
+    pub fn pop(&self, timeout: Duration) -> Result<Option<Upcall>, IpcError> {
+        let until = Instant::now().checked_add(timeout);
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(upcall) = state.waiting.pop_front() {
+                return Ok(Some(upcall));
+            }
+            if state.closed {
+                return Err(IpcError::Gone("the session is closed".into()));
+            }
+            let left = until.map_or(Duration::from_secs(3600), |until| {
+                until.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() {
+                return Ok(None);
+            }
+            state = match self.changed.wait_timeout(state, left) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+    }
+
+    /// No more upcalls; those waiting can still be taken.
+    pub fn close(&self) {
+        lock(&self.state).closed = true;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{UPCALLS_MAX, UpcallQueue};
+    use crate::Upcall;
+    use std::time::Duration;
+
+    #[test]
+    fn queue_keeps_order_and_refuses_more_than_its_bound() {
+        let queue = UpcallQueue::new();
+        assert!(queue.push(Upcall::Company));
+        for _ in 1..UPCALLS_MAX {
+            assert!(queue.push(Upcall::Solo));
+        }
+        assert!(!queue.push(Upcall::Solo));
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Company));
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Solo));
+    }
+
+    #[test]
+    fn queue_ends_after_the_last_upcall_when_closed() {
+        let queue = UpcallQueue::new();
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), None);
+        assert!(queue.push(Upcall::Sealed));
+        queue.close();
+        assert!(!queue.push(Upcall::Solo));
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Sealed));
+        assert!(queue.pop(Duration::from_secs(60)).is_err());
+    }
+}

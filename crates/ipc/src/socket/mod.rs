@@ -1,0 +1,58 @@
+//! The Unix-socket transport. Owns connections, threads and descriptor passing; refuses to know what requests mean.
+//!
+//! One connection carries one session: calls with numbers, so that many wait at once, and upcalls the other way. The end of either
+//! process closes the connection, which the other side sees at once.
+
+mod client;
+mod server;
+
+pub use client::{SocketLink, admin, connect};
+pub use server::{Server, ServerOptions};
+
+use crate::Request;
+
+/// Most calls of one session that may wait in the daemon at once; a client queues its own beyond that.
+pub(crate) const WAITING_MAX: usize = 32;
+/// Most threads that the daemon spends on one session: there is always one to take what others wait for.
+pub(crate) const WORKERS_MAX: usize = WAITING_MAX + 8;
+
+/// Whether the daemon may make this request wait for another client or for a digest.
+pub(crate) const fn may_wait(request: &Request) -> bool {
+    match request {
+        Request::Acquire { .. }
+        | Request::AllocInodes { .. }
+        | Request::Credits { .. }
+        | Request::Digest { .. }
+        | Request::GrowLog { .. }
+        | Request::Mediate(_)
+        | Request::Admin(_) => true,
+        Request::Hello(_)
+        | Request::CompanyAck
+        | Request::Lookup { .. }
+        | Request::GetAttr { .. }
+        | Request::Release { .. }
+        | Request::Drop { .. }
+        | Request::Hold { .. }
+        | Request::ReadDir { .. }
+        | Request::ReadLink { .. }
+        | Request::Xattrs { .. }
+        | Request::MapExtents { .. }
+        | Request::ReadData { .. }
+        | Request::BarrierAck { .. }
+        | Request::StatFs
+        | Request::Bye => false,
+    }
+}
+
+/// Bits of the descriptor mask in a `Hello`'s answer.
+mod mask {
+    pub(super) const PAGE: u8 = 1;
+    pub(super) const LOG: u8 = 2;
+    pub(super) const LOG_BACKING: u8 = 4;
+    pub(super) const NVM: u8 = 8;
+    /// How many kinds there are.
+    pub(super) const KINDS: usize = 4;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,441 @@
+//! The daemon's end: a listener and, for each connection, a few threads.
+//!
+//! The threads of a connection take turns at reading: the one that has a request hands the turn on (to an idle thread, or to a new one
+//! while there are fewer than [`WORKERS_MAX`]) before it carries the request out. So a request that waits never keeps another from
+//! being read, and a connection costs a bounded number of threads whatever its client sends.
+
+use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
+use crate::sync::{Mutex, lock};
+use crate::wire::{self, CallFrame, ServerFrame};
+use crate::{Descriptors, IpcError, Opened, Peer, Request, Service, UpcallQueue};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
+use std::collections::HashMap;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use varve_format::SessionId;
+
+/// Bounds of a [`Server`].
+#[derive(Debug, Clone, Copy)]
+pub struct ServerOptions {
+    /// Most connections at once; a quarter is kept for root and the daemon's own user.
+    pub connections_max: usize,
+    /// Time for a new connection's first message, and for a client to take what is written to it.
+    pub patience: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            connections_max: 1024,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+struct Shared {
+    service: Arc<dyn Service>,
+    options: ServerOptions,
+    stopping: AtomicBool,
+    /// Streams of the connections, to shut them at the end.
+    connections: Mutex<HashMap<u64, Arc<UnixStream>>>,
+    threads: AtomicUsize,
+}
+
+/// Counts a thread while it runs.
+struct ThreadCount(Arc<Shared>);
+
+impl ThreadCount {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.threads.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for ThreadCount {
+    fn drop(&mut self) {
+        self.0.threads.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A running server; [`stop`](Self::stop) or its drop ends it.
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: Arc<UnixListener>,
+    acceptor: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `service` on `listener`.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn start(
+        listener: UnixListener,
+        service: Arc<dyn Service>,
+        options: ServerOptions,
+    ) -> io::Result<Self> {
+        let listener = Arc::new(listener);
+        let shared = Arc::new(Shared {
+            service,
+            options,
+            stopping: AtomicBool::new(false),
+            connections: Mutex::default(),
+            threads: AtomicUsize::new(0),
+        });
+        let acceptor = std::thread::Builder::new().name("varve-accept".into()).spawn({
+            let (shared, listener) = (Arc::clone(&shared), Arc::clone(&listener));
+            move || accept_all(&shared, &listener)
+        })?;
+        Ok(Self {
+            shared,
+            listener,
+            acceptor: Some(acceptor),
+        })
+    }
+
+    /// Connections at the moment.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        lock(&self.shared.connections).len()
+    }
+
+    /// Takes no more connections, closes those there are, and waits up to `patience` for requests under way to end. Answers whether
+    /// all threads ended.
+    pub fn stop(mut self) -> bool {
+        self.close();
+        let until = std::time::Instant::now() + self.shared.options.patience;
+        while self.shared.threads.load(Ordering::Acquire) > 0 {
+            if std::time::Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    fn close(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        // A shut listening socket makes `accept` return.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        for stream in lock(&self.shared.connections).values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
+    let own_uid = rustix::process::geteuid().as_raw();
+    let mut next = 0_u64;
+    loop {
+        let accepted = listener.accept();
+        if shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                // Out of descriptors, most likely: let some close.
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+        };
+        let Ok(cred) = sockopt::socket_peercred(&stream) else {
+            continue;
+        };
+        let peer = Peer {
+            pid: cred.pid.as_raw_nonzero().get() as u32,
+            uid: cred.uid.as_raw(),
+            gid: cred.gid.as_raw(),
+        };
+        let privileged = peer.uid == 0 || peer.uid == own_uid;
+        let most = shared.options.connections_max;
+        let bound = if privileged { most } else { most - most / 4 };
+        let patience = Some(shared.options.patience);
+        let mut connections = lock(&shared.connections);
+        if connections.len() >= bound
+            || stream.set_write_timeout(patience).is_err()
+            || stream.set_read_timeout(patience).is_err()
+        {
+            tracing::warn!(
+                pid = peer.pid,
+                uid = peer.uid,
+                "connection refused: {} are open",
+                connections.len()
+            );
+            continue;
+        }
+        let id = next;
+        next += 1;
+        let stream = Arc::new(stream);
+        connections.insert(id, Arc::clone(&stream));
+        drop(connections);
+        let count = ThreadCount::new(shared);
+        let spawned = std::thread::Builder::new().name("varve-conn".into()).spawn({
+            let shared = Arc::clone(shared);
+            move || {
+                greet(&shared, &stream, peer);
+                lock(&shared.connections).remove(&id);
+                drop(count);
+            }
+        });
+        if spawned.is_err() {
+            lock(&shared.connections).remove(&id);
+        }
+    }
+}
+
+/// First message of a connection, then its life; returns when the connection is over.
+fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
+    let mut stream_ref = &**stream;
+    loop {
+        let Ok(CallFrame { id, request }) = wire::read(stream_ref) else {
+            return;
+        };
+        match request {
+            Request::Hello(hello) => {
+                let answer = shared.service.hello(peer, hello);
+                match answer {
+                    Err(error) => {
+                        let frame = ServerFrame::Opened {
+                            result: Err(error),
+                            descriptors: 0,
+                        };
+                        let _ = wire::write(stream_ref, &frame);
+                    }
+                    Ok(opened) => serve(shared, stream, opened),
+                }
+                return;
+            }
+            Request::Admin(admin) => {
+                let result = shared.service.admin(peer, admin);
+                if wire::write(stream_ref, &ServerFrame::Answer { id, result }).is_err() {
+                    return;
+                }
+            }
+            _ => {
+                let result = Err(IpcError::Protocol("Hello comes first".into()));
+                let _ = wire::write(stream_ref, &ServerFrame::Answer { id, result });
+                let _ = stream_ref.flush();
+                return;
+            }
+        }
+    }
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    stream: Arc<UnixStream>,
+    session: SessionId,
+    upcalls: Arc<UpcallQueue>,
+    /// The turn to read.
+    reading: Mutex<()>,
+    writing: Mutex<()>,
+    workers: AtomicUsize,
+    idle: AtomicUsize,
+    waiting: AtomicUsize,
+    over: AtomicBool,
+}
+
+fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
+    let session = opened.welcome.session;
+    let upcalls = Arc::clone(&opened.upcalls);
+    let sent = send_opened(stream, opened).and_then(|()| stream.set_read_timeout(None));
+    if let Err(error) = sent {
+        tracing::debug!(%session, "the answer to Hello was not taken: {error}");
+        shared.service.gone(session);
+        return;
+    }
+    let connection = Arc::new(Connection {
+        shared: Arc::clone(shared),
+        stream: Arc::clone(stream),
+        session,
+        upcalls,
+        reading: Mutex::new(()),
+        writing: Mutex::new(()),
+        workers: AtomicUsize::new(1),
+        idle: AtomicUsize::new(0),
+        waiting: AtomicUsize::new(0),
+        over: AtomicBool::new(false),
+    });
+    let count = ThreadCount::new(shared);
+    let upcaller = std::thread::Builder::new().name("varve-upcall".into()).spawn({
+        let connection = Arc::clone(&connection);
+        move || {
+            connection.send_upcalls();
+            drop(count);
+        }
+    });
+    if upcaller.is_err() {
+        connection.end();
+        return;
+    }
+    connection.work(true);
+}
+
+fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
+    let Descriptors {
+        page,
+        log,
+        log_backing,
+        nvm,
+    } = &opened.descriptors;
+    let kinds = [
+        (mask::PAGE, page),
+        (mask::LOG, log),
+        (mask::LOG_BACKING, log_backing),
+        (mask::NVM, nvm),
+    ];
+    let mut present = 0;
+    let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(mask::KINDS);
+    for (kind, fd) in kinds {
+        if let Some(fd) = fd {
+            present |= kind;
+            fds.push(fd.as_fd());
+        }
+    }
+    let frame = ServerFrame::Opened {
+        result: Ok(Box::new(opened.welcome)),
+        descriptors: present,
+    };
+    let bytes = wire::encode(&frame)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(mask::KINDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    (&*stream).write_all(&bytes[sent..])
+}
+
+impl Connection {
+    /// Takes turns at reading and carries requests out, until the connection is over or there are idle threads enough. The first
+    /// worker stays to the end.
+    fn work(self: &Arc<Self>, first: bool) {
+        loop {
+            self.idle.fetch_add(1, Ordering::AcqRel);
+            let turn = lock(&self.reading);
+            let frame = if self.over.load(Ordering::Acquire) {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            } else {
+                wire::read::<CallFrame>(&*self.stream)
+            };
+            let others_idle = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
+            let frame = match frame {
+                Ok(frame) => frame,
+                Err(error) => {
+                    self.end_because(&error);
+                    break;
+                }
+            };
+            drop(turn);
+            if others_idle == 0 {
+                self.add_worker();
+            }
+            if !self.carry_out(frame) {
+                self.end();
+            }
+            if !first && self.idle.load(Ordering::Acquire) >= 2 {
+                break;
+            }
+        }
+        self.workers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn add_worker(self: &Arc<Self>) {
+        if self.workers.fetch_add(1, Ordering::AcqRel) >= WORKERS_MAX {
+            self.workers.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let count = ThreadCount::new(&self.shared);
+        let spawned = std::thread::Builder::new().name("varve-conn".into()).spawn({
+            let connection = Arc::clone(self);
+            move || {
+                connection.work(false);
+                drop(count);
+            }
+        });
+        if spawned.is_err() {
+            self.workers.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Answers whether the connection goes on.
+    fn carry_out(&self, frame: CallFrame) -> bool {
+        let CallFrame { id, request } = frame;
+        let result = match request {
+            Request::Hello(_) => return false,
+            request if may_wait(&request) => {
+                let result = if self.waiting.fetch_add(1, Ordering::AcqRel) < WAITING_MAX {
+                    self.shared.service.call(self.session, request)
+                } else {
+                    Err(IpcError::Errno(libc::EAGAIN))
+                };
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+                result
+            }
+            request => self.shared.service.call(self.session, request),
+        };
+        self.write(&ServerFrame::Answer { id, result })
+            .or_else(|error| {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    let result = Err(IpcError::Errno(libc::EMSGSIZE));
+                    return self.write(&ServerFrame::Answer { id, result });
+                }
+                Err(error)
+            })
+            .is_ok()
+    }
+
+    fn write(&self, frame: &ServerFrame) -> io::Result<()> {
+        let bytes = wire::encode(frame)?;
+        let _writing = lock(&self.writing);
+        (&*self.stream).write_all(&bytes)
+    }
+
+    fn send_upcalls(&self) {
+        while !self.over.load(Ordering::Acquire) {
+            match self.upcalls.pop(Duration::from_secs(3600)) {
+                Ok(None) => {}
+                Ok(Some(upcall)) => {
+                    if self.write(&ServerFrame::Upcall(upcall)).is_err() {
+                        self.end();
+                    }
+                }
+                // The session is over; answers under way still go out, the client closes.
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn end_because(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::InvalidData {
+            tracing::warn!(session = %self.session, "connection closed: {error}");
+        }
+        self.end();
+    }
+
+    /// Closes the connection and tells the daemon, once.
+    fn end(&self) {
+        if !self.over.swap(true, Ordering::AcqRel) {
+            let _ = self.stream.shutdown(Shutdown::Both);
+            self.upcalls.close();
+            self.shared.service.gone(self.session);
+        }
+    }
+}

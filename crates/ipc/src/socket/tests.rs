@@ -1,0 +1,311 @@
+#![allow(clippy::unwrap_used)]
+use super::{Server, ServerOptions, admin, connect};
+use crate::sync::lock;
+use crate::{
+    Admin, ClientKind, Descriptors, Hello, IpcError, Link, Opened, PROTOCOL_VERSION, Page, PageState, Peer,
+    Request, Response, Service, SessionPage, Upcall, UpcallQueue, Welcome,
+};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId};
+
+/// Answers `GetAttr` with ENOENT; `Digest` waits until `CompanyAck` came.
+#[derive(Default)]
+struct Toy {
+    dir: Option<tempfile::TempDir>,
+    state: Mutex<ToyState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct ToyState {
+    sessions: HashMap<u64, Arc<UpcallQueue>>,
+    pages: HashMap<u64, Page>,
+    gone: Vec<SessionId>,
+    peers: Vec<Peer>,
+    acked: bool,
+    waiting: usize,
+}
+
+fn attr() -> InodeAttr {
+    InodeAttr {
+        key: InodeKey::ROOT,
+        mode: 0o040_755,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        size_bytes: 0,
+        sectors: 0,
+        rdev: 0,
+        parent: InodeKey::ROOT.ino,
+        atime_ns: 0,
+        mtime_ns: 0,
+        ctime_ns: 0,
+        btime_ns: 0,
+    }
+}
+
+impl Service for Toy {
+    fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
+        if hello.version != PROTOCOL_VERSION {
+            return Err(IpcError::Protocol("version".into()));
+        }
+        let mut state = lock(&self.state);
+        state.peers.push(peer);
+        let id = state.sessions.len() as u64 + 1;
+        let upcalls = Arc::new(UpcallQueue::new());
+        state.sessions.insert(id, Arc::clone(&upcalls));
+        let path = self.dir.as_ref().unwrap().path().join(format!("page-{id}"));
+        state
+            .pages
+            .insert(id, Page::create(&path, SessionId(id)).unwrap());
+        let welcome = Welcome {
+            session: SessionId(id),
+            token: 9,
+            pool_uuid: [1; 16],
+            root: attr(),
+            privileged: true,
+            read_only: hello.read_only,
+            latched: None,
+            company: false,
+            log_bytes: 0,
+            log_max_bytes: 0,
+            nvm_bytes: 0,
+            lease_ms: 2000,
+            wait_ms: 30_000,
+            digest_percent: 30,
+            read_ahead_bytes: 0,
+            sync_ms: 0,
+            seal: None,
+            last_mediated: 0,
+            leases_max: 10,
+        };
+        let page = Some(Page::open_for_client(&path).unwrap());
+        Ok(Opened {
+            welcome,
+            descriptors: Descriptors {
+                page,
+                ..Descriptors::default()
+            },
+            upcalls,
+        })
+    }
+
+    fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError> {
+        let mut state = lock(&self.state);
+        match request {
+            Request::Digest { upto, .. } => {
+                state.waiting += 1;
+                self.changed.notify_all();
+                while !state.acked {
+                    if state.gone.contains(&session) {
+                        return Err(IpcError::Sealed);
+                    }
+                    state = self.changed.wait(state).unwrap();
+                }
+                Ok(Response::Digested(upto))
+            }
+            Request::CompanyAck => {
+                state.acked = true;
+                self.changed.notify_all();
+                assert!(state.sessions[&session.0].push(Upcall::Solo));
+                state.pages[&session.0].set_digested(LogSeq(77));
+                Ok(Response::Done)
+            }
+            Request::ReadData { len, .. } => Ok(Response::Bytes(vec![5; len as usize])),
+            _ => Err(IpcError::Errno(libc::ENOENT)),
+        }
+    }
+
+    fn admin(&self, _peer: Peer, _admin: Admin) -> Result<Response, IpcError> {
+        Ok(Response::Json("{}".into()))
+    }
+
+    fn gone(&self, session: SessionId) {
+        lock(&self.state).gone.push(session);
+        self.changed.notify_all();
+    }
+}
+
+struct Setup {
+    toy: Arc<Toy>,
+    server: Server,
+    path: PathBuf,
+}
+
+fn setup() -> Setup {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let toy = Arc::new(Toy {
+        dir: Some(dir),
+        ..Toy::default()
+    });
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = Server::start(listener, Arc::clone(&toy) as _, ServerOptions::default()).unwrap();
+    Setup { toy, server, path }
+}
+
+fn hello() -> Hello {
+    Hello {
+        version: PROTOCOL_VERSION,
+        kind: ClientKind::Linked,
+        read_only: false,
+        resume: None,
+        held: Vec::new(),
+    }
+}
+
+impl Toy {
+    fn wait_until(&self, mut done: impl FnMut(&ToyState) -> bool) {
+        let state = lock(&self.state);
+        let (_state, late) = self
+            .changed
+            .wait_timeout_while(state, Duration::from_secs(60), |state| !done(state))
+            .unwrap();
+        assert!(!late.timed_out());
+    }
+}
+
+#[test]
+fn waiting_calls_do_not_block_others_and_descriptors_arrive() {
+    let Setup { toy, server, path } = setup();
+    let (link, welcome, descriptors) = connect(&path, hello()).unwrap();
+    let page = Page::from_descriptor(descriptors.page.unwrap()).unwrap();
+    assert!(descriptors.log.is_none() && descriptors.nvm.is_none());
+    assert_eq!((page.session(), page.state()), (welcome.session, PageState::Live));
+    let own = Peer::this_process();
+    assert_eq!(lock(&toy.state).peers, [own]);
+    let link = Arc::new(link);
+    let waiters: Vec<_> = (1..=20)
+        .map(|n| {
+            let link = Arc::clone(&link);
+            std::thread::spawn(move || {
+                link.call(Request::Digest {
+                    upto: LogSeq(n),
+                    wait: true,
+                })
+            })
+        })
+        .collect();
+    toy.wait_until(|state| state.waiting == 20);
+    let key = InodeKey::ROOT;
+    assert_eq!(
+        link.call(Request::GetAttr { key }),
+        Err(IpcError::Errno(libc::ENOENT))
+    );
+    let Response::Bytes(data) = link
+        .call(Request::ReadData {
+            key,
+            offset: 0,
+            len: 1 << 20,
+        })
+        .unwrap()
+    else {
+        panic!("other answer");
+    };
+    assert_eq!(data.len(), 1 << 20);
+    link.call(Request::CompanyAck).unwrap();
+    for (n, waiter) in (1..=20).zip(waiters) {
+        assert_eq!(waiter.join().unwrap(), Ok(Response::Digested(LogSeq(n))));
+    }
+    assert_eq!(link.upcall(Duration::from_secs(60)).unwrap(), Some(Upcall::Solo));
+    assert_eq!(page.digested(), LogSeq(77));
+    drop(link);
+    toy.wait_until(|state| state.gone == [welcome.session]);
+    assert!(server.stop());
+}
+
+#[test]
+fn more_waiting_calls_than_the_bound_queue_in_the_client() {
+    let Setup { toy, server, path } = setup();
+    let link = Arc::new(connect(&path, hello()).unwrap().0);
+    let waiters: Vec<_> = (1..=super::WAITING_MAX as u64 + 10)
+        .map(|n| {
+            let link = Arc::clone(&link);
+            std::thread::spawn(move || {
+                link.call(Request::Digest {
+                    upto: LogSeq(n),
+                    wait: true,
+                })
+            })
+        })
+        .collect();
+    toy.wait_until(|state| state.waiting == super::WAITING_MAX);
+    link.call(Request::CompanyAck).unwrap();
+    for waiter in waiters {
+        assert!(matches!(waiter.join().unwrap(), Ok(Response::Digested(_))));
+    }
+    drop(link);
+    assert!(server.stop());
+}
+
+#[test]
+fn waiting_calls_fail_at_once_when_the_server_stops() {
+    let Setup { toy, server, path } = setup();
+    let link = Arc::new(connect(&path, hello()).unwrap().0);
+    let waiter = std::thread::spawn({
+        let link = Arc::clone(&link);
+        move || {
+            link.call(Request::Digest {
+                upto: LogSeq(1),
+                wait: true,
+            })
+        }
+    });
+    toy.wait_until(|state| state.waiting == 1);
+    assert!(server.stop());
+    assert!(matches!(waiter.join().unwrap(), Err(IpcError::Gone(_))));
+    assert!(matches!(link.call(Request::StatFs), Err(IpcError::Gone(_))));
+    assert!(matches!(
+        link.upcall(Duration::from_secs(60)),
+        Err(IpcError::Gone(_))
+    ));
+}
+
+#[test]
+fn session_ends_when_the_client_sends_nonsense() {
+    let Setup { toy, server, path } = setup();
+    for bytes in [&[0xff; 64][..], &[4, 0, 0, 0, 1, 2, 3, 4], &[1, 0, 0, 0, 0]] {
+        let mut raw = UnixStream::connect(&path).unwrap();
+        raw.write_all(bytes).unwrap();
+        let mut rest = Vec::new();
+        let _ = raw.read_to_end(&mut rest);
+    }
+    let mut raw = UnixStream::connect(&path).unwrap();
+    crate::wire::write(
+        &raw,
+        &crate::wire::CallFrame {
+            id: 0,
+            request: Request::Hello(hello()),
+        },
+    )
+    .unwrap();
+    let _: crate::wire::ServerFrame = crate::wire::read(&raw).unwrap();
+    raw.write_all(&[0xff; 64]).unwrap();
+    toy.wait_until(|state| state.gone == [SessionId(1)]);
+    assert!(
+        connect(
+            &path,
+            Hello {
+                version: 99,
+                ..hello()
+            }
+        )
+        .is_err()
+    );
+    assert_eq!(admin(&path, Admin::Status).unwrap(), "{}");
+    assert!(server.stop());
+}
+
+#[test]
+fn connect_says_gone_when_nobody_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(
+        connect(&dir.path().join("sock"), hello()),
+        Err(IpcError::Gone(_))
+    ));
+}

@@ -1,0 +1,190 @@
+//! Frames of the socket transport: a little-endian `u32` length and that many bytes of postcard. Owns bounds and encoding; refuses to
+//! know sockets' life.
+
+use crate::{DATA_MAX, IpcError, Request, Response, Upcall, Welcome};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::io::{self, Read, Write};
+
+/// Most bytes of one frame after its length: the data and slack for what goes with it.
+pub const FRAME_MAX: usize = DATA_MAX + (256 << 10);
+
+/// From a client.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CallFrame {
+    /// Chosen by the client; the answer carries it.
+    pub(crate) id: u64,
+    pub(crate) request: Request,
+}
+
+/// From the daemon.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ServerFrame {
+    /// To the first frame, if it was a `Hello`; `descriptors` is a mask of the kinds that come with it, in ascending order.
+    Opened {
+        result: Result<Box<Welcome>, IpcError>,
+        descriptors: u8,
+    },
+    /// To a call.
+    Answer {
+        id: u64,
+        result: Result<Response, IpcError>,
+    },
+    /// Asked by the daemon.
+    Upcall(Upcall),
+}
+
+/// Bytes as one block, not as a sequence of numbers.
+pub(crate) mod bytes {
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    struct Bytes;
+
+    impl Visitor<'_> for Bytes {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+
+        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
+            Ok(bytes)
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+fn protocol(error: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
+}
+
+/// A frame with its length in front.
+///
+/// # Errors
+/// `InvalidData` if it passes [`FRAME_MAX`].
+pub(crate) fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
+    let mut out = vec![0; 4];
+    out = postcard::to_extend(frame, out).map_err(protocol)?;
+    let len = out.len() - 4;
+    if len > FRAME_MAX {
+        return Err(protocol(format!(
+            "a frame of {len} bytes; the most is {FRAME_MAX}"
+        )));
+    }
+    out[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(out)
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// Of the stream and of [`encode`].
+pub(crate) fn write<T: Serialize>(mut stream: impl Write, frame: &T) -> io::Result<()> {
+    stream.write_all(&encode(frame)?)
+}
+
+/// Reads the rest of a frame whose length came first.
+///
+/// # Errors
+/// Of the stream; `InvalidData` if the length passes [`FRAME_MAX`] or the bytes are no frame.
+pub(crate) fn read_body<T: DeserializeOwned>(mut stream: impl Read, len: [u8; 4]) -> io::Result<T> {
+    let len = u32::from_le_bytes(len) as usize;
+    if len == 0 || len > FRAME_MAX {
+        return Err(protocol(format!(
+            "a frame of {len} bytes; the most is {FRAME_MAX}"
+        )));
+    }
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body)?;
+    let (frame, rest) = postcard::take_from_bytes(&body).map_err(protocol)?;
+    if rest.is_empty() {
+        Ok(frame)
+    } else {
+        Err(protocol("bytes after the frame"))
+    }
+}
+
+/// Reads one frame.
+///
+/// # Errors
+/// As [`read_body`]; `UnexpectedEof` when the other side closed.
+pub(crate) fn read<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> {
+    let mut len = [0; 4];
+    stream.read_exact(&mut len)?;
+    read_body(stream, len)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{CallFrame, FRAME_MAX, ServerFrame, encode, read};
+    use crate::{DATA_MAX, IpcError, Request, Response};
+    use proptest::prelude::{any, prop, proptest};
+    use varve_format::LogSeq;
+
+    #[test]
+    fn frame_comes_back_equal_with_the_most_data() {
+        let frame = ServerFrame::Answer {
+            id: 7,
+            result: Ok(Response::Bytes(vec![3; DATA_MAX])),
+        };
+        let bytes = encode(&frame).unwrap();
+        assert!(bytes.len() < DATA_MAX + 64, "data goes as one block");
+        assert_eq!(read::<ServerFrame>(&bytes[..]).unwrap(), frame);
+        let frame = CallFrame {
+            id: 1,
+            request: Request::Digest {
+                upto: LogSeq(4),
+                wait: true,
+            },
+        };
+        assert_eq!(read::<CallFrame>(&encode(&frame).unwrap()[..]).unwrap(), frame);
+    }
+
+    #[test]
+    fn frame_is_refused_when_too_long() {
+        let frame = ServerFrame::Answer {
+            id: 7,
+            result: Ok(Response::Bytes(vec![3; FRAME_MAX])),
+        };
+        assert!(encode(&frame).is_err());
+        let huge = [0xff, 0xff, 0xff, 0xff, 0, 0];
+        assert_eq!(
+            read::<CallFrame>(&huge[..]).unwrap_err().kind(),
+            std::io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn frame_is_refused_when_bytes_follow() {
+        let mut bytes = encode(&ServerFrame::Answer {
+            id: 1,
+            result: Err(IpcError::Sealed),
+        })
+        .unwrap();
+        bytes.push(0);
+        bytes[0] += 1;
+        assert!(read::<ServerFrame>(&bytes[..]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn reading_never_panics_on_any_bytes(mut bytes in prop::collection::vec(any::<u8>(), 4..300)) {
+            let len = (bytes.len() - 4) as u32;
+            bytes[..4].copy_from_slice(&len.to_le_bytes());
+            let _ = read::<CallFrame>(&bytes[..]);
+            let _ = read::<ServerFrame>(&bytes[..]);
+        }
+    }
+}
