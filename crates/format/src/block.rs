@@ -33,6 +33,10 @@ pub enum BlockKind {
     UnitTable = 0x06,
     /// Intents to finish something too big for one record.
     OrphanTable = 0x07,
+    /// Counters of the pool and the root of the inode file.
+    PoolState = 0x08,
+    /// Checksums of a sealed unit, at its end, on its own tier.
+    UnitFooter = 0x09,
     /// Lowest level of an extent tree.
     ExtentLeaf = 0x10,
     /// Inner level of an extent tree.
@@ -47,11 +51,13 @@ pub enum BlockKind {
     XattrNode = 0x15,
     /// A part of a long attribute value.
     XattrValue = 0x16,
+    /// Target of a symbolic link that is too long for the image.
+    Symlink = 0x17,
 }
 
 impl BlockKind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::InodeTable,
         Self::Bitmap,
         Self::SessionTable,
@@ -59,6 +65,8 @@ impl BlockKind {
         Self::ChecksumTable,
         Self::UnitTable,
         Self::OrphanTable,
+        Self::PoolState,
+        Self::UnitFooter,
         Self::ExtentLeaf,
         Self::ExtentNode,
         Self::DirLeaf,
@@ -66,6 +74,7 @@ impl BlockKind {
         Self::XattrLeaf,
         Self::XattrNode,
         Self::XattrValue,
+        Self::Symlink,
     ];
 
     /// The kind with this number.

@@ -10,6 +10,7 @@ mod charge;
 mod dirent;
 mod extent;
 mod ids;
+pub mod inode;
 pub mod journal;
 pub mod log;
 mod node;

@@ -1,6 +1,6 @@
 //! Rows of the session and grant tables. Encodes and parses; decides nothing.
 
-use crate::block::BLOCK_BODY_SIZE;
+use crate::BLOCK_BODY_SIZE;
 use crate::{
     Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId,
 };

@@ -1,6 +1,6 @@
 //! Space on a tier: bitmap blocks, checksum tables, unit rows. Where bits and numbers lie, not who sets them.
 
-use crate::block::BLOCK_BODY_SIZE;
+use crate::BLOCK_BODY_SIZE;
 use std::mem::size_of;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
