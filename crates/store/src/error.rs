@@ -1,0 +1,146 @@
+//! The one error of this crate. What a client is told about it is the daemon's business.
+
+use std::sync::Arc;
+use varve_extent_tree::TreeError;
+use varve_format::inode::InodeFault;
+use varve_format::superblock::SuperblockError;
+use varve_format::{BlockNo, HeaderFault, Ino, InodeKey, LeaseNo, SessionId, Tier, TxId};
+use varve_media::MediaError;
+
+/// Short form.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// What went wrong in the shared area.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No tier has that many blocks left (blocks not yet released count as in use).
+    #[error("no space for {blocks} blocks")]
+    NoSpace {
+        /// Blocks that were wanted.
+        blocks: u64,
+    },
+    /// A table of fixed size is full.
+    #[error("the {0} table is full")]
+    TableFull(&'static str),
+    /// No such inode, or a later life of its number.
+    #[error("no inode {0}")]
+    NoInode(InodeKey),
+    /// The inode is of another kind than the call needs.
+    #[error("inode {ino} is not a {wanted}")]
+    WrongKind {
+        /// Inode.
+        ino: Ino,
+        /// What the call needs.
+        wanted: &'static str,
+    },
+    /// The name or attribute is not there.
+    #[error("no such name")]
+    NotFound,
+    /// The name is there already.
+    #[error("name exists")]
+    Exists,
+    /// No such session row.
+    #[error("no row of session {0}")]
+    NoSession(SessionId),
+    /// No such grant row.
+    #[error("no row of lease {0}")]
+    NoGrant(LeaseNo),
+    /// An argument out of its bounds.
+    #[error("bad argument: {0}")]
+    Invalid(&'static str),
+    /// Blocks beyond the size wait to be freed: `continue_free` first.
+    #[error("inode {0} is still being truncated")]
+    Unfinished(Ino),
+    /// The transaction's changes pass the bound of one journal record. Nothing was committed.
+    #[error("the transaction needs a journal record of {needed} bytes; the bound is {bound}")]
+    RecordFull {
+        /// Bytes that the record would have.
+        needed: u64,
+        /// Bound in bytes.
+        bound: u64,
+    },
+    /// An earlier error left the transaction half done; it can only be dropped.
+    #[error("the transaction met an error before and can only be given up")]
+    Poisoned,
+    /// A failed persist has made the pool read-only.
+    #[error("the pool is read-only since an error: {0}")]
+    Latched(Arc<str>),
+    /// A device failed.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// A tree is damaged.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// A metadata block is damaged.
+    #[error("metadata block {block}: {fault}")]
+    Block {
+        /// NVM block.
+        block: BlockNo,
+        /// What is wrong.
+        fault: HeaderFault,
+    },
+    /// An inode image is damaged.
+    #[error("inode {ino}: {fault}")]
+    Inode {
+        /// Inode.
+        ino: Ino,
+        /// What is wrong.
+        fault: InodeFault,
+    },
+    /// A data block does not have the content that was written.
+    #[error("{} block {block}: data checksum is wrong", tier.name())]
+    DataChecksum {
+        /// Tier.
+        tier: Tier,
+        /// Block on it.
+        block: BlockNo,
+    },
+    /// A sealed unit's footer is damaged: its data cannot be verified.
+    #[error("{} unit {unit}: footer is damaged", tier.name())]
+    Footer {
+        /// Tier.
+        tier: Tier,
+        /// Unit.
+        unit: u64,
+    },
+    /// Neither copy of the superblock can be used.
+    #[error("{device}: {fault}")]
+    Superblock {
+        /// NVM device.
+        device: String,
+        /// What is wrong with the better copy.
+        fault: SuperblockError,
+    },
+    /// The devices do not fit the pool.
+    #[error("{0}")]
+    Devices(String),
+    /// The journal is not this pool's or its headers are damaged.
+    #[error("journal: {0}")]
+    Journal(&'static str),
+    /// A record is damaged although later ones are there: committed work is lost.
+    #[error("journal: record {tx} at byte {offset} is damaged, though record {later} was committed after it")]
+    JournalDamaged {
+        /// The damaged record.
+        tx: TxId,
+        /// Where it should be.
+        offset: u64,
+        /// A later one that was found.
+        later: TxId,
+    },
+    /// Something on media contradicts itself.
+    #[error("damaged: {0}")]
+    Damaged(String),
+}
+
+impl StoreError {
+    /// Whether a device failed, so that the pool must stop writing.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        match self {
+            Self::Media(error) => !error.is_no_space() && !error.is_caller_fault(),
+            Self::Latched(_) => true,
+            _ => false,
+        }
+    }
+}

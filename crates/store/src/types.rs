@@ -1,0 +1,203 @@
+//! Plain values of the store's interface: options, reports, numbers.
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use varve_format::{FileKind, InodeKey, Tier, TimeNs, TxId};
+use varve_media::{BlockDevice, Region};
+
+/// The media of a pool.
+#[derive(Clone)]
+pub struct Devices {
+    /// NVM: all metadata, and data.
+    pub nvm: Arc<dyn Region>,
+    /// The metadata journal.
+    pub journal: Arc<dyn Region>,
+    /// Flash, if any.
+    pub ssd: Option<Arc<dyn BlockDevice>>,
+    /// Disk, if any.
+    pub hdd: Option<Arc<dyn BlockDevice>>,
+}
+
+impl Devices {
+    /// The block device of a tier.
+    #[must_use]
+    pub fn block_device(&self, tier: Tier) -> Option<&Arc<dyn BlockDevice>> {
+        match tier {
+            Tier::Nvm => None,
+            Tier::Ssd => self.ssd.as_ref(),
+            Tier::Hdd => self.hdd.as_ref(),
+        }
+    }
+}
+
+/// What a new pool is to be.
+#[derive(Debug, Clone)]
+pub struct MkfsOptions {
+    /// Name of the pool.
+    pub pool_uuid: [u8; 16],
+    /// Secret of the directories' name hash; random.
+    pub dir_hash_key: [u8; 16],
+    /// Times of the root directory, and birth of the pool.
+    pub now_ns: TimeNs,
+    /// Owner of the root directory.
+    pub root_uid: u32,
+    /// Group of the root directory.
+    pub root_gid: u32,
+    /// Permission bits of the root directory.
+    pub root_mode: u32,
+    /// Blocks of one SSD unit; `None`: 64 MiB, or 1/16 of a small device.
+    pub ssd_unit_blocks: Option<u64>,
+    /// Blocks of one HDD unit; `None`: 256 MiB, or 1/16 of a small device.
+    pub hdd_unit_blocks: Option<u64>,
+    /// Overwrites a pool that is there.
+    pub force: bool,
+}
+
+impl Default for MkfsOptions {
+    fn default() -> Self {
+        Self {
+            pool_uuid: [0; 16],
+            dir_hash_key: [0; 16],
+            now_ns: 0,
+            root_uid: 0,
+            root_gid: 0,
+            root_mode: 0o755,
+            ssd_unit_blocks: None,
+            hdd_unit_blocks: None,
+            force: false,
+        }
+    }
+}
+
+/// How to open a pool.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Metadata blocks kept in DRAM (4 KiB each).
+    pub cache_blocks: usize,
+    /// Verifies NVM data on reads too.
+    pub verify_nvm: bool,
+    /// Goes on with what is before a damaged record (for repair); else `JournalDamaged`.
+    pub accept_journal_damage: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            cache_blocks: 16_384,
+            verify_nvm: false,
+            accept_journal_damage: false,
+        }
+    }
+}
+
+/// What `open` found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenReport {
+    /// Newest committed transaction.
+    pub newest_tx: TxId,
+    /// Records done again.
+    pub replayed: u64,
+    /// Bytes of their ranges.
+    pub replayed_bytes: u64,
+    /// An unfinished record was found at the end (and ignored).
+    pub torn_record: bool,
+    /// Damage in the journal that was accepted.
+    pub damage: Option<String>,
+    /// Session rows.
+    pub sessions: u64,
+    /// Grant rows.
+    pub grants: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+/// Where new data blocks should go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataTarget {
+    /// First choice; when it is full, the next slower ones, then the faster ones.
+    pub tier: Tier,
+    /// Refuses any other tier.
+    pub only: bool,
+    /// May use the reserve (the digest's own work, migration away from a full tier).
+    pub reserve: bool,
+}
+
+impl DataTarget {
+    /// Prefers `tier`.
+    #[must_use]
+    pub const fn prefer(tier: Tier) -> Self {
+        Self {
+            tier,
+            only: false,
+            reserve: false,
+        }
+    }
+
+    /// Only `tier`.
+    #[must_use]
+    pub const fn only(tier: Tier) -> Self {
+        Self {
+            tier,
+            only: true,
+            reserve: false,
+        }
+    }
+
+    /// The same, with the reserve.
+    #[must_use]
+    pub const fn with_reserve(self) -> Self {
+        Self { reserve: true, ..self }
+    }
+}
+
+/// A name in a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirItem {
+    /// Name.
+    pub name: Vec<u8>,
+    /// Inode.
+    pub key: InodeKey,
+    /// Its kind.
+    pub kind: FileKind,
+    /// Where an iteration goes on after this entry.
+    pub cookie: u64,
+}
+
+/// Numbers of one tier, in blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStats {
+    /// Blocks that can hold something (fixed areas and footers excluded).
+    pub total: u64,
+    /// Blocks that can be allocated now.
+    pub free: u64,
+    /// Blocks that were freed and wait for the journal or for readers.
+    pub pending: u64,
+    /// Blocks of a unit (0 on NVM).
+    pub unit_blocks: u64,
+    /// Units with nothing in them.
+    pub empty_units: u64,
+}
+
+/// Numbers of the pool, in blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpaceStats {
+    /// NVM, SSD, HDD.
+    pub tiers: [TierStats; 3],
+    /// Reserved by [`Store::reserve`](crate::Store::reserve).
+    pub reserved: u64,
+    /// What can still be reserved.
+    pub available: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+    /// Inodes that can still be made.
+    pub inodes_free: u64,
+}
+
+/// Freed data blocks that wait for readers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PendingFrees {
+    /// Blocks.
+    pub blocks: u64,
+    /// Newest transaction that freed some of them: a horizon of this releases all.
+    pub newest_tx: TxId,
+}
