@@ -1,0 +1,96 @@
+//! What a mount is made from: the connector, the options, and the caches above. Owns the types; does nothing.
+
+use std::fmt;
+use std::sync::Arc;
+use varve_format::InodeKey;
+use varve_ipc::{ClientKind, Clock, Hello, IpcError, Link, SessionPage, SystemClock, Welcome};
+use varve_media::Region;
+
+/// Makes sessions, and makes them again after one was sealed.
+pub trait Connector: Send + Sync {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// `Gone` if the daemon is away (LibFS tries again, up to `wait_ms`); anything else is final.
+    fn connect(&self, hello: Hello) -> Result<Connection, IpcError>;
+}
+
+/// An open session: its link and what is mapped for it.
+pub struct Connection {
+    /// Where requests go.
+    pub link: Arc<dyn Link>,
+    /// The daemon's answer to [`Hello`].
+    pub welcome: Welcome,
+    /// The words that the daemon shows without a call.
+    pub page: Arc<dyn SessionPage>,
+    /// The update log; none for a read-only session.
+    pub log: Option<Arc<dyn Region>>,
+    /// The NVM region for direct reads; privileged sessions only.
+    pub nvm: Option<Arc<dyn Region>>,
+}
+
+/// How a mount behaves.
+#[derive(Clone)]
+pub struct FsOptions {
+    /// Whom the session serves.
+    pub kind: ClientKind,
+    /// No log and no changes.
+    pub read_only: bool,
+    /// Checks POSIX permissions here. `false` in a shim, where the kernel does (`default_permissions`).
+    pub check_permissions: bool,
+    /// Every change is durable against a power cut when its call returns.
+    pub sync_always: bool,
+    /// The kernel caches above, if any.
+    pub observer: Option<Arc<dyn CacheObserver>>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for FsOptions {
+    /// A linked program with permission checks and the system's clock.
+    fn default() -> Self {
+        Self {
+            kind: ClientKind::Linked,
+            read_only: false,
+            check_permissions: true,
+            sync_always: false,
+            observer: None,
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+impl fmt::Debug for FsOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FsOptions")
+            .field("kind", &self.kind)
+            .field("read_only", &self.read_only)
+            .field("check_permissions", &self.check_permissions)
+            .field("sync_always", &self.sync_always)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The kernel caches above a shim. Called by LibFS' own threads, never by a thread that serves a request.
+pub trait CacheObserver: Send + Sync {
+    /// Drops cached data of a file; `len` 0 is to the end. May wait for requests that are under way in the kernel.
+    fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
+    /// Another session comes: zero time-outs from now on. Returns when the old ones have run out.
+    fn company(&self);
+    /// Alone again.
+    fn solo(&self);
+}
+
+/// Why a mount failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The daemon refused, or did not answer within the time to wait.
+    #[error("no session: {0}")]
+    Session(#[from] IpcError),
+    /// The daemon answered something that this version does not understand.
+    #[error("the daemon's answer makes no sense: {0}")]
+    Protocol(&'static str),
+    /// A thread could not be started.
+    #[error("no thread for the session: {0}")]
+    Thread(#[from] std::io::Error),
+}
