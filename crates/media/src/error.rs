@@ -225,3 +225,21 @@ pub(crate) fn check_range(
         }),
     }
 }
+
+/// `Ok` if `off` and `len` are multiples of the block.
+pub(crate) fn check_blocks(
+    device: &DeviceName,
+    off: u64,
+    len: u64,
+    block_bytes: u64,
+) -> Result<(), MediaError> {
+    if off.is_multiple_of(block_bytes) && len.is_multiple_of(block_bytes) {
+        return Ok(());
+    }
+    Err(MediaError::Misaligned {
+        device: device.clone(),
+        off,
+        len,
+        block_bytes,
+    })
+}

@@ -17,10 +17,12 @@ mod latch;
 mod mapped;
 #[allow(unsafe_code)]
 pub mod pmem;
+pub mod sim;
 mod traits;
 
 pub use error::{DeviceName, MediaError};
 pub use mapped::{Backing, MappedOptions, MappedRegion};
+pub use pmem::persist::crc32c_append;
 pub use traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, Region};
 
 /// Writes to a [`BlockDevice`] begin and end at multiples of this many bytes.

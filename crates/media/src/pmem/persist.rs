@@ -242,6 +242,11 @@ impl Persist {
     }
 }
 
+/// CRC-32C of `bytes` continued from `seed`, by the best instructions of this processor.
+pub fn crc32c_append(seed: u32, bytes: &[u8]) -> u32 {
+    !Persist::new(false).crc_bytes(!seed, bytes)
+}
+
 /// Writes the line that holds `at` back to memory.
 ///
 /// # Safety
