@@ -1,7 +1,13 @@
-//! sig
-use crate::{CheckVisitor, MetaIo, MetaRead, Progress};
+//! The index of one directory: names to inodes. Knows nothing of inodes, link counts, "." and "..".
+
+#[cfg(test)]
+mod tests;
+
+use crate::btree::{BTree, KEY_END};
+use crate::names::{NameCheck, Search, check_count, search};
+use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
 use std::ops::ControlFlow;
-use varve_format::{DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey};
+use varve_format::{BlockKind, DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey, NAME_MAX, NameFault, Top};
 
 /// What a name stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,87 +16,208 @@ pub struct DirEntry {
     pub key: InodeKey,
     /// Its kind.
     pub kind: FileKind,
-    /// Where an iteration goes on after this entry: at least `COOKIE_MIN`, below 2^63.
+    /// Where an iteration goes on after this entry: at least [`COOKIE_MIN`](varve_format::COOKIE_MIN), below 2^63. The entry
+    /// keeps it as long as it exists.
     pub cookie: u64,
 }
 
-/// The index of one directory.
+/// The index of one directory. Holds only the owner's number and the pool's key: the root, a part of the inode image, is passed
+/// in; functions that take it as `&mut` leave it as it must be stored in the same transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Directory {
-    owner: Ino,
-    hash: HashKey,
+    tree: BTree,
+    hash: fn(&HashKey, &[u8]) -> u64,
+    key: HashKey,
 }
 
-#[allow(unused_variables, clippy::todo)]
 impl Directory {
-    /// The directory `owner`.
+    /// The directory `owner` in the pool whose secret is `key`.
     #[must_use]
-    pub const fn of(owner: Ino, hash: HashKey) -> Self {
-        Self { owner, hash }
+    pub const fn of(owner: Ino, key: HashKey) -> Self {
+        Self::with_hash(owner, key, HashKey::name_hash)
     }
-    /// Finds `name`.
+
+    /// Tests choose a hash that collides.
+    const fn with_hash(owner: Ino, key: HashKey, hash: fn(&HashKey, &[u8]) -> u64) -> Self {
+        Self {
+            tree: BTree {
+                owner,
+                leaf: BlockKind::DirLeaf,
+                node: BlockKind::DirNode,
+            },
+            hash,
+            key,
+        }
+    }
+
+    fn top(&self, root: &DirRoot) -> Result<Top, TreeError> {
+        root.top().map_err(|fault| self.tree.bad_root(fault))
+    }
+
+    fn search<M: MetaRead>(
+        &self,
+        io: &M,
+        top: &Top,
+        name: &[u8],
+    ) -> Result<Search<(InodeKey, FileKind)>, M::Error> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(TreeError::BadName(NameFault::NameLen(name.len())).into());
+        }
+        search(&self.tree, io, top, (self.hash)(&self.key, name), |value| {
+            let entry = Dirent::parse(value)?;
+            Ok((entry.name == name).then_some((entry.key, entry.kind)))
+        })
+    }
+
+    fn find<M: MetaRead>(&self, io: &M, top: &Top, name: &[u8]) -> Result<Option<DirEntry>, M::Error> {
+        let found = self.search(io, top, name)?.found;
+        Ok(found.map(|(cookie, (key, kind))| DirEntry { key, kind, cookie }))
+    }
+
+    /// Finds `name`. Among a million names it reads 3 blocks.
+    ///
+    /// # Errors
+    /// [`TreeError::BadName`] if the name is empty or too long; corruption, and the errors of `io`.
     pub fn lookup<M: MetaRead>(
         &self,
         io: &M,
         root: &DirRoot,
         name: &[u8],
     ) -> Result<Option<DirEntry>, M::Error> {
-        todo!()
+        self.find(io, &self.top(root)?, name)
     }
-    /// Adds a name; `Exists` if it is there. Returns the entry's cookie.
+
+    /// Adds a name. Returns the entry's cookie.
+    ///
+    /// # Errors
+    /// [`TreeError::Exists`], [`TreeError::BadName`] and [`TreeError::HashFull`] with nothing changed; corruption, and the
+    /// errors of `io`.
     pub fn insert<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut DirRoot,
         entry: &Dirent<'_>,
     ) -> Result<u64, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        let mut record = Vec::new();
+        entry.encode(&mut record).map_err(TreeError::BadName)?;
+        let search = self.search(io, &top, entry.name)?;
+        if search.found.is_some() {
+            return Err(TreeError::Exists.into());
+        }
+        let cookie = search.free.ok_or(TreeError::HashFull)?;
+        self.tree.insert(io, &mut top, cookie, &record)?;
+        *root = DirRoot::new(&top, root.entries().saturating_add(1));
+        Ok(cookie)
     }
-    /// Removes a name and returns what it stood for; `NotFound` if it is not there.
+
+    /// Removes a name. Returns what it stood for.
+    ///
+    /// # Errors
+    /// [`TreeError::NotFound`] and [`TreeError::BadName`] with nothing changed; corruption, and the errors of `io`.
     pub fn remove<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut DirRoot,
         name: &[u8],
     ) -> Result<DirEntry, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        let found = self.find(io, &top, name)?.ok_or(TreeError::NotFound)?;
+        self.tree.remove(io, &mut top, found.cookie)?;
+        *root = self.root_after(&top, root.entries().saturating_sub(1))?;
+        Ok(found)
     }
-    /// Lets the name stand for another inode (same cookie) and returns what it stood for; `NotFound` if it is not there.
+
+    /// A root whose counter has come to zero before its last name, or the other way round, would be refused later.
+    fn root_after(&self, top: &Top, entries: u64) -> Result<DirRoot, TreeError> {
+        let root = DirRoot::new(top, entries);
+        self.top(&root).map(|_| root)
+    }
+
+    /// Lets the name in `entry` stand for another inode; its cookie stays. Returns what it stood for.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
     pub fn replace<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut DirRoot,
         entry: &Dirent<'_>,
     ) -> Result<DirEntry, M::Error> {
-        todo!()
+        let top = self.top(root)?;
+        let mut record = Vec::new();
+        entry.encode(&mut record).map_err(TreeError::BadName)?;
+        let found = self.find(io, &top, entry.name)?.ok_or(TreeError::NotFound)?;
+        self.tree.set(io, &top, found.cookie, &record)?;
+        Ok(found)
     }
-    /// Calls `visit(cookie, entry)` for each entry after `cookie` (0: from the start), until it breaks.
+
+    /// Calls `visit(cookie, entry)` for each entry whose cookie is above `after` (0: from the start), until it breaks. An entry
+    /// that exists all along is visited exactly once, however often the iteration is broken off and taken up with the last cookie.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn for_each<M: MetaRead>(
         &self,
         io: &M,
         root: &DirRoot,
         after: u64,
-        visit: impl FnMut(u64, Dirent<'_>) -> ControlFlow<()>,
+        mut visit: impl FnMut(u64, Dirent<'_>) -> ControlFlow<()>,
     ) -> Result<(), M::Error> {
-        todo!()
+        let top = self.top(root)?;
+        self.tree
+            .scan(io, &top, after.saturating_add(1)..KEY_END, |leaf, key, value| {
+                let entry = Dirent::parse(value).map_err(|fault| self.tree.corrupt(leaf, fault))?;
+                Ok(visit(key, entry))
+            })
     }
-    /// Forgets at most `max` entries, from the end, and frees the blocks that they leave.
+
+    /// Forgets at most `max` entries, the last cookies first, and frees the blocks that they leave. Goes on from the root as it
+    /// is; `Done` when the index is empty.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn free_some<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut DirRoot,
         max: usize,
     ) -> Result<Progress, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        let mut left = max;
+        while left > 0 && top.height > 0 {
+            left = left.saturating_sub(self.tree.take_last(io, &mut top, left)?.len());
+        }
+        if top.height == 0 {
+            *root = DirRoot::default();
+            return Ok(Progress::Done);
+        }
+        *root = self.root_after(&top, root.entries().saturating_sub((max - left) as u64))?;
+        Ok(Progress::More)
     }
-    /// Walks the whole index.
+
+    /// Walks the whole index: tells `visitor` of every node and every fault, and `on_entry` of every sound entry and its cookie.
+    /// Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,
         root: &DirRoot,
         visitor: &mut impl CheckVisitor<M::Error>,
-        on_entry: impl FnMut(u64, Dirent<'_>),
-    ) -> Result<(), M::Error> {
-        todo!()
+        mut on_entry: impl FnMut(u64, Dirent<'_>),
+    ) {
+        let top = match self.top(root) {
+            Ok(top) => top,
+            Err(error) => return visitor.fault(error),
+        };
+        let mut names = NameCheck::default();
+        let sound = self.tree.walk(io, &top, visitor, |_, _, key, value| {
+            let entry = Dirent::parse(value).map_err(Fault::from)?;
+            names.add(key, entry.name, (self.hash)(&self.key, entry.name))?;
+            on_entry(key, entry);
+            Ok(())
+        });
+        if sound && let Some(error) = check_count(&self.tree, "entries", root.entries(), names.count) {
+            visitor.fault(error);
+        }
     }
 }

@@ -1,7 +1,21 @@
-//! sig
-use crate::{CheckVisitor, MetaIo, MetaRead, Progress};
+//! The extent tree of one inode: which blocks on which tier hold a file's blocks. Moves and reads no data.
+
+mod splice;
+#[cfg(test)]
+mod tests;
+
+use crate::btree::BTree;
+use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
+use splice::Splice;
 use std::ops::{ControlFlow, Range};
-use varve_format::{BlockNo, Extent, FileBlock, Ino, Tier, TreeCounts, TreeRoot};
+use varve_format::{
+    BlockKind, BlockNo, Extent, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, FileBlock, INLINE_EXTENTS, Ino,
+    Tier, Top, TreeCounts, TreeForm, TreeRoot,
+};
+use zerocopy::IntoBytes;
+
+/// A tree of one leaf with no more extents than this goes back into the inode: fewer than fit, so that it does not go to and fro.
+const INLINE_AGAIN: u64 = INLINE_EXTENTS as u64 / 2;
 
 /// A run of blocks on a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,6 +26,16 @@ pub struct Run {
     pub block: BlockNo,
     /// Blocks; never 0.
     pub len: u32,
+}
+
+impl From<&Extent> for Run {
+    fn from(extent: &Extent) -> Self {
+        Self {
+            tier: extent.tier,
+            block: extent.block,
+            len: extent.len,
+        }
+    }
 }
 
 /// What lies at a block of a file.
@@ -26,34 +50,110 @@ pub enum Mapping {
     },
 }
 
-/// The extent tree of one inode. Holds only the owner's number: the root is passed in and changed.
+/// The extent tree of one inode. Holds only the owner's number: the root, a part of the inode image, is passed in; functions
+/// that take it as `&mut` leave it as it must be stored in the same transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtentTree {
-    owner: Ino,
+    tree: BTree,
 }
 
-#[allow(unused_variables, clippy::todo)]
 impl ExtentTree {
     /// The tree of `owner`.
     #[must_use]
     pub const fn of(owner: Ino) -> Self {
-        Self { owner }
+        Self {
+            tree: BTree {
+                owner,
+                leaf: BlockKind::ExtentLeaf,
+                node: BlockKind::ExtentNode,
+            },
+        }
     }
+
+    fn form(&self, root: &TreeRoot) -> Result<TreeForm, TreeError> {
+        root.form().map_err(|fault| self.tree.bad_root(fault))
+    }
+
     /// What lies at `at`.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn lookup<M: MetaRead>(&self, io: &M, root: &TreeRoot, at: FileBlock) -> Result<Mapping, M::Error> {
-        todo!()
+        let mut found = Mapping::Hole { until: None };
+        self.for_each(io, root, at..FileBlock(FILE_BLOCKS_MAX), |extent| {
+            found = if extent.file_block <= at {
+                Mapping::Mapped(extent)
+            } else {
+                Mapping::Hole {
+                    until: Some(extent.file_block),
+                }
+            };
+            ControlFlow::Break(())
+        })?;
+        Ok(found)
     }
+
     /// Calls `visit` with each extent that overlaps `range`, whole, ascending, until it breaks.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn for_each<M: MetaRead>(
         &self,
         io: &M,
         root: &TreeRoot,
         range: Range<FileBlock>,
-        visit: impl FnMut(Extent) -> ControlFlow<()>,
+        mut visit: impl FnMut(Extent) -> ControlFlow<()>,
     ) -> Result<(), M::Error> {
-        todo!()
+        if range.is_empty() {
+            return Ok(());
+        }
+        match self.form(root)? {
+            TreeForm::Inline(extents) => {
+                for extent in extents {
+                    if extent.end() > range.start
+                        && (extent.file_block >= range.end || visit(extent).is_break())
+                    {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            TreeForm::Nodes(top, _) => self.scan_nodes(io, &top, range, visit),
+        }
     }
-    /// At most `max` extents of `range`, clipped to it.
+
+    fn scan_nodes<M: MetaRead>(
+        &self,
+        io: &M,
+        top: &Top,
+        range: Range<FileBlock>,
+        mut visit: impl FnMut(Extent) -> ControlFlow<()>,
+    ) -> Result<(), M::Error> {
+        let before = self.tree.floor(io, top, range.start.0, |key, value| {
+            ExtentValue::parse(key, value).map_err(Fault::from)
+        })?;
+        let mut lowest = FileBlock(0);
+        if let Some(extent) = before.filter(|extent| extent.end() > range.start) {
+            lowest = extent.end();
+            if visit(extent).is_break() {
+                return Ok(());
+            }
+        }
+        let from = lowest.max(range.start);
+        self.tree.scan(io, top, from.0..range.end.0, |leaf, key, value| {
+            let extent = ExtentValue::parse(key, value).map_err(|fault| self.tree.corrupt(leaf, fault))?;
+            if extent.file_block < lowest {
+                return Err(self.tree.corrupt(leaf, Fault::Overlap(key)).into());
+            }
+            lowest = extent.end();
+            Ok(visit(extent))
+        })
+    }
+
+    /// The first extents of `range`, clipped to it, at most `max`.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn extents<M: MetaRead>(
         &self,
         io: &M,
@@ -61,9 +161,26 @@ impl ExtentTree {
         range: Range<FileBlock>,
         max: usize,
     ) -> Result<Vec<Extent>, M::Error> {
-        todo!()
+        let mut found = Vec::new();
+        if max == 0 {
+            return Ok(found);
+        }
+        self.for_each(io, root, range.clone(), |extent| {
+            found.extend(extent.clip(range.start, range.end));
+            if found.len() < max {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        })?;
+        Ok(found)
     }
-    /// Unmaps `range` and maps `new` in it. Returns what was unmapped.
+
+    /// Unmaps `range` and maps `new`, ascending extents within it, instead. Returns what was unmapped, in the order of the
+    /// file; a block that `new` maps again is in it all the same. What is free to be used again, and when, is the caller's business.
+    ///
+    /// # Errors
+    /// [`TreeError::BadExtent`] and [`TreeError::BadOrder`] with nothing changed; corruption, and the errors of `io`.
     pub fn replace<M: MetaIo>(
         &self,
         io: &mut M,
@@ -71,18 +188,32 @@ impl ExtentTree {
         range: Range<FileBlock>,
         new: &[Extent],
     ) -> Result<Vec<Run>, M::Error> {
-        todo!()
+        check_new(&range, new)?;
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let splice = self.splice(io, root, &range, new)?;
+        self.apply(io, root, &splice)?;
+        Ok(splice.freed.iter().map(Run::from).collect())
     }
+
     /// Unmaps `range`. Returns what was unmapped.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
     pub fn remove<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut TreeRoot,
         range: Range<FileBlock>,
     ) -> Result<Vec<Run>, M::Error> {
-        todo!()
+        self.replace(io, root, range, &[])
     }
-    /// Unmaps at most the first `max` extents of `range`.
+
+    /// Unmaps at most the first `max` extents of `range`; for ranges of any size, one transaction after the other.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
     pub fn remove_some<M: MetaIo>(
         &self,
         io: &mut M,
@@ -90,27 +221,56 @@ impl ExtentTree {
         range: Range<FileBlock>,
         max: usize,
     ) -> Result<(Vec<Run>, Progress), M::Error> {
-        todo!()
+        let mut first = self.extents(io, root, range.clone(), max.saturating_add(1))?;
+        let progress = if first.len() > max {
+            first.truncate(max);
+            Progress::More
+        } else {
+            Progress::Done
+        };
+        let Some(last) = first.last() else {
+            return Ok((Vec::new(), progress));
+        };
+        let runs = self.remove(io, root, range.start..last.end())?;
+        Ok((runs, progress))
     }
-    /// Unmaps all from `from` on.
+
+    /// Unmaps all from `from` on. For files with many extents use [`remove_some`](Self::remove_some).
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
     pub fn truncate<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut TreeRoot,
         from: FileBlock,
     ) -> Result<Vec<Run>, M::Error> {
-        todo!()
+        self.remove(io, root, from..FileBlock(FILE_BLOCKS_MAX))
     }
-    /// Clears UNWRITTEN in `range`; the blocks stay where they are.
+
+    /// Clears `UNWRITTEN` in `range`; the blocks stay where they are.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
     pub fn mark_written<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut TreeRoot,
         range: Range<FileBlock>,
     ) -> Result<(), M::Error> {
-        todo!()
+        let mut written = self.extents(io, root, range.clone(), usize::MAX)?;
+        for extent in &mut written {
+            extent.flags.remove(ExtentFlags::UNWRITTEN);
+        }
+        self.replace(io, root, range, &written).map(|_| ())
     }
-    /// If all of `range` lies at `from` on, in one run, maps it to `to` and returns true; else changes nothing. The old blocks are the caller's to free.
+
+    /// If all of `range` lies in one run that begins at `from`, maps it to the run at `to`, flags unchanged, and returns true;
+    /// else changes nothing and returns false (the mapping changed while the data was being copied). What happens to the old
+    /// blocks, and on true to the new, is the caller's business.
+    ///
+    /// # Errors
+    /// As [`replace`](Self::replace).
     pub fn remap<M: MetaIo>(
         &self,
         io: &mut M,
@@ -119,33 +279,234 @@ impl ExtentTree {
         from: (Tier, BlockNo),
         to: (Tier, BlockNo),
     ) -> Result<bool, M::Error> {
-        todo!()
+        let mut extents = self.extents(io, root, range.clone(), usize::MAX)?;
+        let mut next = range.start;
+        for extent in &mut extents {
+            let distance = extent.file_block.0 - range.start.0;
+            let expected = from.1.0.checked_add(distance);
+            if extent.file_block != next || extent.tier != from.0 || Some(extent.block.0) != expected {
+                return Ok(false);
+            }
+            next = extent.end();
+            extent.tier = to.0;
+            extent.block = BlockNo(to.1.0.saturating_add(distance));
+        }
+        if range.is_empty() || next != range.end {
+            return Ok(false);
+        }
+        self.replace(io, root, range, &extents).map(|_| true)
     }
-    /// Extents, and mapped blocks per tier.
-    pub fn counts(&self, root: &TreeRoot) -> Result<TreeCounts, crate::TreeError> {
-        todo!()
+
+    /// Extents, and mapped blocks on each tier.
+    ///
+    /// # Errors
+    /// The root is corrupt.
+    pub fn counts(&self, root: &TreeRoot) -> Result<TreeCounts, TreeError> {
+        Ok(match self.form(root)? {
+            TreeForm::Inline(extents) => count(&extents),
+            TreeForm::Nodes(_, counts) => counts,
+        })
     }
-    /// Node blocks of the tree.
-    pub fn node_blocks(&self, root: &TreeRoot) -> Result<u32, crate::TreeError> {
-        todo!()
+
+    /// Blocks that the tree itself takes.
+    ///
+    /// # Errors
+    /// The root is corrupt.
+    pub fn node_blocks(&self, root: &TreeRoot) -> Result<u32, TreeError> {
+        Ok(match self.form(root)? {
+            TreeForm::Inline(_) => 0,
+            TreeForm::Nodes(top, _) => top.nodes,
+        })
     }
-    /// Unmaps at most `max` extents, from the end, and frees the nodes that they leave.
+
+    /// Unmaps at most `max` extents, from the end of the file, and frees the nodes that they leave. Goes on from the root as
+    /// it is; `Done` when the tree is empty. Each call with `max > 0` makes progress and touches one leaf for each 144 extents.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn free_some<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut TreeRoot,
         max: usize,
     ) -> Result<(Vec<Run>, Progress), M::Error> {
-        todo!()
+        let (mut top, mut counts) = match self.form(root)? {
+            TreeForm::Inline(mut extents) => {
+                let taken = extents.split_off(extents.len().saturating_sub(max));
+                *root = TreeRoot::inline(&extents).unwrap_or_default();
+                return Ok((taken.iter().map(Run::from).collect(), progress(root)));
+            }
+            TreeForm::Nodes(top, counts) => (top, counts),
+        };
+        let mut runs = Vec::new();
+        while runs.len() < max && top.height > 0 {
+            let at = top.block;
+            for (key, value) in self.tree.take_last(io, &mut top, max - runs.len())? {
+                let extent = ExtentValue::parse(key, &value).map_err(|fault| self.tree.corrupt(at, fault))?;
+                counts.sub(&extent);
+                runs.push(Run::from(&extent));
+            }
+        }
+        *root = if top.height == 0 {
+            TreeRoot::EMPTY
+        } else {
+            TreeRoot::nodes(&top, &counts)
+        };
+        Ok((runs, progress(root)))
     }
-    /// Walks the whole tree.
+
+    /// Walks the whole tree: tells `visitor` of every node and every fault, and `on_extent` of every sound extent.
+    /// Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,
         root: &TreeRoot,
         visitor: &mut impl CheckVisitor<M::Error>,
-        on_extent: impl FnMut(Extent),
-    ) -> Result<(), M::Error> {
-        todo!()
+        mut on_extent: impl FnMut(Extent),
+    ) {
+        let (top, counted) = match self.form(root) {
+            Ok(TreeForm::Inline(extents)) => return extents.into_iter().for_each(on_extent),
+            Ok(TreeForm::Nodes(top, counts)) => (top, counts),
+            Err(error) => return visitor.fault(error),
+        };
+        let mut found = TreeCounts::default();
+        let mut lowest = FileBlock(0);
+        let sound = self.tree.walk(io, &top, visitor, |_, _, key, value| {
+            let extent = ExtentValue::parse(key, value)?;
+            if extent.file_block < lowest {
+                return Err(Fault::Overlap(key));
+            }
+            lowest = extent.end();
+            found.add(&extent);
+            on_extent(extent);
+            Ok(())
+        });
+        if !sound {
+            return;
+        }
+        let pairs = [
+            ("extents", counted.extents, found.extents),
+            ("blocks on nvm", counted.mapped[0], found.mapped[0]),
+            ("blocks on ssd", counted.mapped[1], found.mapped[1]),
+            ("blocks on hdd", counted.mapped[2], found.mapped[2]),
+        ];
+        for (what, counted, found) in pairs.into_iter().filter(|(_, counted, found)| counted != found) {
+            visitor.fault(self.tree.bad_root(Fault::Count { what, counted, found }));
+        }
     }
+
+    /// Reads what lies in and next to `range` and works out what is there after the change.
+    fn splice<M: MetaRead>(
+        &self,
+        io: &M,
+        root: &TreeRoot,
+        range: &Range<FileBlock>,
+        new: &[Extent],
+    ) -> Result<Splice, M::Error> {
+        // One block more on each side: neighbours may join.
+        let start = FileBlock(range.start.0.saturating_sub(1));
+        let end = FileBlock(range.end.0.saturating_add(1));
+        let mut old = Vec::new();
+        self.for_each(io, root, start..end, |extent| {
+            old.push(extent);
+            ControlFlow::Continue(())
+        })?;
+        Ok(Splice::new(old, range, new))
+    }
+
+    fn apply<M: MetaIo>(&self, io: &mut M, root: &mut TreeRoot, splice: &Splice) -> Result<(), M::Error> {
+        let (mut top, mut counts) = match self.form(root)? {
+            TreeForm::Inline(mut extents) => {
+                splice.apply_to(&mut extents);
+                if let Some(inline) = TreeRoot::inline(&extents) {
+                    *root = inline;
+                    return Ok(());
+                }
+                return self.spill(io, root, &extents);
+            }
+            TreeForm::Nodes(top, counts) => (top, counts),
+        };
+        for extent in &splice.old {
+            counts.sub(extent);
+        }
+        for extent in &splice.new {
+            counts.add(extent);
+        }
+        for extent in splice.removed() {
+            self.tree.remove(io, &mut top, extent.file_block.0)?;
+        }
+        for extent in splice.changed() {
+            let value = ExtentValue::encode(extent);
+            self.tree.set(io, &top, extent.file_block.0, value.as_bytes())?;
+        }
+        for extent in splice.inserted() {
+            self.insert(io, &mut top, extent)?;
+        }
+        *root = self.settle(io, top, &counts)?;
+        Ok(())
+    }
+
+    fn insert<M: MetaIo>(&self, io: &mut M, top: &mut Top, extent: &Extent) -> Result<(), M::Error> {
+        let value = ExtentValue::encode(extent);
+        self.tree.insert(io, top, extent.file_block.0, value.as_bytes())
+    }
+
+    /// The extents no longer fit the inode: makes nodes of them.
+    fn spill<M: MetaIo>(&self, io: &mut M, root: &mut TreeRoot, extents: &[Extent]) -> Result<(), M::Error> {
+        let mut top = Top::default();
+        for extent in extents {
+            self.insert(io, &mut top, extent)?;
+        }
+        *root = TreeRoot::nodes(&top, &count(extents));
+        Ok(())
+    }
+
+    /// The root after a change; takes the extents back into the inode when few are left.
+    fn settle<M: MetaIo>(&self, io: &mut M, top: Top, counts: &TreeCounts) -> Result<TreeRoot, M::Error> {
+        if top.height == 0 {
+            return Ok(TreeRoot::EMPTY);
+        }
+        if top.height > 1 || counts.extents > INLINE_AGAIN {
+            return Ok(TreeRoot::nodes(&top, counts));
+        }
+        let extents = self.tree.view(io, top.block, 0, |node| {
+            (0..node.count())
+                .map(|index| {
+                    let (key, value) = node.record(index)?;
+                    Ok(ExtentValue::parse(key, value)?)
+                })
+                .collect::<Result<Vec<Extent>, Fault>>()
+        })?;
+        match TreeRoot::inline(&extents) {
+            Some(root) => io.free(top.block).map(|()| root),
+            None => Ok(TreeRoot::nodes(&top, counts)),
+        }
+    }
+}
+
+fn count(extents: &[Extent]) -> TreeCounts {
+    let mut counts = TreeCounts::default();
+    extents.iter().for_each(|extent| counts.add(extent));
+    counts
+}
+
+fn progress(root: &TreeRoot) -> Progress {
+    if root.is_empty() {
+        Progress::Done
+    } else {
+        Progress::More
+    }
+}
+
+/// Checks extents that a caller wants to map in `range`.
+fn check_new(range: &Range<FileBlock>, new: &[Extent]) -> Result<(), TreeError> {
+    let mut lowest = range.start;
+    for extent in new {
+        extent.validate().map_err(TreeError::BadExtent)?;
+        if extent.file_block < lowest || extent.end() > range.end {
+            return Err(TreeError::BadOrder(extent.file_block.0));
+        }
+        lowest = extent.end();
+    }
+    Ok(())
 }

@@ -1,10 +1,14 @@
 //! Extent trees and name indexes over checksummed metadata blocks.
 #![forbid(unsafe_code)]
 
+mod btree;
 mod dir;
 mod error;
 mod extents;
 mod io;
+mod names;
+#[cfg(test)]
+mod testing;
 mod xattr;
 
 pub use dir::{DirEntry, Directory};

@@ -1,31 +1,112 @@
-//! sig
-use crate::{CheckVisitor, MetaIo, MetaRead, Progress};
-use varve_format::{HashKey, Ino, XattrRoot};
+//! The extended attributes of one inode. Knows nothing of name spaces or permissions.
 
-/// The extended attributes of one inode.
-#[derive(Debug, Clone, Copy)]
-pub struct Xattrs {
-    owner: Ino,
-    hash: HashKey,
+#[cfg(test)]
+mod tests;
+
+use crate::btree::{BTree, KEY_END};
+use crate::names::{NameCheck, Search, check_count, search};
+use crate::{CheckVisitor, Fault, MetaIo, MetaRead, Progress, TreeError};
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use varve_format::{
+    BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, Block, BlockHeader, BlockKind, BlockNo, HashKey, Ino, NAME_MAX,
+    NameFault, Top, XATTR_INLINE_MAX, XATTR_VALUE_MAX, XattrRecord, XattrRoot, XattrValue,
+};
+
+/// Where a value lies, copied out of its node.
+enum Value {
+    Inline(Vec<u8>),
+    Blocks { len: usize, blocks: Vec<BlockNo> },
 }
 
-#[allow(unused_variables, clippy::todo)]
-impl Xattrs {
-    /// The attributes of `owner`.
-    #[must_use]
-    pub const fn of(owner: Ino, hash: HashKey) -> Self {
-        Self { owner, hash }
+impl From<XattrValue<'_>> for Value {
+    fn from(value: XattrValue<'_>) -> Self {
+        match value {
+            XattrValue::Inline(bytes) => Self::Inline(bytes.to_vec()),
+            XattrValue::Blocks { len, blocks } => Self::Blocks { len, blocks },
+        }
     }
+}
+
+/// The extended attributes of one inode. Holds only the owner's number and the pool's key: the root, a part of the inode image,
+/// is passed in; functions that take it as `&mut` leave it as it must be stored in the same transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct Xattrs {
+    tree: BTree,
+    key: HashKey,
+}
+
+impl Xattrs {
+    /// The attributes of `owner` in the pool whose secret is `key`.
+    #[must_use]
+    pub const fn of(owner: Ino, key: HashKey) -> Self {
+        Self {
+            tree: BTree {
+                owner,
+                leaf: BlockKind::XattrLeaf,
+                node: BlockKind::XattrNode,
+            },
+            key,
+        }
+    }
+
+    fn top(&self, root: &XattrRoot) -> Result<Top, TreeError> {
+        root.top().map_err(|fault| self.tree.bad_root(fault))
+    }
+
+    fn search<M: MetaRead>(&self, io: &M, top: &Top, name: &[u8]) -> Result<Search<Value>, M::Error> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(TreeError::BadName(NameFault::NameLen(name.len())).into());
+        }
+        search(&self.tree, io, top, self.key.name_hash(name), |bytes| {
+            let record = XattrRecord::parse(bytes)?;
+            Ok((record.name == name).then(|| record.value.into()))
+        })
+    }
+
+    fn value_block<R>(&self, bytes: &Block, block: BlockNo, f: impl FnOnce(&[u8]) -> R) -> Result<R, Fault> {
+        BlockHeader::of(bytes).expect(BlockKind::XattrValue, self.tree.owner, block)?;
+        Ok(f(&bytes[BLOCK_HEADER_SIZE..]))
+    }
+
+    fn read_value<M: MetaRead>(&self, io: &M, value: Value) -> Result<Vec<u8>, M::Error> {
+        let (len, blocks) = match value {
+            Value::Inline(bytes) => return Ok(bytes),
+            Value::Blocks { len, blocks } => (len, blocks),
+        };
+        let mut bytes = Vec::with_capacity(len);
+        for block in blocks {
+            let part = BLOCK_BODY_SIZE.min(len - bytes.len());
+            io.read(block, |content| {
+                self.value_block(content, block, |body| bytes.extend_from_slice(&body[..part]))
+            })?
+            .map_err(|fault| self.tree.corrupt(block, fault))?;
+        }
+        Ok(bytes)
+    }
+
     /// The value of `name`.
+    ///
+    /// # Errors
+    /// [`TreeError::BadName`] if the name is empty or too long; corruption, and the errors of `io`.
     pub fn get<M: MetaRead>(
         &self,
         io: &M,
         root: &XattrRoot,
         name: &[u8],
     ) -> Result<Option<Vec<u8>>, M::Error> {
-        todo!()
+        match self.search(io, &self.top(root)?, name)?.found {
+            Some((_, value)) => self.read_value(io, value).map(Some),
+            None => Ok(None),
+        }
     }
-    /// Creates or replaces `name`; returns whether it was there. CREATE and REPLACE are decided by the caller (`get` first).
+
+    /// Creates or replaces `name`. Returns whether it was there. `XATTR_CREATE` and `XATTR_REPLACE` are decided by the caller,
+    /// who asks first.
+    ///
+    /// # Errors
+    /// [`TreeError::BadName`] if name or value are too long, [`TreeError::HashFull`], both with nothing changed; corruption, and
+    /// the errors of `io`.
     pub fn set<M: MetaIo>(
         &self,
         io: &mut M,
@@ -33,33 +114,217 @@ impl Xattrs {
         name: &[u8],
         value: &[u8],
     ) -> Result<bool, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(TreeError::BadName(NameFault::ValueLen(value.len())).into());
+        }
+        let search = self.search(io, &top, name)?;
+        let (mut entries, mut value_blocks) = (root.entries(), root.value_blocks());
+        let (key, old) = match search.found {
+            Some((key, old)) => (key, Some(old)),
+            None => (search.free.ok_or(TreeError::HashFull)?, None),
+        };
+        let stored = self.store_value(io, top.height.gt(&0).then_some(top.block), value)?;
+        if let XattrValue::Blocks { blocks, .. } = &stored {
+            value_blocks = value_blocks.saturating_add(blocks.len() as u32);
+        }
+        let record = self.encode(name, stored)?;
+        match &old {
+            Some(Value::Inline(bytes)) if bytes.len() == value.len() => {
+                self.tree.set(io, &top, key, &record)?;
+                return Ok(true);
+            }
+            Some(old) => {
+                value_blocks = value_blocks.saturating_sub(self.free_value(io, old)?);
+                self.tree.remove(io, &mut top, key)?;
+            }
+            None => entries = entries.saturating_add(1),
+        }
+        self.tree.insert(io, &mut top, key, &record)?;
+        *root = XattrRoot::new(&top, entries, value_blocks);
+        Ok(old.is_some())
     }
-    /// Removes `name`; returns whether it was there.
+
+    fn encode(&self, name: &[u8], value: XattrValue<'_>) -> Result<Vec<u8>, TreeError> {
+        let mut record = Vec::new();
+        let encoded = XattrRecord { name, value }.encode(&mut record);
+        encoded.map_err(TreeError::BadName).map(|()| record)
+    }
+
+    /// Puts a long value in blocks of its own.
+    fn store_value<'v, M: MetaIo>(
+        &self,
+        io: &mut M,
+        near: Option<BlockNo>,
+        value: &'v [u8],
+    ) -> Result<XattrValue<'v>, M::Error> {
+        if value.len() <= XATTR_INLINE_MAX {
+            return Ok(XattrValue::Inline(value));
+        }
+        let mut blocks = Vec::new();
+        for part in value.chunks(BLOCK_BODY_SIZE) {
+            let block = io.alloc(
+                blocks.last().copied().or(near),
+                BlockKind::XattrValue,
+                self.tree.owner,
+            )?;
+            io.update(block, |bytes| {
+                bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + part.len()].copy_from_slice(part);
+            })?;
+            blocks.push(block);
+        }
+        let len = value.len();
+        Ok(XattrValue::Blocks { len, blocks })
+    }
+
+    /// Frees the blocks of a value. Returns how many.
+    fn free_value<M: MetaIo>(&self, io: &mut M, value: &Value) -> Result<u32, M::Error> {
+        let Value::Blocks { blocks, .. } = value else {
+            return Ok(0);
+        };
+        for block in blocks {
+            // A corrupt list must not free what is another's.
+            io.read(*block, |bytes| self.value_block(bytes, *block, |_| ()))?
+                .map_err(|fault| self.tree.corrupt(*block, fault))?;
+            io.free(*block)?;
+        }
+        Ok(blocks.len() as u32)
+    }
+
+    /// Removes `name`. Returns whether it was there.
+    ///
+    /// # Errors
+    /// [`TreeError::BadName`] if the name is empty or too long; corruption, and the errors of `io`.
     pub fn remove<M: MetaIo>(&self, io: &mut M, root: &mut XattrRoot, name: &[u8]) -> Result<bool, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        let Some((key, value)) = self.search(io, &top, name)?.found else {
+            return Ok(false);
+        };
+        let freed = self.free_value(io, &value)?;
+        self.tree.remove(io, &mut top, key)?;
+        *root = self.root_after(&top, root, 1, freed)?;
+        Ok(true)
     }
-    /// All names with the lengths of their values.
+
+    /// A root whose counters have come to zero before the last name would be refused later.
+    fn root_after(
+        &self,
+        top: &Top,
+        root: &XattrRoot,
+        removed: usize,
+        freed: u32,
+    ) -> Result<XattrRoot, TreeError> {
+        let removed = u32::try_from(removed).unwrap_or(u32::MAX);
+        let blocks = root.value_blocks().saturating_sub(freed);
+        let root = XattrRoot::new(top, root.entries().saturating_sub(removed), blocks);
+        self.top(&root).map(|_| root)
+    }
+
+    /// All names with the lengths of their values in bytes, in no order that means anything.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn list<M: MetaRead>(&self, io: &M, root: &XattrRoot) -> Result<Vec<(Vec<u8>, usize)>, M::Error> {
-        todo!()
+        let mut names = Vec::new();
+        self.tree
+            .scan(io, &self.top(root)?, 0..KEY_END, |leaf, _, bytes| {
+                let record = XattrRecord::parse(bytes).map_err(|fault| self.tree.corrupt(leaf, fault))?;
+                names.push((record.name.to_vec(), value_len(&record.value)));
+                Ok(ControlFlow::Continue(()))
+            })?;
+        Ok(names)
     }
-    /// Forgets at most `max` attributes and frees the blocks that they leave.
+
+    /// Forgets at most `max` attributes and frees the blocks that they leave. Goes on from the root as it is; `Done` when none
+    /// is left.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
     pub fn free_some<M: MetaIo>(
         &self,
         io: &mut M,
         root: &mut XattrRoot,
         max: usize,
     ) -> Result<Progress, M::Error> {
-        todo!()
+        let mut top = self.top(root)?;
+        let (mut left, mut freed) = (max, 0_u32);
+        while left > 0 && top.height > 0 {
+            let at = top.block;
+            let taken = self.tree.take_last(io, &mut top, left)?;
+            left = left.saturating_sub(taken.len());
+            for (_, bytes) in taken {
+                let record = XattrRecord::parse(&bytes).map_err(|fault| self.tree.corrupt(at, fault))?;
+                freed = freed.saturating_add(self.free_value(io, &record.value.into())?);
+            }
+        }
+        if top.height == 0 {
+            *root = XattrRoot::default();
+            return Ok(Progress::Done);
+        }
+        *root = self.root_after(&top, root, max - left, freed)?;
+        Ok(Progress::More)
     }
-    /// Walks all attributes.
+
+    /// Walks all attributes: tells `visitor` of every block and every fault, and `on_attr` of every sound name with the length of
+    /// its value. Reads each block once.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,
         root: &XattrRoot,
         visitor: &mut impl CheckVisitor<M::Error>,
-        on_attr: impl FnMut(&[u8], usize),
-    ) -> Result<(), M::Error> {
-        todo!()
+        mut on_attr: impl FnMut(&[u8], usize),
+    ) {
+        let top = match self.top(root) {
+            Ok(top) => top,
+            Err(error) => return visitor.fault(error),
+        };
+        let (mut names, mut seen) = (NameCheck::default(), HashSet::new());
+        let sound = self.tree.walk(io, &top, visitor, |visitor, _, key, bytes| {
+            let record = XattrRecord::parse(bytes)?;
+            names.add(key, record.name, self.key.name_hash(record.name))?;
+            if let XattrValue::Blocks { blocks, .. } = &record.value {
+                for block in blocks {
+                    self.check_value_block(io, visitor, &mut seen, *block);
+                }
+            }
+            on_attr(record.name, value_len(&record.value));
+            Ok(())
+        });
+        if !sound {
+            return;
+        }
+        let counts = [
+            ("attributes", u64::from(root.entries()), names.count),
+            ("value blocks", u64::from(root.value_blocks()), seen.len() as u64),
+        ];
+        for (what, counted, found) in counts {
+            if let Some(error) = check_count(&self.tree, what, counted, found) {
+                visitor.fault(error);
+            }
+        }
+    }
+
+    fn check_value_block<M: MetaRead>(
+        &self,
+        io: &M,
+        visitor: &mut impl CheckVisitor<M::Error>,
+        seen: &mut HashSet<BlockNo>,
+        block: BlockNo,
+    ) {
+        if !seen.insert(block) {
+            return visitor.fault(self.tree.corrupt(block, Fault::Shared));
+        }
+        match io.read(block, |bytes| self.value_block(bytes, block, |_| ())) {
+            Ok(Ok(())) => visitor.block(block, BlockKind::XattrValue),
+            Ok(Err(fault)) => visitor.fault(self.tree.corrupt(block, fault)),
+            Err(error) => visitor.unreadable(block, error),
+        }
+    }
+}
+
+fn value_len(value: &XattrValue<'_>) -> usize {
+    match value {
+        XattrValue::Inline(bytes) => bytes.len(),
+        XattrValue::Blocks { len, .. } => *len,
     }
 }

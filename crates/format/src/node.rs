@@ -212,7 +212,11 @@ impl<'a> NodeMut<'a> {
         Ok(Self { block })
     }
 
-    fn view(&self) -> Result<NodeRef<'_>, NodeFault> {
+    /// The node to read.
+    ///
+    /// # Errors
+    /// [`NodeFault::Bounds`].
+    pub fn view(&self) -> Result<NodeRef<'_>, NodeFault> {
         NodeRef::open(self.block)
     }
 
