@@ -227,8 +227,8 @@ fn build(count: u64, seed: Option<u64>) -> (MemIo, TreeRoot) {
 }
 
 #[test]
-fn tree_of_many_extents_stays_low_and_full_when_appended() {
-    let count = 200_000;
+fn tree_of_a_million_extents_stays_low_and_full_when_appended() {
+    let count = 1_000_000;
     let (mut io, mut root) = build(count, None);
     assert_eq!(TREE.counts(&root).unwrap().extents, count);
     let nodes = u64::from(TREE.node_blocks(&root).unwrap());
@@ -253,7 +253,7 @@ fn tree_of_many_extents_stays_low_and_full_when_appended() {
             break;
         }
         assert!(!runs.is_empty());
-        if freed % 50_000 == 0 {
+        if freed % 250_000 == 0 {
             assert_eq!(check(&io, &root).len() as u64, count - freed);
         }
     }
