@@ -1,1 +1,6 @@
-//! Reference model, workloads and crash exploration for tests.
+//! Reference model, workloads and crash exploration. For tests only.
+
+pub mod model;
+pub mod ops;
+pub mod target;
+pub mod workload;

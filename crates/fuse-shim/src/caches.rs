@@ -1,0 +1,96 @@
+//! The kernel's caches as LibFS sees them: how long they may be believed, and how file data is taken out of them.
+
+use fuser::{INodeNo, Notifier};
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::{debug, warn};
+use varve_format::InodeKey;
+use varve_libfs::CacheObserver;
+
+/// How long the kernel may believe names and attributes while this mount is alone in its pool.
+pub const SOLO_TTL: Duration = Duration::from_secs(1);
+
+/// Hands LibFS' wishes to the kernel. Called by LibFS' worker thread only.
+#[derive(Debug, Default)]
+pub struct KernelCaches {
+    notifier: RwLock<Option<Notifier>>,
+    company: AtomicBool,
+}
+
+impl KernelCaches {
+    /// Caches of a mount that is not mounted yet; until [`attach`](Self::attach) there is nothing to invalidate.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// From now on the kernel caches.
+    pub fn attach(&self, notifier: Notifier) {
+        *self.notifier.write() = Some(notifier);
+    }
+
+    /// The mount is gone: there are no caches any more.
+    pub fn detach(&self) {
+        *self.notifier.write() = None;
+    }
+
+    /// Starts in company (as [`Welcome`](varve_ipc::Welcome) said).
+    pub fn set_company(&self, company: bool) {
+        self.company.store(company, Ordering::SeqCst);
+    }
+
+    /// How long the kernel may believe what is answered now.
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        if self.company.load(Ordering::SeqCst) {
+            Duration::ZERO
+        } else {
+            SOLO_TTL
+        }
+    }
+}
+
+impl CacheObserver for KernelCaches {
+    fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64) {
+        let Some(notifier) = self.notifier.read().clone() else {
+            return;
+        };
+        let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+        let len = i64::try_from(len).unwrap_or(0);
+        match notifier.inval_inode(INodeNo(key.ino.0), offset, len) {
+            Ok(()) => debug!(%key, offset, len, "kernel dropped cached data"),
+            // The kernel does not know the inode: nothing is cached.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => warn!(%key, %error, "the kernel did not drop cached data"),
+        }
+    }
+
+    fn company(&self) {
+        if !self.company.swap(true, Ordering::SeqCst) && self.notifier.read().is_some() {
+            // Answers given before the switch die out; those under way carry the old time-out for at most a moment more.
+            std::thread::sleep(SOLO_TTL + Duration::from_millis(50));
+        }
+    }
+
+    fn solo(&self) {
+        self.company.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelCaches, SOLO_TTL};
+    use std::time::Duration;
+    use varve_libfs::CacheObserver;
+
+    #[test]
+    fn ttl_is_zero_while_in_company() {
+        let caches = KernelCaches::new();
+        assert_eq!(caches.ttl(), SOLO_TTL);
+        caches.company();
+        assert_eq!(caches.ttl(), Duration::ZERO);
+        caches.solo();
+        assert_eq!(caches.ttl(), SOLO_TTL);
+    }
+}

@@ -1,0 +1,272 @@
+//! Mounting and unmounting, and the reasons why it cannot be done, said so that a person knows what to do.
+
+use crate::caches::KernelCaches;
+use crate::shim::Shim;
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use varve_libfs::Fs;
+
+/// Threads that serve requests. A request may wait for a lease, so there are more than processors.
+const THREADS: usize = 10;
+
+/// What to mount where.
+#[derive(Debug, Clone)]
+pub struct MountRequest {
+    /// Directory to mount on; must exist.
+    pub mountpoint: PathBuf,
+    /// Shown as the source in `/proc/mounts`.
+    pub source: String,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// No changes through this mount.
+    pub read_only: bool,
+}
+
+/// Why a mount failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// No FUSE in this kernel or container.
+    #[error(
+        "/dev/fuse is not there: load the module (`modprobe fuse`), or, in a container, run it with `--device /dev/fuse --cap-add SYS_ADMIN`"
+    )]
+    NoDevice,
+    /// `/dev/fuse` cannot be opened.
+    #[error("/dev/fuse cannot be opened ({0}): ask for read and write permission on it, or run as root")]
+    DeviceRefused(io::Error),
+    /// An ordinary user needs the set-uid helper.
+    #[error(
+        "fusermount3 is not installed, and only root can mount without it: `apt-get install fuse3`, or run as root"
+    )]
+    NoFusermount,
+    /// `allow_other` as an ordinary user needs a line in fuse.conf.
+    #[error(
+        "`--allow-other` needs the line `user_allow_other` in /etc/fuse.conf: add it (as root), or mount without the option"
+    )]
+    AllowOtherForbidden,
+    /// The directory to mount on.
+    #[error("cannot mount on {path}: {source}")]
+    Mountpoint {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// The directory is a dead mount of an earlier run.
+    #[error("{0} is a mount whose server is gone: `varve umount --force {0}`, then try again")]
+    DeadMount(PathBuf),
+    /// Anything else.
+    #[error("mounting {path} failed: {source}")]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel or fusermount3 said.
+        source: io::Error,
+    },
+}
+
+/// A mount that is served by this process. Dropping it unmounts.
+pub struct Mounted {
+    session: Option<BackgroundSession>,
+    mountpoint: PathBuf,
+}
+
+impl Mounted {
+    pub(crate) fn from_session(session: BackgroundSession, request: &MountRequest) -> Self {
+        Self {
+            session: Some(session),
+            mountpoint: request.mountpoint.clone(),
+        }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Whether the mount has ended by itself (`umount`, `fusermount3 -u`).
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.session
+            .as_ref()
+            .is_none_or(|session| session.guard.is_finished())
+    }
+
+    /// Unmounts and waits until the last request is answered.
+    ///
+    /// # Errors
+    /// `EBUSY` while a process has a file open in it or stands in it; the mount then goes on being served.
+    pub fn unmount(mut self) -> Result<(), (Self, io::Error)> {
+        // Tried first without touching the session, since fuser's own way detaches a busy mount lazily.
+        if !self.is_finished()
+            && let Err(error) = unmount_path(&self.mountpoint, false)
+        {
+            return Err((self, error));
+        }
+        let joined = self.session.take().map_or(Ok(()), BackgroundSession::join);
+        joined.map_err(|error| (self, error))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self
+            .session
+            .as_ref()
+            .is_some_and(|session| !session.guard.is_finished())
+        {
+            let _ = unmount_path(&self.mountpoint, true);
+        }
+    }
+}
+
+/// Unmounts `path`: by the system call where that is allowed, else through `fusermount3`. `lazy` detaches a busy mount.
+fn unmount_path(path: &Path, lazy: bool) -> io::Result<()> {
+    let flags = if lazy {
+        rustix::mount::UnmountFlags::DETACH
+    } else {
+        rustix::mount::UnmountFlags::empty()
+    };
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => {
+            let mut command = std::process::Command::new("fusermount3");
+            command.arg("-u");
+            if lazy {
+                command.arg("-z");
+            }
+            let output = command.arg("--").arg(path).output()?;
+            if output.status.success() {
+                return Ok(());
+            }
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            let kind = if said.contains("busy") {
+                io::ErrorKind::ResourceBusy
+            } else {
+                io::ErrorKind::Other
+            };
+            Err(io::Error::new(kind, said))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn find_in_path(program: &str) -> bool {
+    std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
+}
+
+/// Whether this machine and user can mount at all.
+///
+/// # Errors
+/// The [`MountError`] that a mount would run into.
+pub fn check_host(allow_other: bool) -> Result<(), MountError> {
+    if !Path::new("/dev/fuse").exists() {
+        return Err(MountError::NoDevice);
+    }
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        return match std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/fuse")
+        {
+            Ok(_) => Ok(()),
+            Err(error) => Err(MountError::DeviceRefused(error)),
+        };
+    }
+    if !find_in_path("fusermount3") {
+        return Err(MountError::NoFusermount);
+    }
+    if allow_other {
+        let conf = std::fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+        if !conf.lines().any(|line| line.trim() == "user_allow_other") {
+            return Err(MountError::AllowOtherForbidden);
+        }
+    }
+    Ok(())
+}
+
+fn check_mountpoint(path: &Path) -> Result<(), MountError> {
+    match std::fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => Err(MountError::Mountpoint {
+            path: path.to_owned(),
+            source: io::Error::from_raw_os_error(libc::ENOTDIR),
+        }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            Err(MountError::DeadMount(path.to_owned()))
+        }
+        Err(source) => Err(MountError::Mountpoint {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+pub(crate) fn config(request: &MountRequest) -> Config {
+    let mut options = vec![
+        MountOption::FSName(request.source.clone()),
+        MountOption::Subtype("varve".to_owned()),
+        MountOption::DefaultPermissions,
+        if request.read_only {
+            MountOption::RO
+        } else {
+            MountOption::RW
+        },
+    ];
+    if rustix::process::geteuid().is_root() {
+        // Without these, fuser mounts root's file systems as an ordinary user would get them.
+        options.extend([MountOption::Suid, MountOption::Dev, MountOption::Exec]);
+    }
+    let mut config = Config::default();
+    config.mount_options = options;
+    config.acl = if request.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(THREADS);
+    config.clone_fd = true;
+    config
+}
+
+/// Mounts `fs`, whose observer must be `caches`, and serves it from threads of this process.
+///
+/// # Errors
+/// A [`MountError`] that says what to do.
+pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Result<Mounted, MountError> {
+    check_host(request.allow_other)?;
+    check_mountpoint(&request.mountpoint)?;
+    caches.set_company(fs.company());
+    let failed = |source| MountError::Mount {
+        path: request.mountpoint.clone(),
+        source,
+    };
+    let shim = Shim::new(fs, Arc::clone(&caches));
+    let session = Session::new(shim, &request.mountpoint, &config(request)).map_err(failed)?;
+    caches.attach(session.notifier());
+    let session = session.spawn().map_err(failed)?;
+    Ok(Mounted::from_session(session, request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MountError, check_mountpoint};
+
+    #[test]
+    fn mountpoint_is_refused_when_it_is_missing_or_a_file() {
+        let missing = std::path::Path::new("/nonexistent/varve");
+        assert!(matches!(
+            check_mountpoint(missing),
+            Err(MountError::Mountpoint { .. })
+        ));
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let Err(MountError::Mountpoint { source, .. }) = check_mountpoint(file.path()) else {
+            panic!("a file is no place to mount on");
+        };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOTDIR));
+    }
+}

@@ -1,0 +1,144 @@
+//! Operations of a workload, on names; the same list runs on the model and on a file system.
+
+use std::fmt;
+
+/// A path below the root, as its names. Empty: the root itself.
+pub type Path = Vec<&'static str>;
+
+/// One operation of a workload.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Makes a regular file; EEXIST if the name is taken.
+    Create(Path),
+    /// Makes a directory.
+    Mkdir(Path),
+    /// Makes a symbolic link to a fixed target.
+    Symlink(Path),
+    /// Makes a fifo.
+    Mkfifo(Path),
+    /// Writes `len` bytes of the pattern `seed` at `offset` of an existing file.
+    Write {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+        /// Which bytes.
+        seed: u8,
+    },
+    /// Appends `len` bytes of the pattern `seed`.
+    Append {
+        /// File.
+        path: Path,
+        /// Bytes.
+        len: u32,
+        /// Which bytes.
+        seed: u8,
+    },
+    /// Sets the length.
+    Truncate {
+        /// File.
+        path: Path,
+        /// New length.
+        size: u64,
+    },
+    /// Makes a hole, keeps the size.
+    Punch {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Zeros a range, may grow the file.
+    Zero {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Allocates a range, may grow the file.
+    Allocate {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Another name for a file.
+    Link(Path, Path),
+    /// Removes a name that is not a directory.
+    Unlink(Path),
+    /// Removes an empty directory.
+    Rmdir(Path),
+    /// Renames, replacing what is there.
+    Rename(Path, Path),
+    /// Renames unless the new name is taken.
+    RenameNoReplace(Path, Path),
+    /// Exchanges two names.
+    Exchange(Path, Path),
+    /// Changes the permission bits.
+    Chmod(Path, u32),
+    /// Changes owner and group.
+    Chown(Path, u32, u32),
+    /// Sets `user.k` to a value of `len` bytes of the pattern `seed`.
+    SetXattr(Path, u16, u8),
+    /// Removes `user.k`.
+    RemoveXattr(Path),
+    /// Makes everything before it durable.
+    Fsync(Path),
+}
+
+/// The bytes of pattern `seed` from `offset` on: they differ by position, so misplaced data is seen.
+#[must_use]
+pub fn pattern(seed: u8, offset: u64, len: usize) -> Vec<u8> {
+    (0..len as u64)
+        .map(|i| {
+            let at = offset + i;
+            (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ seed.wrapping_mul(167) | 1
+        })
+        .collect()
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |path: &Path| format!("/{}", path.join("/"));
+        match self {
+            Self::Create(path) => write!(f, "create {}", show(path)),
+            Self::Mkdir(path) => write!(f, "mkdir {}", show(path)),
+            Self::Symlink(path) => write!(f, "symlink {}", show(path)),
+            Self::Mkfifo(path) => write!(f, "mkfifo {}", show(path)),
+            Self::Write {
+                path,
+                offset,
+                len,
+                seed,
+            } => {
+                write!(f, "write {} offset={offset} len={len} seed={seed}", show(path))
+            }
+            Self::Append { path, len, seed } => write!(f, "append {} len={len} seed={seed}", show(path)),
+            Self::Truncate { path, size } => write!(f, "truncate {} size={size}", show(path)),
+            Self::Punch { path, offset, len } => write!(f, "punch {} offset={offset} len={len}", show(path)),
+            Self::Zero { path, offset, len } => write!(f, "zero {} offset={offset} len={len}", show(path)),
+            Self::Allocate { path, offset, len } => {
+                write!(f, "allocate {} offset={offset} len={len}", show(path))
+            }
+            Self::Link(from, to) => write!(f, "link {} {}", show(from), show(to)),
+            Self::Unlink(path) => write!(f, "unlink {}", show(path)),
+            Self::Rmdir(path) => write!(f, "rmdir {}", show(path)),
+            Self::Rename(from, to) => write!(f, "rename {} {}", show(from), show(to)),
+            Self::RenameNoReplace(from, to) => write!(f, "rename-noreplace {} {}", show(from), show(to)),
+            Self::Exchange(from, to) => write!(f, "exchange {} {}", show(from), show(to)),
+            Self::Chmod(path, mode) => write!(f, "chmod {} {mode:o}", show(path)),
+            Self::Chown(path, uid, gid) => write!(f, "chown {} {uid}:{gid}", show(path)),
+            Self::SetXattr(path, len, seed) => write!(f, "setxattr {} len={len} seed={seed}", show(path)),
+            Self::RemoveXattr(path) => write!(f, "removexattr {}", show(path)),
+            Self::Fsync(path) => write!(f, "fsync {}", show(path)),
+        }
+    }
+}

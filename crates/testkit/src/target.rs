@@ -1,0 +1,327 @@
+//! Runs operations on a mounted [`Fs`] and reads back everything that is seen.
+
+use crate::model::{LINK_TARGET, Seen, Tree};
+use crate::ops::{Op, Path, pattern};
+use std::collections::BTreeMap;
+use varve_format::{FallocateMode, FileKind, InodeAttr, InodeKey};
+use varve_ipc::Cred;
+use varve_libfs::{AttrChange, Errno, Fs, OpenFile, OpenFlags, RenameFlags};
+
+/// Name of the one extended attribute of workloads.
+pub const XATTR_NAME: &[u8] = b"user.k";
+
+type Outcome<T> = Result<T, Errno>;
+
+const fn error(errno: i32) -> Errno {
+    Errno(errno)
+}
+
+/// The inode at `path`; no symbolic link is followed.
+///
+/// # Errors
+/// As `lookup`.
+pub fn find(fs: &Fs, path: &[&str]) -> Outcome<InodeAttr> {
+    let root = Cred::root();
+    let mut attr = fs.getattr(fs.root())?;
+    for name in path {
+        attr = fs.lookup(attr.key, name.as_bytes(), &root)?;
+    }
+    Ok(attr)
+}
+
+fn parent<'p>(fs: &Fs, path: &'p Path) -> Outcome<(InodeKey, &'p [u8])> {
+    let (name, above) = path.split_last().ok_or(error(libc::EEXIST))?;
+    let dir = find(fs, above)?;
+    match dir.kind() {
+        FileKind::Directory => Ok((dir.key, name.as_bytes())),
+        FileKind::Symlink => Err(error(libc::ENOENT)),
+        _ => Err(error(libc::ENOTDIR)),
+    }
+}
+
+fn open(fs: &Fs, path: &Path) -> Outcome<OpenFile> {
+    let attr = find(fs, path)?;
+    match attr.kind() {
+        FileKind::Regular => {}
+        FileKind::Directory => return Err(error(libc::EISDIR)),
+        _ => return Err(error(libc::EINVAL)),
+    }
+    fs.open(
+        attr.key,
+        OpenFlags {
+            read: true,
+            write: true,
+            ..OpenFlags::default()
+        },
+        &Cred::root(),
+    )
+}
+
+fn rename(fs: &Fs, from: &Path, to: &Path, flags: RenameFlags) -> Outcome<()> {
+    let (dir, name) = parent(fs, from)?;
+    let (new_dir, new_name) = parent(fs, to)?;
+    fs.rename(dir, name, new_dir, new_name, flags, &Cred::root())
+}
+
+fn make(fs: &Fs, path: &Path, mode: u32) -> Outcome<()> {
+    let (dir, name) = parent(fs, path)?;
+    fs.create(dir, name, mode, 0, &Cred::root()).map(|_| ())
+}
+
+fn full(written: usize, wanted: usize) -> Outcome<()> {
+    if written == wanted {
+        Ok(())
+    } else {
+        Err(error(libc::EIO))
+    }
+}
+
+/// Carries out one operation as the superuser.
+///
+/// # Errors
+/// What the file system said.
+pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
+    let root = Cred::root();
+    match op {
+        Op::Create(path) => make(fs, path, 0o100_644),
+        Op::Mkdir(path) => make(fs, path, 0o040_755),
+        Op::Mkfifo(path) => make(fs, path, 0o010_644),
+        Op::Symlink(path) => {
+            let (dir, name) = parent(fs, path)?;
+            fs.symlink(dir, name, LINK_TARGET, &root).map(|_| ())
+        }
+        Op::Write {
+            path,
+            offset,
+            len,
+            seed,
+        } => {
+            let data = pattern(*seed, *offset, *len as usize);
+            full(open(fs, path)?.write_at(*offset, &data, &root)?, data.len())
+        }
+        Op::Append { path, len, seed } => {
+            let file = open(fs, path)?;
+            let offset = file.getattr()?.size_bytes;
+            let data = pattern(*seed, offset, *len as usize);
+            let (at, written) = file.append(&data, &root)?;
+            if at == offset {
+                full(written, data.len())
+            } else {
+                Err(error(libc::EIO))
+            }
+        }
+        Op::Truncate { path, size } => open(fs, path)?.truncate(*size, &root),
+        Op::Punch { path, offset, len } => {
+            open(fs, path)?.fallocate(FallocateMode::PunchHole, *offset, *len, &root)
+        }
+        Op::Zero { path, offset, len } => {
+            open(fs, path)?.fallocate(FallocateMode::ZeroRange, *offset, *len, &root)
+        }
+        Op::Allocate { path, offset, len } => {
+            open(fs, path)?.fallocate(FallocateMode::Allocate, *offset, *len, &root)
+        }
+        Op::Link(from, to) => {
+            let attr = find(fs, from)?;
+            let (dir, name) = parent(fs, to)?;
+            fs.link(attr.key, dir, name, &root).map(|_| ())
+        }
+        Op::Unlink(path) => {
+            let (dir, name) = parent(fs, path)?;
+            fs.unlink(dir, name, &root)
+        }
+        Op::Rmdir(path) => {
+            let (dir, name) = parent(fs, path)?;
+            fs.rmdir(dir, name, &root)
+        }
+        Op::Rename(from, to) => rename(fs, from, to, RenameFlags::default()),
+        Op::RenameNoReplace(from, to) => rename(
+            fs,
+            from,
+            to,
+            RenameFlags {
+                noreplace: true,
+                ..RenameFlags::default()
+            },
+        ),
+        Op::Exchange(from, to) => rename(
+            fs,
+            from,
+            to,
+            RenameFlags {
+                exchange: true,
+                ..RenameFlags::default()
+            },
+        ),
+        Op::Chmod(path, mode) => {
+            let attr = find(fs, path)?;
+            if attr.kind() == FileKind::Symlink {
+                return Err(error(libc::EOPNOTSUPP));
+            }
+            let change = AttrChange {
+                mode: Some(*mode),
+                ..AttrChange::default()
+            };
+            fs.setattr(attr.key, &change, &root).map(|_| ())
+        }
+        Op::Chown(path, uid, gid) => {
+            let change = AttrChange {
+                uid: Some(*uid),
+                gid: Some(*gid),
+                ..AttrChange::default()
+            };
+            fs.setattr(find(fs, path)?.key, &change, &root).map(|_| ())
+        }
+        Op::SetXattr(path, len, seed) => {
+            let value = pattern(*seed, 0, usize::from(*len));
+            fs.setxattr(find(fs, path)?.key, XATTR_NAME, &value, false, false, &root)
+        }
+        Op::RemoveXattr(path) => fs.removexattr(find(fs, path)?.key, XATTR_NAME, &root),
+        Op::Fsync(path) => fs.fsync(find(fs, path)?.key, false),
+    }
+}
+
+/// Everything that is seen through `fs`.
+///
+/// # Errors
+/// The first error of any call: a tree that cannot be read is never right.
+pub fn tree(fs: &Fs) -> Outcome<Tree> {
+    let mut tree = Tree::new();
+    let mut first = BTreeMap::new();
+    walk(
+        fs,
+        &fs.getattr(fs.root())?,
+        String::from("/"),
+        &mut first,
+        &mut tree,
+    )?;
+    Ok(tree)
+}
+
+fn names(fs: &Fs, dir: InodeKey) -> Outcome<Vec<(String, InodeKey)>> {
+    let mut names = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let page = fs.readdir(dir, cookie, 16)?;
+        let Some(last) = page.last() else { break };
+        cookie = last.next_cookie;
+        names.extend(
+            page.iter()
+                .map(|entry| (String::from_utf8_lossy(&entry.name).into_owned(), entry.key)),
+        );
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn walk(
+    fs: &Fs,
+    attr: &InodeAttr,
+    path: String,
+    first: &mut BTreeMap<InodeKey, String>,
+    tree: &mut Tree,
+) -> Outcome<()> {
+    let root = Cred::root();
+    let same_as = first.entry(attr.key).or_insert_with(|| path.clone()).clone();
+    let content = match attr.kind() {
+        FileKind::Regular => {
+            let file = fs.open(
+                attr.key,
+                OpenFlags {
+                    read: true,
+                    ..OpenFlags::default()
+                },
+                &root,
+            )?;
+            let mut content = vec![0xa5; attr.size_bytes as usize + 1];
+            let count = file.read_at(0, &mut content)?;
+            content.truncate(count);
+            content
+        }
+        FileKind::Symlink => fs.readlink(attr.key)?,
+        _ => Vec::new(),
+    };
+    let xattr = match attr.kind() {
+        FileKind::Regular | FileKind::Directory => match fs.getxattr(attr.key, XATTR_NAME, &root) {
+            Ok(value) => Some(value),
+            Err(errno) if errno.0 == libc::ENODATA => None,
+            Err(other) => return Err(other),
+        },
+        _ => None,
+    };
+    let size = if attr.is_dir() || attr.kind() == FileKind::Fifo {
+        0
+    } else {
+        attr.size_bytes
+    };
+    let seen = Seen {
+        mode: attr.mode,
+        uid: attr.uid,
+        gid: attr.gid,
+        links: attr.nlink,
+        size,
+        content,
+        xattr,
+        same_as,
+    };
+    let below = if path == "/" {
+        String::from("/")
+    } else {
+        format!("{path}/")
+    };
+    tree.insert(path, seen);
+    if attr.is_dir() {
+        let entries = names(fs, attr.key)?;
+        for pair in entries.windows(2) {
+            if pair[0].0 == pair[1].0 {
+                return Err(error(libc::EUCLEAN)); // A name listed twice.
+            }
+        }
+        for (name, key) in entries {
+            let child = fs.lookup(attr.key, name.as_bytes(), &root)?;
+            if child.key != key {
+                return Err(error(libc::EUCLEAN));
+            }
+            walk(fs, &child, format!("{below}{name}"), first, tree)?;
+        }
+    }
+    Ok(())
+}
+
+/// What differs between two trees, a line each (at most 20).
+#[must_use]
+pub fn difference(want: &Tree, got: &Tree) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (path, seen) in want {
+        match got.get(path) {
+            None => lines.push(format!("{path}: missing")),
+            Some(other) if other != seen => {
+                let at = seen.content.iter().zip(&other.content).position(|(a, b)| a != b);
+                let brief = |s: &Seen| {
+                    format!(
+                        "mode={:o} {}:{} links={} size={} same_as={} xattr={:?}",
+                        s.mode,
+                        s.uid,
+                        s.gid,
+                        s.links,
+                        s.size,
+                        s.same_as,
+                        s.xattr.as_ref().map(Vec::len)
+                    )
+                };
+                lines.push(format!(
+                    "{path}: want {} got {} first differing byte {at:?}",
+                    brief(seen),
+                    brief(other)
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    lines.extend(
+        got.keys()
+            .filter(|path| !want.contains_key(*path))
+            .map(|path| format!("{path}: should not be there")),
+    );
+    lines.truncate(20);
+    lines
+}

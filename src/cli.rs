@@ -1,0 +1,274 @@
+//! The command line: every command, its options and its help. No behaviour.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// What the exit codes mean; shown under `--help`.
+const EXIT_CODES: &str = "Exit codes:
+  0  done
+  1  it failed; the message on standard error says what to do
+  2  the command line was wrong
+  3  fsck or scrub found damage (with --repair: some of it could not be mended)
+  4  no daemon serves this pool";
+
+/// A file system across NVM, SSD and HDD: writes are durable when they return and cost no system call.
+#[derive(Debug, Parser)]
+#[command(name = "varve", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub struct Cli {
+    /// What is logged on standard error: error, warn, info, debug, trace, or a filter as `varve_kernelfs=debug`.
+    #[arg(long, global = true, default_value = "warn", env = "VARVE_LOG", value_name = "FILTER")]
+    pub log: String,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a pool if there is none, start its daemon, mount it at DIR/mnt, and stay until Ctrl-C
+    Up(UpArgs),
+    /// Stop what `up` started: unmount, digest, end
+    Down(DownArgs),
+    /// Make a pool of plain files
+    Mkfs(MkfsArgs),
+    /// Run the daemon of a pool in the foreground
+    Serve(ServeArgs),
+    /// Mount a pool whose daemon runs
+    Mount(MountArgs),
+    /// Unmount
+    Umount(UmountArgs),
+    /// Show what a pool's daemon does: tiers, sessions, digest, jobs
+    Status(PoolJsonArgs),
+    /// Have everything that is logged digested into the shared area now
+    Digest(PoolJsonArgs),
+    /// Check every structure and cross-reference of a pool
+    Fsck(FsckArgs),
+    /// Verify all data against its checksums
+    Scrub(PoolJsonArgs),
+    /// Print a structure as it lies on the media
+    Debug(DebugArgs),
+    /// A quick measurement of a mounted pool against the same directory's file system
+    Bench(BenchArgs),
+    /// Run a program with its file calls served in-process (not there yet)
+    Run(RunArgs),
+    /// Manage memory tiers and huge pages of programs
+    Vm(VmArgs),
+}
+
+/// Sizes and places of the tiers of a new pool.
+#[derive(Debug, Clone, Args)]
+pub struct TierArgs {
+    /// NVM: SIZE for a plain file (durable by fsync), or shm:SIZE for memory only (fast; lost at power-off)
+    #[arg(long, value_name = "SIZE|shm:SIZE")]
+    pub nvm: Option<String>,
+    /// SSD: SIZE for a sparse file in the pool, or the path of a file or block device; 0 for none
+    #[arg(long, value_name = "SIZE|PATH")]
+    pub ssd: Option<String>,
+    /// HDD: SIZE for a sparse file in the pool, or the path of a file or block device; 0 for none
+    #[arg(long, value_name = "SIZE|PATH")]
+    pub hdd: Option<String>,
+}
+
+/// Arguments of `up`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  varve up ./pool --nvm 256M --ssd 1G --hdd 16G
+  cp -a /usr/share/doc ./pool/mnt/        (in another terminal)
+  varve status ./pool
+
+Defaults of a new pool: --nvm 1G --ssd 16G --hdd 64G; the files are sparse. The sizes of an existing pool do not
+change. `up` runs the daemon and the mount as two processes and restarts either if it dies (five tries).")]
+pub struct UpArgs {
+    /// Directory of the pool; made if it is not there
+    pub dir: PathBuf,
+    /// Sizes of a new pool.
+    #[command(flatten)]
+    pub tiers: TierArgs,
+    /// Return once DIR/mnt is mounted; stop it with `varve down DIR`
+    #[arg(long)]
+    pub detach: bool,
+    /// Let other users use the mount (an ordinary user needs `user_allow_other` in /etc/fuse.conf)
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Set by `--detach` for the process in the background.
+    #[arg(long, hide = true)]
+    pub background: bool,
+}
+
+/// Arguments of `down`.
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    /// Directory of the pool
+    pub dir: PathBuf,
+    /// Detach the mount even if programs still use it
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Arguments of `mkfs`.
+#[derive(Debug, Args)]
+pub struct MkfsArgs {
+    /// Directory of the new pool; must not hold a pool
+    pub dir: PathBuf,
+    /// Sizes.
+    #[command(flatten)]
+    pub tiers: TierArgs,
+    /// Print what was made as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// End when the process that started this one ends.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// Arguments of `mount`.
+#[derive(Debug, Args)]
+pub struct MountArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Directory to mount on
+    pub mountpoint: PathBuf,
+    /// Let other users use the mount
+    #[arg(long)]
+    pub allow_other: bool,
+    /// Refuse changes through this mount
+    #[arg(long)]
+    pub read_only: bool,
+    /// Make each write durable against power loss before it returns
+    #[arg(long)]
+    pub sync_always: bool,
+    /// End when the process that started this one ends.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+/// Arguments of `umount`.
+#[derive(Debug, Args)]
+pub struct UmountArgs {
+    /// Where it is mounted
+    pub mountpoint: PathBuf,
+    /// Detach it even if programs use it or its server is gone
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// A pool and how to print.
+#[derive(Debug, Args)]
+pub struct PoolJsonArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `fsck`.
+#[derive(Debug, Args)]
+#[command(after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two
+transactions); --repair needs the pool to be stopped (`varve down DIR`).")]
+pub struct FsckArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Mend what can be mended, say what was lost
+    #[arg(long)]
+    pub repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `debug`.
+#[derive(Debug, Args)]
+pub struct DebugArgs {
+    /// What to print.
+    #[command(subcommand)]
+    pub what: DebugWhat,
+}
+
+/// Structures that `debug` prints. The pool must be stopped.
+#[derive(Debug, Subcommand)]
+pub enum DebugWhat {
+    /// The superblock
+    Super {
+        /// The pool
+        pool: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The entries of the logs that are not digested yet
+    Log {
+        /// The pool
+        pool: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The image of an inode
+    Inode {
+        /// The pool
+        pool: PathBuf,
+        /// Inode number (see `ls -i`)
+        ino: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The entries of a directory
+    Dir {
+        /// The pool
+        pool: PathBuf,
+        /// Inode number
+        ino: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The extents of a file
+    Tree {
+        /// The pool
+        pool: PathBuf,
+        /// Inode number
+        ino: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Arguments of `bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The pool: its directory (its daemon must run)
+    pub pool: PathBuf,
+    /// Megabytes of the test file
+    #[arg(long, default_value_t = 64)]
+    pub mib: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Program and arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<String>,
+}
+
+/// Arguments of `vm`.
+#[derive(Debug, Args)]
+pub struct VmArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: varve_vm_manager::cli::VmCommand,
+}

@@ -1,0 +1,409 @@
+//! `varve up` and `varve down`: a pool, its daemon and its mount as one thing that a person starts and stops.
+
+use crate::cli::{DownArgs, UpArgs};
+use crate::pool::Pool;
+use crate::signals::Stop;
+use crate::supervise::{Supervised, Verdict};
+use anyhow::{Context, bail};
+use rustix::process::Signal;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long the daemon and the mount may take to come up.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How long the daemon may take to digest what is left and end.
+const STOP_LIMIT: Duration = Duration::from_secs(120);
+/// How often children and signals are looked at.
+const TICK: Duration = Duration::from_millis(20);
+
+/// `varve up`.
+pub fn up(args: &UpArgs) -> anyhow::Result<()> {
+    varve_fuse_shim::check_host(args.allow_other)?;
+    let fresh = Pool::open_or_create(&args.dir, &args.tiers)?;
+    let pool = fresh.pool;
+    if args.detach && !args.background {
+        return detach(args, &pool, &fresh.report);
+    }
+    if args.background {
+        let _ = rustix::process::setsid();
+    }
+    let Some(lock) = try_lock(&pool.up_lock())? else {
+        bail!(
+            "another `varve up` serves {0} already; it is mounted at {1}. Stop it with `varve down {0}`",
+            pool.dir().display(),
+            pool.mountpoint().display()
+        );
+    };
+    let stop = Stop::install()?;
+    std::fs::create_dir_all(pool.mountpoint()).or_else(|error| {
+        // A dead mount of a killed run: it is ours, since we hold the lock.
+        if error.raw_os_error() == Some(libc::ENOTCONN) || is_dead_mount(&pool.mountpoint()) {
+            Ok(())
+        } else {
+            Err(error).with_context(|| format!("cannot make {}", pool.mountpoint().display()))
+        }
+    })?;
+    clear_mount(&pool.mountpoint())?;
+    let mut run = Run::start(args, &pool, &stop)?;
+    write_pid(&pool)?;
+    if let Some(report) = &fresh.report {
+        println!("{report}");
+    }
+    println!("{}", ready_text(&pool));
+    let _ = std::io::stdout().flush();
+    let outcome = run.watch(&stop);
+    let ended = run.end(&stop);
+    let _ = std::fs::remove_file(pool.up_pid());
+    drop(lock);
+    outcome.and(ended)
+}
+
+fn ready_text(pool: &Pool) -> String {
+    format!(
+        "mounted at {mnt}  ({durability})\n\
+         try:   cp -a /usr/share/doc {mnt}/\n\
+         \x20      varve status {dir}\n\
+         Ctrl-C here, or `varve down {dir}`, unmounts and stops",
+        mnt = pool.mountpoint().display(),
+        durability = pool.durability(),
+        dir = pool.dir().display()
+    )
+}
+
+fn write_pid(pool: &Pool) -> anyhow::Result<()> {
+    std::fs::write(pool.up_pid(), format!("{}\n", std::process::id())).context("cannot write the pid file")
+}
+
+/// An exclusive lock on a file that lives as long as the returned file; `None` if somebody holds it.
+fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
+}
+
+/// Whether `path` is a mount whose server is gone.
+pub fn is_dead_mount(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+}
+
+/// Whether something is mounted at `path`.
+pub fn is_mounted(path: &Path) -> bool {
+    let Ok(path) = absolute(path) else { return false };
+    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return false };
+    table.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| unescape(at) == path.as_os_str()))
+}
+
+/// The absolute path of a mountpoint without touching the mount itself.
+fn absolute(path: &Path) -> std::io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    match (whole.parent(), whole.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(whole),
+    }
+}
+
+/// A path of `/proc/self/mountinfo`, where space, tab, newline and backslash are octal.
+fn unescape(text: &str) -> OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        match octal.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    OsString::from_vec(out)
+}
+
+/// Takes away what an earlier, killed run left mounted.
+fn clear_mount(path: &Path) -> anyhow::Result<()> {
+    if !is_mounted(path) {
+        return Ok(());
+    }
+    unmount_lazily(path).with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
+}
+
+/// Detaches a mount, busy or dead.
+pub fn unmount_lazily(path: &Path) -> anyhow::Result<()> {
+    match rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => {
+            let output = std::process::Command::new("fusermount3").args(["-u", "-z", "--"]).arg(path).output()?;
+            if output.status.success() {
+                return Ok(());
+            }
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim().to_owned())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The daemon and the mount.
+struct Run {
+    pool: Pool,
+    serve: Supervised,
+    mount: Supervised,
+}
+
+impl Run {
+    fn start(args: &UpArgs, pool: &Pool, stop: &Stop) -> anyhow::Result<Self> {
+        let dir = pool.dir().as_os_str().to_owned();
+        let _ = std::fs::remove_file(pool.socket());
+        let mut serve = Supervised::start("daemon", vec!["serve".into(), "--supervised".into(), dir.clone()])?;
+        wait_for("the daemon", &mut serve, stop, || std::os::unix::net::UnixStream::connect(pool.socket()).is_ok())?;
+        let mut words: Vec<OsString> = vec!["mount".into(), "--supervised".into()];
+        if args.allow_other {
+            words.push("--allow-other".into());
+        }
+        words.extend([dir, pool.mountpoint().into_os_string()]);
+        let mut mount = match Supervised::start("mount", words) {
+            Ok(mount) => mount,
+            Err(error) => {
+                serve.signal(Signal::TERM);
+                let _ = serve.wait(STOP_LIMIT);
+                return Err(error.into());
+            }
+        };
+        if let Err(error) = wait_for("the mount", &mut mount, stop, || is_mounted(&pool.mountpoint())) {
+            mount.signal(Signal::TERM);
+            let _ = mount.wait(Duration::from_secs(10));
+            serve.signal(Signal::TERM);
+            let _ = serve.wait(STOP_LIMIT);
+            return Err(error);
+        }
+        Ok(Self { pool: pool.clone(), serve, mount })
+    }
+
+    /// Keeps both running until a signal comes.
+    fn watch(&mut self, stop: &Stop) -> anyhow::Result<()> {
+        while stop.count() == 0 {
+            std::thread::sleep(TICK);
+            keep(&mut self.serve, || ())?;
+            let mountpoint = self.pool.mountpoint();
+            if matches!(self.mount.check()?, Verdict::Restart(..)) && !is_mounted(&mountpoint) {
+                // Somebody unmounted it on purpose: that ends the run.
+                println!("{} was unmounted; stopping", mountpoint.display());
+                return Ok(());
+            }
+            keep(&mut self.mount, || {
+                if let Err(error) = unmount_lazily(&mountpoint) {
+                    eprintln!("varve: the dead mount could not be taken away: {error}");
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Unmounts, then ends the daemon.
+    fn end(&mut self, stop: &Stop) -> anyhow::Result<()> {
+        println!("stopping: unmounting, then digesting what is left");
+        let _ = std::io::stdout().flush();
+        self.end_mount(stop)?;
+        self.serve.signal(Signal::TERM);
+        if self.serve.wait(STOP_LIMIT)?.is_none() {
+            bail!("the daemon (pid {}) has not ended after {STOP_LIMIT:?}; see `varve status`", self.serve.pid());
+        }
+        println!("stopped; everything is in {}", self.pool.dir().display());
+        Ok(())
+    }
+
+    fn end_mount(&mut self, stop: &Stop) -> anyhow::Result<()> {
+        let mountpoint = self.pool.mountpoint();
+        let already = stop.count();
+        let mut told = false;
+        loop {
+            if self.mount.wait(Duration::ZERO)?.is_some() {
+                if is_mounted(&mountpoint) {
+                    unmount_lazily(&mountpoint)?;
+                }
+                return Ok(());
+            }
+            self.mount.signal(Signal::TERM);
+            if self.mount.wait(Duration::from_secs(2))?.is_some() {
+                continue;
+            }
+            if !told {
+                told = true;
+                println!(
+                    "{} is in use{}; it is unmounted as soon as they end (Ctrl-C again detaches it now)",
+                    mountpoint.display(),
+                    users_text(&mountpoint)
+                );
+                let _ = std::io::stdout().flush();
+            }
+            if stop.count() > already.max(1) || self.pool.force_flag().exists() {
+                let _ = std::fs::remove_file(self.pool.force_flag());
+                unmount_lazily(&mountpoint)?;
+                self.mount.wait(Duration::from_secs(5))?;
+                self.mount.signal(Signal::KILL);
+                self.mount.wait(Duration::from_secs(5))?;
+            }
+        }
+    }
+}
+
+/// Starts a child again that died; an error if it died too often.
+fn keep(child: &mut Supervised, before: impl Fn()) -> anyhow::Result<()> {
+    match child.check()? {
+        Verdict::Alive => Ok(()),
+        Verdict::Restart(wait, status) => {
+            eprintln!("varve: the {} ended ({status}); starting it again in {wait:?}", child.name);
+            std::thread::sleep(wait);
+            before();
+            child.restart()?;
+            Ok(())
+        }
+        Verdict::GiveUp(status) => {
+            bail!("the {} ended ({status}) for the {}th time within a minute; giving up", child.name, crate::supervise::TRIES_MAX + 1)
+        }
+    }
+}
+
+/// Waits until `ready`, or the child died, or a signal came.
+fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() -> bool) -> anyhow::Result<()> {
+    let until = Instant::now() + START_LIMIT;
+    while !ready() {
+        if let Verdict::Restart(_, status) | Verdict::GiveUp(status) = child.check()? {
+            bail!("{what} could not start ({status}); its message is above");
+        }
+        if stop.count() > 0 {
+            bail!("stopped while {what} was starting");
+        }
+        if Instant::now() >= until {
+            bail!("{what} is not ready after {START_LIMIT:?}");
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// Which processes stand in or have open something below `mountpoint`: " by bash (pid 12)", or nothing.
+fn users_text(mountpoint: &Path) -> String {
+    let Ok(mountpoint) = absolute(mountpoint) else { return String::new() };
+    let mut users = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let base = entry.path();
+        let fds = std::fs::read_dir(base.join("fd")).into_iter().flatten().flatten().map(|fd| fd.path());
+        let mut links = [base.join("cwd"), base.join("root")].into_iter().chain(fds);
+        if links.any(|link| std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mountpoint))) {
+            let name = std::fs::read_to_string(base.join("comm")).unwrap_or_default();
+            users.push(format!("{} (pid {pid})", name.trim()));
+        }
+    }
+    if users.is_empty() { String::new() } else { format!(" by {}", users.join(", ")) }
+}
+
+/// Starts `up` again in the background and waits until it is mounted.
+fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result<()> {
+    let log = File::options().create(true).append(true).open(pool.log_file())?;
+    let start = log.metadata()?.len();
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command.args(["up", "--detach", "--background"]).arg(pool.dir());
+    if args.allow_other {
+        command.arg("--allow-other");
+    }
+    let mut child =
+        command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("cannot start")?;
+    let until = Instant::now() + START_LIMIT * 2;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            let said = std::fs::read(pool.log_file()).unwrap_or_default();
+            let said = said.get(start as usize..).unwrap_or_default();
+            bail!("it did not start ({status}):\n{}", String::from_utf8_lossy(said).trim_end());
+        }
+        let pid = std::fs::read_to_string(pool.up_pid()).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        if pid == Some(child.id()) && is_mounted(&pool.mountpoint()) {
+            if let Some(report) = report {
+                println!("{report}");
+            }
+            println!(
+                "mounted at {}  ({})\nrunning in the background (pid {}), log in {}; stop it with `varve down {}`",
+                pool.mountpoint().display(),
+                pool.durability(),
+                child.id(),
+                pool.log_file().display(),
+                pool.dir().display()
+            );
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            bail!("not mounted after {:?}; see {}", START_LIMIT * 2, pool.log_file().display());
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// `varve down`.
+pub fn down(args: &DownArgs) -> anyhow::Result<()> {
+    let pool = Pool::open(&args.dir)?;
+    if try_lock(&pool.up_lock())?.is_some() {
+        if is_mounted(&pool.mountpoint()) {
+            unmount_lazily(&pool.mountpoint())?;
+            println!("{} was a left-over mount; taken away", pool.mountpoint().display());
+        } else {
+            println!("{} is not up", pool.dir().display());
+        }
+        return Ok(());
+    }
+    let pid: i32 = std::fs::read_to_string(pool.up_pid())
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .context("`varve up` is starting; try again in a moment")?;
+    if args.force {
+        std::fs::write(pool.force_flag(), b"")?;
+    }
+    let pid = rustix::process::Pid::from_raw(pid).context("the pid file is damaged")?;
+    rustix::process::kill_process(pid, Signal::TERM).context("cannot signal `varve up`")?;
+    let started = Instant::now();
+    let mut told = false;
+    while try_lock(&pool.up_lock())?.is_none() {
+        if !told && started.elapsed() > Duration::from_secs(3) && is_mounted(&pool.mountpoint()) {
+            told = true;
+            eprintln!(
+                "waiting: {} is in use{} (`varve down --force {}` detaches it)",
+                pool.mountpoint().display(),
+                users_text(&pool.mountpoint()),
+                pool.dir().display()
+            );
+        }
+        if started.elapsed() > STOP_LIMIT {
+            bail!("still not stopped after {STOP_LIMIT:?}{}", users_text(&pool.mountpoint()));
+        }
+        std::thread::sleep(TICK);
+    }
+    println!("stopped");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescape;
+
+    #[test]
+    fn mount_table_paths_are_unescaped() {
+        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
+        assert_eq!(unescape("/plain"), "/plain");
+        assert_eq!(unescape("/end\\04"), "/end\\04");
+    }
+}
