@@ -5,8 +5,17 @@
 //! crate panic, loop without bound or hold more memory than its limits say.
 #![forbid(unsafe_code)]
 
+mod bytes;
+mod fold;
+mod names;
+mod op;
+mod plan;
 mod scan;
 
+pub use bytes::{ByteRange, FilePlan};
+pub use fold::Fold;
+pub use op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, View};
+pub use plan::{Fate, InodePlan, NameChange, Plan};
 pub use scan::{
     Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, Refused, ScanError, SealScan, Transaction, gather,
     seal_scan,

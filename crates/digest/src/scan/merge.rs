@@ -80,8 +80,8 @@ pub enum Damage {
         /// First number that is missing.
         missing: LogSeq,
     },
-    /// More missing runs than there are lanes.
-    #[error("more than {SEAL_MISSING_MAX} gaps before entry {0}")]
+    /// More missing runs than there are lanes, or one that no writer would have left.
+    #[error("more than {SEAL_MISSING_MAX} gaps, or one of 2^32 numbers, before entry {0}")]
     TooManyGaps(LogSeq),
     /// An entry rests on a journal transaction that is not in the journal.
     #[error("entry {seq} rests on transaction {base}, which the journal does not have")]
@@ -494,7 +494,8 @@ impl SealScan {
             }
         }
         if let Some(gap) = gap {
-            if self.seal.missing.len() >= SEAL_MISSING_MAX {
+            let too_long = gap.last.0 - gap.first.0 >= u64::from(u32::MAX);
+            if self.seal.missing.len() >= SEAL_MISSING_MAX || too_long {
                 return Err(Damage::TooManyGaps(seq));
             }
             self.seal.missing.push(gap);

@@ -1,0 +1,192 @@
+//! One file's data as a batch leaves it: what was written, what became a hole, how much of the old content still counts. Knows
+//! neither where the old content is nor where the new goes.
+
+use std::collections::BTreeMap;
+use varve_format::{BLOCK_BYTES, FallocateMode};
+
+/// A run of bytes in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// What to do with one file's data; in the order of the fields, `size` last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FilePlan<'a> {
+    /// The file is cut to this length first.
+    pub truncate: Option<u64>,
+    /// Holes to make; never where `pieces` write.
+    pub holes: Vec<ByteRange>,
+    /// Bytes to write, ascending, not overlapping.
+    pub pieces: Vec<(u64, &'a [u8])>,
+    /// Whole blocks to allocate, unwritten, where there is a hole still.
+    pub allocate: Vec<ByteRange>,
+    /// Length in the end.
+    pub size: u64,
+}
+
+impl FilePlan<'_> {
+    /// Whether no block changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.truncate.is_none() && self.holes.is_empty() && self.pieces.is_empty() && self.allocate.is_empty()
+    }
+
+    /// Bytes that are written.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.pieces.iter().map(|(_, data)| data.len() as u64).sum()
+    }
+}
+
+/// Stretch of the file's bytes that does not come from the old content: bytes, or (`None`) a hole.
+#[derive(Debug, Clone, Copy)]
+struct Segment<'a> {
+    end: u64,
+    data: Option<&'a [u8]>,
+}
+
+/// The file's data after the operations folded so far.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FileFold<'a> {
+    /// Shortest length that the file was cut to.
+    truncate: Option<u64>,
+    segments: BTreeMap<u64, Segment<'a>>,
+    /// Block ranges to allocate, end by first block.
+    allocate: BTreeMap<u64, u64>,
+    writes: u64,
+}
+
+impl<'a> FileFold<'a> {
+    pub(crate) fn write(&mut self, offset: u64, data: &'a [u8]) {
+        self.insert(offset, offset + data.len() as u64, Some(data));
+        self.writes += 1;
+    }
+
+    /// New length, where the old one was `size`.
+    pub(crate) fn truncate(&mut self, size: u64, new_size: u64) {
+        if new_size > size {
+            return;
+        }
+        self.clear(new_size, u64::MAX);
+        self.truncate = Some(self.truncate.map_or(new_size, |least| least.min(new_size)));
+        remove_range(&mut self.allocate, new_size.div_ceil(BLOCK_BYTES), u64::MAX);
+    }
+
+    pub(crate) fn fallocate(&mut self, mode: FallocateMode, offset: u64, len: u64) {
+        let end = offset + len;
+        match mode {
+            FallocateMode::Allocate | FallocateMode::AllocateKeepSize => {}
+            FallocateMode::PunchHole => {
+                self.insert(offset, end, None);
+                remove_range(&mut self.allocate, offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+                return;
+            }
+            FallocateMode::ZeroRange | FallocateMode::ZeroRangeKeepSize => self.insert(offset, end, None),
+        }
+        add_range(&mut self.allocate, offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+    }
+
+    /// Splits a segment that has `at` inside it.
+    fn split(&mut self, at: u64) {
+        let Some((&start, segment)) = self.segments.range_mut(..at).next_back() else {
+            return;
+        };
+        if segment.end <= at {
+            return;
+        }
+        let middle = (at - start) as usize;
+        let tail = Segment {
+            end: segment.end,
+            data: segment.data.map(|data| &data[middle..]),
+        };
+        segment.end = at;
+        segment.data = segment.data.map(|data| &data[..middle]);
+        self.segments.insert(at, tail);
+    }
+
+    /// Removes what lies in `start..end`.
+    fn clear(&mut self, start: u64, end: u64) {
+        self.split(start);
+        self.split(end);
+        while let Some((&at, _)) = self.segments.range(start..end).next() {
+            self.segments.remove(&at);
+        }
+    }
+
+    fn insert(&mut self, start: u64, end: u64, data: Option<&'a [u8]>) {
+        self.clear(start, end);
+        self.segments.insert(start, Segment { end, data });
+    }
+
+    /// Stretches of bytes to write, neighbours counted as one; and how many writes are saved by that.
+    fn merged(&self) -> u64 {
+        let (mut stretches, mut end) = (0, None);
+        for (&start, segment) in self.segments.iter().filter(|(_, segment)| segment.data.is_some()) {
+            stretches += u64::from(end != Some(start));
+            end = Some(segment.end);
+        }
+        self.writes.saturating_sub(stretches)
+    }
+
+    /// What to do with a file that had `old` bytes (`None`: it is new) and has `size` in the end; and the writes saved by merging.
+    pub(crate) fn plan(&self, old: Option<u64>, size: u64) -> (FilePlan<'a>, u64) {
+        let mut plan = FilePlan {
+            truncate: old.and_then(|old| self.truncate.map(|to| to.min(old))),
+            size,
+            ..FilePlan::default()
+        };
+        for (&offset, segment) in &self.segments {
+            match segment.data {
+                Some(data) => plan.pieces.push((offset, data)),
+                // Where nothing is left of the old content there is nothing to punch.
+                None if old.is_none() || plan.truncate.is_some_and(|to| to <= offset) => {}
+                None => plan.holes.push(ByteRange {
+                    offset,
+                    len: segment.end - offset,
+                }),
+            }
+        }
+        let ranges = self.allocate.iter().map(|(&first, &end)| ByteRange {
+            offset: first * BLOCK_BYTES,
+            len: (end - first) * BLOCK_BYTES,
+        });
+        plan.allocate = ranges.collect();
+        (plan, self.merged())
+    }
+}
+
+/// Adds `start..end` to disjoint ranges.
+fn add_range(ranges: &mut BTreeMap<u64, u64>, mut start: u64, mut end: u64) {
+    while let Some((&first, &last)) = ranges.range(..=end).next_back() {
+        if last < start {
+            break;
+        }
+        start = start.min(first);
+        end = end.max(last);
+        ranges.remove(&first);
+    }
+    ranges.insert(start, end);
+}
+
+/// Takes `start..end` out of disjoint ranges.
+fn remove_range(ranges: &mut BTreeMap<u64, u64>, start: u64, end: u64) {
+    if start >= end {
+        return;
+    }
+    while let Some((&first, &last)) = ranges.range(..end).next_back() {
+        if last <= start {
+            break;
+        }
+        ranges.remove(&first);
+        if first < start {
+            ranges.insert(first, start);
+        }
+        if last > end {
+            ranges.insert(end, last);
+        }
+    }
+}

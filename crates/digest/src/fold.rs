@@ -1,0 +1,523 @@
+//! The state of the inodes and names that a batch touches, as its operations change it one after another. Reads the digested state
+//! through a [`View`] when it meets something for the first time; writes nothing.
+//!
+//! An operation first checks everything and then changes; so a refused transaction of one entry leaves no trace by itself, one
+//! of several is undone from copies.
+
+use crate::bytes::FileFold;
+use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
+use std::collections::{BTreeMap, HashMap};
+use varve_format::{
+    BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq, SessionId, SetAttrMask,
+    TimeNs,
+};
+
+/// One inode as the batch leaves it.
+#[derive(Debug, Clone)]
+pub(crate) struct Node<'a> {
+    /// Digested attributes; `None`: made in this batch.
+    pub(crate) old: Option<InodeAttr>,
+    /// Attributes now.
+    pub(crate) attr: InodeAttr,
+    /// Deleted for good.
+    pub(crate) gone: bool,
+    pub(crate) target: &'a [u8],
+    pub(crate) file: FileFold<'a>,
+    /// Values set, or (`None`) removed.
+    pub(crate) xattrs: BTreeMap<&'a [u8], Option<&'a [u8]>>,
+    /// Sessions that closed it for the last time in this batch.
+    pub(crate) left: Vec<SessionId>,
+    pub(crate) changed: bool,
+}
+
+/// What an inode number stands for.
+#[derive(Debug, Clone)]
+pub(crate) enum Known<'a> {
+    Free,
+    Reserved(Generation),
+    Node(Box<Node<'a>>),
+}
+
+/// A name as the batch leaves it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Name {
+    /// What it named in the digested state.
+    pub(crate) old: Option<InodeKey>,
+    /// What it names now.
+    pub(crate) now: Option<InodeKey>,
+    /// Counts changes: names are given to the directory in the order in which they came to be.
+    pub(crate) order: u64,
+}
+
+/// Copies of what a transaction of several entries touched.
+#[derive(Default)]
+struct Undo<'a> {
+    nodes: HashMap<Ino, Option<Known<'a>>>,
+    names: Vec<(Ino, Box<[u8]>, Option<Name>)>,
+}
+
+/// Folds operations; see the module's text. `'a` is the life of the batches' bytes.
+pub struct Fold<'a, V: View> {
+    pub(crate) view: V,
+    pub(crate) nodes: HashMap<Ino, Known<'a>>,
+    pub(crate) names: HashMap<Ino, HashMap<Box<[u8]>, Name>>,
+    pub(crate) counts: Counts,
+    pub(crate) refused: Vec<(SessionId, RefusedTx)>,
+    order: u64,
+    undo: Option<Undo<'a>>,
+    now_ns: TimeNs,
+    record_bytes: u64,
+}
+
+/// Bytes of journal record that one name, one inode, one piece of data and one attribute are taken to need: generous means. A batch that
+/// needs more all the same is cut smaller.
+const NAME_BYTES: u64 = 768;
+const INODE_BYTES: u64 = 512;
+const PIECE_BYTES: u64 = 192;
+const XATTR_BYTES: u64 = 1024;
+/// Checksum and bitmap of one data block, in bytes.
+const BLOCK_RECORD_BYTES: u64 = 6;
+
+/// Bytes of journal record that an operation needs beside the inodes that it changes.
+fn record_bytes(op: &LogOp<'_>) -> u64 {
+    match op {
+        LogOp::Noop | LogOp::SetAttr { .. } => 0,
+        LogOp::Write { data, .. } => PIECE_BYTES + (data.len() as u64 / BLOCK_BYTES + 2) * BLOCK_RECORD_BYTES,
+        LogOp::Truncate { .. } | LogOp::Forget { .. } => 4 * PIECE_BYTES,
+        LogOp::Fallocate { len, .. } => 4 * PIECE_BYTES + (len / BLOCK_BYTES).min(1 << 20) / 8,
+        LogOp::SetXattr { .. } | LogOp::RemoveXattr { .. } => XATTR_BYTES,
+        LogOp::Create { .. } | LogOp::Link { .. } | LogOp::Unlink { .. } => NAME_BYTES,
+        LogOp::Rename { .. } => 2 * NAME_BYTES,
+    }
+}
+
+pub(crate) type Step<T, V> = Result<T, Stop<<V as View>::Error>>;
+
+/// Where and how one operation happens.
+pub(crate) struct At<'g> {
+    pub(crate) actor: Actor,
+    pub(crate) grants: &'g dyn Grants,
+    pub(crate) seq: LogSeq,
+    pub(crate) time_ns: TimeNs,
+    pub(crate) flags: EntryFlags,
+}
+
+impl At<'_> {
+    pub(crate) fn need(&self, key: InodeKey, need: Need) -> Result<(), Refusal> {
+        if self.actor.mediated || self.grants.allows(key, need, self.seq) {
+            Ok(())
+        } else {
+            Err(Refusal::NoGrant)
+        }
+    }
+}
+
+impl<'a, V: View> Fold<'a, V> {
+    /// Starts from the state that `view` shows. No time in the result is later than `now_ns`.
+    pub fn new(view: V, now_ns: TimeNs) -> Self {
+        Self {
+            view,
+            nodes: HashMap::new(),
+            names: HashMap::new(),
+            counts: Counts::default(),
+            refused: Vec::new(),
+            order: 0,
+            undo: None,
+            now_ns,
+            record_bytes: 0,
+        }
+    }
+
+    /// Folds one transaction, wholly or not at all; a refusal is counted and returned inside.
+    ///
+    /// # Errors
+    /// Only the view's; the fold can only be dropped then.
+    pub fn transaction(
+        &mut self,
+        actor: Actor,
+        grants: &dyn Grants,
+        ops: &[Op<'a>],
+    ) -> Result<Result<(), RefusedTx>, V::Error> {
+        if ops.len() > 1 {
+            self.undo = Some(Undo::default());
+        }
+        for op in ops {
+            let at = At {
+                actor,
+                grants,
+                seq: op.seq,
+                time_ns: op.time_ns.min(self.now_ns),
+                flags: op.flags,
+            };
+            match self.step(&at, &op.op) {
+                Ok(()) => {}
+                Err(Stop::State(error)) => return Err(error),
+                Err(Stop::Refused(why)) => {
+                    self.roll_back();
+                    return Ok(Err(self.refuse(actor.session, op.seq, why, ops.len())));
+                }
+            }
+        }
+        self.undo = None;
+        self.counts.ops += ops.len() as u64;
+        for op in ops {
+            self.record_bytes += record_bytes(&op.op);
+            self.counts.bytes_in += if let LogOp::Write { data, .. } = op.op { data.len() as u64 } else { 0 };
+        }
+        Ok(Ok(()))
+    }
+
+    /// Counts a transaction that was refused before it could be folded.
+    pub fn refuse(&mut self, session: SessionId, seq: LogSeq, why: Refusal, ops: usize) -> RefusedTx {
+        let refused = RefusedTx { seq, why };
+        self.counts.refused += ops as u64;
+        self.refused.push((session, refused));
+        refused
+    }
+
+    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. Never shrinks.
+    #[must_use]
+    pub const fn record_bytes(&self) -> u64 {
+        self.record_bytes
+    }
+
+    /// The view, to ask what the state was before.
+    pub fn view(&mut self) -> &mut V {
+        &mut self.view
+    }
+
+    /// The attributes of an inode as the operations so far leave them; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// The view's.
+    pub fn attr(&mut self, ino: Ino) -> Result<Option<InodeAttr>, V::Error> {
+        Ok(match self.known(ino)? {
+            Known::Node(node) if !node.gone => Some(node.attr.clone()),
+            _ => None,
+        })
+    }
+
+    /// What `name` names in `dir` after the operations so far.
+    ///
+    /// # Errors
+    /// The view's.
+    pub fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<InodeKey>, V::Error> {
+        Ok(self.name(dir, name)?.now)
+    }
+
+    fn roll_back(&mut self) {
+        let Some(undo) = self.undo.take() else { return };
+        for (dir, name, old) in undo.names.into_iter().rev() {
+            let names = self.names.entry(dir).or_default();
+            match old {
+                Some(old) => names.insert(name, old),
+                None => names.remove(&name),
+            };
+        }
+        for (ino, old) in undo.nodes {
+            match old {
+                Some(old) => self.nodes.insert(ino, old),
+                None => self.nodes.remove(&ino),
+            };
+        }
+    }
+
+    pub(crate) fn known(&mut self, ino: Ino) -> Result<&Known<'a>, V::Error> {
+        if !self.nodes.contains_key(&ino) {
+            let known = match self.view.slot(ino)? {
+                Slot::Free(_) => Known::Free,
+                Slot::Reserved(generation) => Known::Reserved(generation),
+                Slot::Used(attr) => Known::Node(Box::new(Node {
+                    old: Some(attr.clone()),
+                    attr,
+                    gone: false,
+                    target: &[],
+                    file: FileFold::default(),
+                    xattrs: BTreeMap::new(),
+                    left: Vec::new(),
+                    changed: false,
+                })),
+            };
+            self.nodes.insert(ino, known);
+        }
+        Ok(&self.nodes[&ino])
+    }
+
+    /// The attributes of `key`, if that life of the number exists.
+    pub(crate) fn live(&mut self, key: InodeKey) -> Step<&Node<'a>, V> {
+        match self.known(key.ino).map_err(Stop::State)? {
+            Known::Node(node) if !node.gone && node.attr.key == key => Ok(node),
+            _ => Err(Refusal::NoInode.into()),
+        }
+    }
+
+    pub(crate) fn live_dir(&mut self, key: InodeKey) -> Step<&Node<'a>, V> {
+        let node = self.live(key)?;
+        if !node.attr.is_dir() {
+            return Err(Refusal::NotDirectory.into());
+        }
+        if node.attr.nlink == 0 {
+            return Err(Refusal::NoInode.into());
+        }
+        Ok(node)
+    }
+
+    fn live_file(&mut self, key: InodeKey) -> Step<&Node<'a>, V> {
+        let node = self.live(key)?;
+        match node.attr.kind() {
+            FileKind::Regular => Ok(node),
+            FileKind::Directory => Err(Refusal::IsDirectory.into()),
+            _ => Err(Refusal::NotFile.into()),
+        }
+    }
+
+    /// Changes an inode that was found [`live`](Self::live) before.
+    pub(crate) fn change(&mut self, ino: Ino, f: impl FnOnce(&mut Node<'a>)) {
+        self.keep(ino);
+        if let Some(Known::Node(node)) = self.nodes.get_mut(&ino) {
+            if !node.changed {
+                node.changed = true;
+                self.record_bytes += INODE_BYTES;
+            }
+            f(node);
+        }
+    }
+
+    /// Copies an inode's state for the case that the transaction is refused.
+    fn keep(&mut self, ino: Ino) {
+        if let Some(undo) = &mut self.undo {
+            undo.nodes
+                .entry(ino)
+                .or_insert_with(|| self.nodes.get(&ino).cloned());
+        }
+    }
+
+    pub(crate) fn put_new(&mut self, node: Node<'a>) {
+        self.record_bytes += INODE_BYTES;
+        let ino = node.attr.key.ino;
+        self.keep(ino);
+        self.nodes.insert(ino, Known::Node(Box::new(node)));
+    }
+
+    pub(crate) fn name(&mut self, dir: Ino, name: &[u8]) -> Result<Name, V::Error> {
+        if let Some(known) = self.names.get(&dir).and_then(|names| names.get(name)) {
+            return Ok(*known);
+        }
+        let born = matches!(self.nodes.get(&dir), Some(Known::Node(node)) if node.old.is_none());
+        let old = if born { None } else { self.view.lookup(dir, name)? };
+        let known = Name {
+            old,
+            now: old,
+            order: 0,
+        };
+        self.names.entry(dir).or_default().insert(name.into(), known);
+        Ok(known)
+    }
+
+    /// Lets `name`, which was looked up before, name something else.
+    pub(crate) fn set_name(&mut self, dir: Ino, name: &[u8], now: Option<InodeKey>) {
+        self.order += 1;
+        let names = self.names.entry(dir).or_default();
+        let old = names.get(name).copied();
+        if let Some(undo) = &mut self.undo {
+            undo.names.push((dir, name.into(), old));
+        }
+        let changed = Name {
+            old: old.and_then(|old| old.old),
+            now,
+            order: self.order,
+        };
+        names.insert(name.into(), changed);
+    }
+
+    /// Whether a directory has no name left.
+    pub(crate) fn is_empty(&mut self, dir: Ino) -> Result<bool, V::Error> {
+        let names = self.names.get(&dir);
+        if names.is_some_and(|names| names.values().any(|name| name.now.is_some())) {
+            return Ok(false);
+        }
+        if matches!(self.nodes.get(&dir), Some(Known::Node(node)) if node.old.is_none()) {
+            return Ok(true);
+        }
+        // Every name known here is gone, as was just seen.
+        let mut gone = |name: &[u8]| names.is_some_and(|names| names.contains_key(name));
+        Ok(!self.view.any_name(dir, &mut gone)?)
+    }
+
+    fn step(&mut self, at: &At<'_>, op: &LogOp<'a>) -> Step<(), V> {
+        match *op {
+            LogOp::Noop => Ok(()),
+            LogOp::Write { key, offset, data } => {
+                at.need(key, Need::Write)?;
+                self.live_file(key)?;
+                self.change(key.ino, |node| {
+                    node.file.write(offset, data);
+                    node.attr.size_bytes = node.attr.size_bytes.max(offset + data.len() as u64);
+                    touch_data(&mut node.attr, at);
+                });
+                Ok(())
+            }
+            LogOp::Truncate { key, size } => {
+                at.need(key, Need::Write)?;
+                self.live_file(key)?;
+                self.change(key.ino, |node| {
+                    node.file.truncate(node.attr.size_bytes, size);
+                    node.attr.size_bytes = size;
+                    touch_data(&mut node.attr, at);
+                });
+                Ok(())
+            }
+            LogOp::Fallocate {
+                key,
+                mode,
+                offset,
+                len,
+            } => {
+                at.need(key, Need::Write)?;
+                self.live_file(key)?;
+                self.change(key.ino, |node| {
+                    node.file.fallocate(mode, offset, len);
+                    if mode.grows() {
+                        node.attr.size_bytes = node.attr.size_bytes.max(offset + len);
+                    }
+                    touch_data(&mut node.attr, at);
+                });
+                Ok(())
+            }
+            LogOp::SetAttr { key, attr } => self.set_attr(at, key, &attr),
+            LogOp::SetXattr { key, name, value } => {
+                self.xattr_allowed(at, key, name)?;
+                self.change(key.ino, |node| {
+                    node.xattrs.insert(name, Some(value));
+                    node.attr.ctime_ns = at.time_ns;
+                });
+                Ok(())
+            }
+            LogOp::RemoveXattr { key, name } => {
+                self.xattr_allowed(at, key, name)?;
+                let node = self.live(key)?;
+                let there = match node.xattrs.get(name) {
+                    Some(value) => value.is_some(),
+                    None if node.old.is_none() => false,
+                    None => self.view.has_xattr(key.ino, name).map_err(Stop::State)?,
+                };
+                if !there {
+                    return Err(Refusal::NoXattr.into());
+                }
+                self.change(key.ino, |node| {
+                    node.xattrs.insert(name, None);
+                    node.attr.ctime_ns = at.time_ns;
+                });
+                Ok(())
+            }
+            LogOp::Create { .. } => self.create(at, op),
+            LogOp::Link { dir, name, key } => self.link(at, dir, name, key),
+            LogOp::Unlink { dir, name, key } => self.unlink(at, dir, name, key),
+            LogOp::Rename { .. } => self.rename(at, op),
+            LogOp::Forget { key } => {
+                at.need(key, Need::Links)?;
+                if self.live(key)?.attr.nlink > 0 {
+                    return Err(Refusal::HasName.into());
+                }
+                self.leave(at, key, true);
+                Ok(())
+            }
+        }
+    }
+
+    /// `key` has lost its last name (or its last open in a session, if `closed`): it goes unless somebody holds it.
+    pub(crate) fn leave(&mut self, at: &At<'_>, key: InodeKey, closed: bool) {
+        self.change(key.ino, |node| {
+            if closed && !node.left.contains(&at.actor.session) {
+                node.left.push(at.actor.session);
+            }
+        });
+        let Some(Known::Node(node)) = self.nodes.get_mut(&key.ino) else {
+            return;
+        };
+        if node.attr.nlink == 0 && !self.view.held(key, &node.left) {
+            node.gone = true;
+            node.file = FileFold::default();
+            node.xattrs.clear();
+        }
+    }
+
+    fn set_attr(&mut self, at: &At<'_>, key: InodeKey, new: &varve_format::SetAttr) -> Step<(), V> {
+        let to_now = new.mask.difference(SetAttrMask::ATIME | SetAttrMask::MTIME).is_empty()
+            && (!new.mask.contains(SetAttrMask::ATIME) || new.atime_ns == at.time_ns)
+            && (!new.mask.contains(SetAttrMask::MTIME) || new.mtime_ns == at.time_ns);
+        if !to_now || at.need(key, Need::Write).is_err() {
+            at.need(key, Need::Own)?;
+        }
+        let old = &self.live(key)?.attr;
+        let foreign = (new.mask.contains(SetAttrMask::UID) && new.uid != old.uid)
+            || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid);
+        if foreign && !at.actor.privileged && !at.actor.mediated {
+            return Err(Refusal::NotPermitted.into());
+        }
+        self.change(key.ino, |node| {
+            let attr = &mut node.attr;
+            if new.mask.contains(SetAttrMask::MODE) {
+                attr.mode = (attr.mode & varve_format::MODE_KIND_MASK) | (new.mode & varve_format::MODE_PERM_MASK);
+            }
+            if new.mask.contains(SetAttrMask::UID) {
+                attr.uid = new.uid;
+            }
+            if new.mask.contains(SetAttrMask::GID) {
+                attr.gid = new.gid;
+            }
+            if new.mask.contains(SetAttrMask::ATIME) {
+                attr.atime_ns = new.atime_ns;
+            }
+            if new.mask.contains(SetAttrMask::MTIME) {
+                attr.mtime_ns = new.mtime_ns;
+            }
+            attr.ctime_ns = at.time_ns;
+            clear_set_id(attr, at.flags);
+        });
+        Ok(())
+    }
+
+    fn xattr_allowed(&mut self, at: &At<'_>, key: InodeKey, name: &[u8]) -> Step<(), V> {
+        let user = name.starts_with(b"user.");
+        at.need(key, if user { Need::Write } else { Need::Own })?;
+        let kind = self.live(key)?.attr.kind();
+        if at.actor.privileged || at.actor.mediated {
+            return Ok(());
+        }
+        let place = matches!(kind, FileKind::Regular | FileKind::Directory);
+        if user && place || name.starts_with(b"system.posix_acl_") {
+            Ok(())
+        } else {
+            Err(Refusal::NotPermitted.into())
+        }
+    }
+}
+
+/// Adds `by` to a link count that was checked before.
+pub(crate) const fn links(attr: &mut InodeAttr, by: i32) {
+    attr.nlink = attr.nlink.saturating_add_signed(by);
+}
+
+/// Whether an inode can have one more link.
+pub(crate) const fn can_link(attr: &InodeAttr) -> Result<(), Refusal> {
+    if attr.nlink >= LINK_MAX {
+        return Err(Refusal::TooManyLinks);
+    }
+    Ok(())
+}
+
+const fn touch_data(attr: &mut InodeAttr, at: &At<'_>) {
+    attr.mtime_ns = at.time_ns;
+    attr.ctime_ns = at.time_ns;
+    clear_set_id(attr, at.flags);
+}
+
+const fn clear_set_id(attr: &mut InodeAttr, flags: EntryFlags) {
+    if flags.contains(EntryFlags::CLEAR_SUID) {
+        attr.mode &= !0o4000;
+    }
+    if flags.contains(EntryFlags::CLEAR_SGID) {
+        attr.mode &= !0o2000;
+    }
+}

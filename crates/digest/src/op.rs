@@ -1,0 +1,185 @@
+//! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses. No logic.
+
+use varve_format::log::LogFormatError;
+use varve_format::{EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs};
+
+/// One operation to fold.
+#[derive(Debug, Clone, Copy)]
+pub struct Op<'a> {
+    /// Its number in its session's log.
+    pub seq: LogSeq,
+    /// When it was done, as its writer says.
+    pub time_ns: TimeNs,
+    /// Flags of the entry.
+    pub flags: EntryFlags,
+    /// What it does.
+    pub op: LogOp<'a>,
+}
+
+/// Who did it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Actor {
+    /// Session.
+    pub session: SessionId,
+    /// User of the session.
+    pub uid: u32,
+    /// Acts for any credentials.
+    pub privileged: bool,
+    /// The daemon itself does it: rights were checked before, and directories may move.
+    pub mediated: bool,
+}
+
+/// What an operation needs a grant for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// To write data of a file or names of a directory.
+    Write,
+    /// To change mode, owner, arbitrary times, or attributes that only an owner may.
+    Own,
+    /// To change the number of links: any grant.
+    Links,
+}
+
+/// The grants of one session.
+pub trait Grants {
+    /// Whether the session may do at `seq` what needs `need` on `key`.
+    fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool;
+}
+
+/// What an inode number is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Slot {
+    /// Not in use; the generation is that of its last life.
+    Free(Generation),
+    /// Given to a session for an inode that is not made yet, with the generation it will have.
+    Reserved(Generation),
+    /// A file.
+    Used(InodeAttr),
+}
+
+/// The digested state. Reads only; each answer is that of the state before the batch.
+pub trait View {
+    /// Why the state could not be read.
+    type Error;
+
+    /// What an inode number is.
+    ///
+    /// # Errors
+    /// The store's.
+    fn slot(&mut self, ino: Ino) -> Result<Slot, Self::Error>;
+
+    /// What `name` names in `dir`, which is a directory.
+    ///
+    /// # Errors
+    /// The store's.
+    fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<InodeKey>, Self::Error>;
+
+    /// Whether `dir` has a name for which `gone` is false.
+    ///
+    /// # Errors
+    /// The store's.
+    fn any_name(&mut self, dir: Ino, gone: &mut dyn FnMut(&[u8]) -> bool) -> Result<bool, Self::Error>;
+
+    /// Whether the inode has this extended attribute.
+    ///
+    /// # Errors
+    /// The store's.
+    fn has_xattr(&mut self, ino: Ino, name: &[u8]) -> Result<bool, Self::Error>;
+
+    /// Whether a session not in `except` holds the inode open.
+    fn held(&mut self, key: InodeKey, except: &[SessionId]) -> bool;
+}
+
+/// Why a transaction was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Not an operation.
+    #[error("malformed: {0}")]
+    Malformed(#[from] LogFormatError),
+    /// The session had no grant, or not for this, or not at this number.
+    #[error("no grant for it")]
+    NoGrant,
+    /// The user may not.
+    #[error("not permitted")]
+    NotPermitted,
+    /// The inode does not exist, or another life of its number does.
+    #[error("no such inode")]
+    NoInode,
+    /// The name does not exist, or names something else.
+    #[error("no such name")]
+    NoEntry,
+    /// The name or the inode exists already.
+    #[error("exists already")]
+    Exists,
+    /// Not a directory.
+    #[error("not a directory")]
+    NotDirectory,
+    /// A directory.
+    #[error("is a directory")]
+    IsDirectory,
+    /// Not a regular file.
+    #[error("not a regular file")]
+    NotFile,
+    /// The directory has names in it.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// A directory would become its own descendant.
+    #[error("a directory cannot move into itself")]
+    Loop,
+    /// Moving a directory to another parent is the daemon's to do.
+    #[error("only the daemon moves directories")]
+    DirectoryMove,
+    /// More links than an inode can have.
+    #[error("too many links")]
+    TooManyLinks,
+    /// The extended attribute does not exist.
+    #[error("no such attribute")]
+    NoXattr,
+    /// The inode still has a name.
+    #[error("the inode still has a name")]
+    HasName,
+    /// More space than the session was granted.
+    #[error("more space than was granted")]
+    NoCredit,
+}
+
+/// A transaction that was refused: none of it took effect, everything else did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RefusedTx {
+    /// The entry that was wrong.
+    pub seq: LogSeq,
+    /// Why.
+    pub why: Refusal,
+}
+
+/// What a plan did with the operations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Operations accepted.
+    pub ops: u64,
+    /// Operations of transactions that were refused.
+    pub refused: u64,
+    /// Bytes of file data in the accepted writes.
+    pub bytes_in: u64,
+    /// Bytes of file data that are written: the rest was superseded or its file deleted.
+    pub bytes_out: u64,
+    /// Writes whose blocks are written together with a neighbour's.
+    pub merged: u64,
+    /// Inodes made and deleted within the batch: nothing of them is written.
+    pub vanished: u64,
+}
+
+/// Why a fold ended early.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop<E> {
+    /// This transaction alone is refused.
+    Refused(Refusal),
+    /// The state could not be read.
+    State(E),
+}
+
+impl<E> From<Refusal> for Stop<E> {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}

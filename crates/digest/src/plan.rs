@@ -1,0 +1,154 @@
+//! The result of a fold: what is to be written, each thing once. No I/O; the daemon carries it out in one transaction.
+
+use crate::bytes::FilePlan;
+use crate::fold::{Fold, Known, Node};
+use crate::op::{Counts, RefusedTx, View};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, SessionId};
+
+/// A name that changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NameChange {
+    /// Directory.
+    pub dir: Ino,
+    /// Name.
+    pub name: Box<[u8]>,
+    /// What it names in the digested state.
+    pub old: Option<InodeKey>,
+    /// What it is to name, and of what kind that is.
+    pub new: Option<(InodeKey, FileKind)>,
+}
+
+/// What happens to an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It is made.
+    Made,
+    /// It is changed.
+    Changed,
+    /// It is deleted. All its names went before; its attributes say nothing.
+    Deleted,
+    /// It was made and deleted in this batch: only its reserved number is given back.
+    Vanished,
+}
+
+/// One inode to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InodePlan<'a> {
+    /// What happens.
+    pub fate: Fate,
+    /// Attributes in the end (`sectors` is the store's). With no link it is an orphan.
+    pub attr: InodeAttr,
+    /// Attributes before; `None`: it is new.
+    pub old: Option<InodeAttr>,
+    /// Target of a new symbolic link.
+    pub target: &'a [u8],
+    /// Data.
+    pub file: FilePlan<'a>,
+    /// Extended attributes set or (`None`) removed.
+    pub xattrs: Vec<(&'a [u8], Option<&'a [u8]>)>,
+    /// Sessions that do not hold it any more.
+    pub left: Vec<SessionId>,
+}
+
+/// Everything that a batch changes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Plan<'a> {
+    /// Names: those that go first, then the others in the order in which they came to be.
+    pub names: Vec<NameChange>,
+    /// Inodes, by number.
+    pub inodes: Vec<InodePlan<'a>>,
+    /// Transactions that were refused.
+    pub refused: Vec<(SessionId, RefusedTx)>,
+    /// What was saved.
+    pub counts: Counts,
+}
+
+impl<'a, V: View> Fold<'a, V> {
+    /// Ends the fold.
+    #[must_use]
+    pub fn finish(self) -> Plan<'a> {
+        let Self {
+            nodes,
+            names,
+            mut counts,
+            refused,
+            ..
+        } = self;
+        let kind_of = |key: InodeKey| match nodes.get(&key.ino) {
+            Some(Known::Node(node)) => node.attr.kind(),
+            _ => FileKind::Regular,
+        };
+        let mut changes: Vec<(u64, NameChange)> = Vec::new();
+        for (dir, names) in names {
+            let vanished = matches!(nodes.get(&dir), Some(Known::Node(node)) if node.gone && node.old.is_none());
+            if vanished {
+                continue;
+            }
+            for (name, state) in names {
+                if state.old == state.now {
+                    continue;
+                }
+                let change = NameChange {
+                    dir,
+                    name,
+                    old: state.old,
+                    new: state.now.map(|key| (key, kind_of(key))),
+                };
+                changes.push((state.order, change));
+            }
+        }
+        changes.sort_by_key(|(order, change)| (change.new.is_some(), *order));
+        let mut inodes: Vec<InodePlan<'a>> = Vec::new();
+        for known in nodes.into_values() {
+            if let Known::Node(node) = known
+                && node.changed
+            {
+                inodes.push(node.plan(&mut counts));
+            }
+        }
+        inodes.sort_by_key(|inode| inode.attr.key.ino);
+        Plan {
+            names: changes.into_iter().map(|(_, change)| change).collect(),
+            inodes,
+            refused,
+            counts,
+        }
+    }
+}
+
+impl<'a> Node<'a> {
+    fn plan(self, counts: &mut Counts) -> InodePlan<'a> {
+        let fate = match (self.gone, self.old.is_some()) {
+            (true, true) => Fate::Deleted,
+            (true, false) => Fate::Vanished,
+            (false, true) => Fate::Changed,
+            (false, false) => Fate::Made,
+        };
+        counts.vanished += u64::from(fate == Fate::Vanished);
+        let regular = self.attr.kind() == FileKind::Regular;
+        let file = if regular && !self.gone {
+            let old = self.old.as_ref().map(|old| old.size_bytes);
+            let (file, merged) = self.file.plan(old, self.attr.size_bytes);
+            counts.merged += merged;
+            counts.bytes_out += file.data_bytes();
+            file
+        } else {
+            FilePlan {
+                size: self.attr.size_bytes,
+                ..FilePlan::default()
+            }
+        };
+        let new = self.old.is_none();
+        let xattrs = self.xattrs.into_iter();
+        InodePlan {
+            fate,
+            attr: self.attr,
+            old: self.old,
+            target: self.target,
+            file,
+            // A new inode has nothing to remove.
+            xattrs: xattrs.filter(|(_, value)| !new || value.is_some()).collect(),
+            left: self.left,
+        }
+    }
+}
