@@ -11,16 +11,25 @@
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
 #![deny(unsafe_code)]
 
+mod aligned;
+mod block;
+mod direct;
 mod error;
 pub mod host;
 mod latch;
+mod live_log;
 mod mapped;
 #[allow(unsafe_code)]
 pub mod pmem;
 pub mod sim;
 mod traits;
+#[allow(unsafe_code)]
+mod uring;
 
+pub use block::{BlockOptions, FileDevice};
+pub use direct::JournalFile;
 pub use error::{DeviceName, MediaError};
+pub use live_log::LiveLog;
 pub use mapped::{Backing, MappedOptions, MappedRegion};
 pub use pmem::persist::crc32c_append;
 pub use traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind, Region};

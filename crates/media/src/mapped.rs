@@ -125,6 +125,11 @@ impl MappedRegion {
         &self.file
     }
 
+    /// The longest that it can become.
+    pub const fn max_bytes(&self) -> u64 {
+        self.map.reserved_bytes()
+    }
+
     /// Takes over the length that another process gave to the file. Never shrinks.
     ///
     /// # Errors

@@ -1,0 +1,71 @@
+//! Buffers whose bytes begin on a 4,096-byte boundary, as direct I/O wants them.
+
+use parking_lot::Mutex;
+
+/// What direct I/O is aligned to here: enough for every device in use.
+pub(crate) const ALIGN_BYTES: usize = 4096;
+
+/// A buffer of zeros at first, aligned to [`ALIGN_BYTES`].
+pub(crate) struct AlignedBuf {
+    raw: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl AlignedBuf {
+    pub(crate) fn new(len: usize) -> Self {
+        let raw = vec![0u8; len + ALIGN_BYTES];
+        // Nothing pushes to `raw`, so its heap block, and with it the alignment found here, stays.
+        let start = raw.as_ptr().align_offset(ALIGN_BYTES);
+        assert!(start < ALIGN_BYTES, "a byte pointer can always be aligned");
+        Self { raw, start, len }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.raw[self.start..self.start + self.len]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.raw[self.start..self.start + self.len]
+    }
+}
+
+/// Whether direct I/O can use these bytes as they are.
+pub(crate) fn is_aligned(bytes: &[u8], off: u64) -> bool {
+    let align = ALIGN_BYTES as u64;
+    (bytes.as_ptr() as u64 | off | bytes.len() as u64).is_multiple_of(align)
+}
+
+/// Keeps a few buffers of one length for reuse.
+pub(crate) struct BufPool {
+    len: usize,
+    free: Mutex<Vec<AlignedBuf>>,
+}
+
+/// More than this many idle buffers are given back to the allocator.
+const IDLE_MAX: usize = 4;
+
+impl BufPool {
+    pub(crate) const fn new(len: usize) -> Self {
+        Self {
+            len,
+            free: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(crate) const fn buf_bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Lends a buffer, with whatever it held.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
+        let free = self.free.lock().pop();
+        let mut buf = free.unwrap_or_else(|| AlignedBuf::new(self.len));
+        let result = work(&mut buf);
+        let mut free = self.free.lock();
+        if free.len() < IDLE_MAX {
+            free.push(buf);
+        }
+        result
+    }
+}
