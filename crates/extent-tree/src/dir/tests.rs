@@ -4,6 +4,7 @@ use super::Directory;
 use crate::testing::{MemError, MemIo, Numbers, Told};
 use crate::{Progress, TreeError};
 use proptest::prelude::{Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use varve_format::{COOKIE_MIN, DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey, ORDINALS};
@@ -95,11 +96,12 @@ fn run(dir: &Directory, ops: Vec<Op>) {
             Op::Insert(number, len, ino) => {
                 let name = name_of(number, len);
                 let result = dir.insert(&mut io, &mut root, &entry(&name, ino));
-                if model.contains_key(&name) {
-                    assert_eq!(result, Err(MemError::Tree(TreeError::Exists)));
-                } else {
-                    assert!(result.unwrap() >= COOKIE_MIN);
-                    model.insert(name, ino);
+                match model.entry(name) {
+                    Entry::Occupied(_) => assert_eq!(result, Err(MemError::Tree(TreeError::Exists))),
+                    Entry::Vacant(vacant) => {
+                        assert!(result.unwrap() >= COOKIE_MIN);
+                        vacant.insert(ino);
+                    }
                 }
             }
             Op::Remove(number, len) => {
@@ -226,6 +228,24 @@ fn lookup_reads_few_blocks_when_there_are_a_million_names() {
     }
     assert_eq!(calls, count / 1000 - 1);
     assert_eq!((root, io.in_use().len()), (DirRoot::default(), 0));
+}
+
+#[test]
+fn directory_empties_when_names_go_in_the_order_of_cookies_or_against_it() {
+    for backward in [false, true] {
+        let (mut io, mut root) = build(20_000);
+        let mut names = list(&DIR, &io, &root, 0, usize::MAX);
+        if backward {
+            names.reverse();
+        }
+        for (count, (cookie, name)) in names.iter().enumerate() {
+            assert_eq!(DIR.remove(&mut io, &mut root, name).unwrap().cookie, *cookie);
+            if count % 4000 == 0 {
+                assert_eq!(check(&DIR, &io, &root).len(), names.len() - count - 1);
+            }
+        }
+        assert_eq!((root, io.in_use().len()), (DirRoot::default(), 0));
+    }
 }
 
 #[test]

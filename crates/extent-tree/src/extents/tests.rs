@@ -49,6 +49,10 @@ fn blocks_of(extents: &[Extent]) -> BTreeMap<u64, At> {
 enum Op {
     Replace(u64, Vec<(u8, u8, bool, u8)>),
     Remove(u64, u64),
+    /// One extent over all of a range.
+    Cover(u64, u64),
+    /// Maps the block after (or before) an extent so that both join.
+    Adjoin(u64, bool),
     RemoveSome(u64, usize),
     Truncate(u64),
     MarkWritten(u64, u64),
@@ -61,13 +65,16 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         12 => (0_u64..1500, prop::collection::vec(piece, 1..6)).prop_map(|(at, new)| Op::Replace(at, new)),
         3 => (0_u64..1500, 1_u64..30).prop_map(|(at, len)| Op::Remove(at, len)),
+        1 => (0_u64..1500, 30_u64..600).prop_map(|(at, len)| Op::Remove(at, len)),
+        3 => (0_u64..1500, any::<bool>()).prop_map(|(at, before)| Op::Adjoin(at, before)),
+        2 => (0_u64..1500, 1_u64..400).prop_map(|(at, len)| Op::Cover(at, len)),
         1 => (0_u64..1500, 0_usize..60).prop_map(|(at, max)| Op::RemoveSome(at, max)),
-        1 => (0_u64..3000).prop_map(Op::Truncate),
+        1 => (900_u64..3000).prop_map(Op::Truncate),
         1 => (0_u64..1500, 0_u64..40).prop_map(|(at, len)| Op::MarkWritten(at, len)),
         2 => (0_u64..1500, 0_u64..6, any::<bool>()).prop_map(|(at, len, stale)| Op::Remap(at, len, stale)),
         1 => (0_usize..5).prop_map(Op::FreeSome),
     ];
-    prop::collection::vec(op, 1..400)
+    prop::collection::vec(op, 1..250)
 }
 
 fn sorted(runs: &[Run]) -> Vec<(Tier, u64)> {
@@ -123,6 +130,31 @@ impl World {
             Op::Remove(at, len) => {
                 let freed = TREE.remove(io, root, range(at, len)).unwrap();
                 assert_eq!(sorted(&freed), drain(model, at..at + len));
+            }
+            Op::Cover(at, len) => {
+                let new = [extent(at, len as u32, Tier::Nvm, self.next_block)];
+                self.next_block += len + 1;
+                let freed = TREE.replace(io, root, range(at, len), &new).unwrap();
+                assert_eq!(sorted(&freed), drain(model, at..at + len));
+                model.extend(blocks_of(&new));
+            }
+            Op::Adjoin(at, before) => {
+                let Some((&at, &(tier, block, unwritten))) = model.range(at..).next() else {
+                    return;
+                };
+                let (at, block) = if before {
+                    (at.wrapping_sub(1), block.wrapping_sub(1))
+                } else {
+                    (at + 1, block + 1)
+                };
+                if at > 5000 || block > u64::MAX / 2 {
+                    return;
+                }
+                let mut new = [extent(at, 1, tier, block)];
+                new[0].flags.set(ExtentFlags::UNWRITTEN, unwritten);
+                let freed = TREE.replace(io, root, range(at, 1), &new).unwrap();
+                assert_eq!(sorted(&freed), drain(model, at..at + 1));
+                model.extend(blocks_of(&new));
             }
             Op::RemoveSome(at, max) => {
                 let held: Vec<Extent> = TREE.extents(io, root, range(at, 700), usize::MAX).unwrap();
@@ -181,8 +213,11 @@ proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
 
     #[test]
-    fn tree_equals_a_map_after_any_changes(ops in ops(), at in 0_u64..1600) {
+    fn tree_equals_a_map_after_any_changes(ops in ops(), at in 0_u64..1600, fill in 0_u64..900) {
         let mut world = World { io: MemIo::new(), root: TreeRoot::EMPTY, model: BTreeMap::new(), next_block: 1 };
+        for i in 0..fill {
+            world.step(Op::Replace(i * 2, vec![(1, 0, false, 3)]));
+        }
         for (count, op) in ops.into_iter().enumerate() {
             world.step(op);
             if count % 16 == 0 {
@@ -280,6 +315,59 @@ fn tree_does_not_degenerate_when_random_extents_go() {
         TREE.remove(&mut io, &mut root, range(i * 3 + 1, 1)).unwrap();
     }
     assert_eq!((root, io.in_use().len()), (TreeRoot::EMPTY, 0));
+}
+
+#[test]
+fn tree_empties_when_extents_go_from_the_front() {
+    let count = 40_000;
+    let (mut io, mut root) = build(count, Some(21));
+    for i in 0..count {
+        assert_eq!(TREE.remove(&mut io, &mut root, range(i * 3, 3)).unwrap().len(), 1);
+        if i % 8000 == 0 {
+            assert_eq!(check(&io, &root).len() as u64, count - i - 1);
+        }
+    }
+    assert_eq!((root, io.in_use().len()), (TreeRoot::EMPTY, 0));
+}
+
+#[test]
+fn extent_is_found_from_the_next_leaf_when_it_covers_that_leafs_first_blocks() {
+    let (mut io, mut root) = build(1000, None);
+    // Leaves hold 144 extents: each of these covers the first extents of a leaf, but begins in the leaf before.
+    for leaf in 1..6 {
+        let at = leaf * 144 * 3 - 3;
+        let long = extent(at, 60, Tier::Hdd, 1_000_000 + at);
+        TREE.replace(&mut io, &mut root, range(at, 60), &[long]).unwrap();
+        for inside in [at, at + 3, at + 30, at + 59] {
+            assert_eq!(
+                TREE.lookup(&io, &root, FileBlock(inside)).unwrap(),
+                Mapping::Mapped(long)
+            );
+        }
+        let freed = TREE.remove(&mut io, &mut root, range(at + 40, 1)).unwrap();
+        assert_eq!(sorted(&freed), [(Tier::Hdd, 1_000_000 + at + 40)]);
+    }
+    check(&io, &root);
+}
+
+#[test]
+fn neighbours_join_when_a_gap_between_them_is_filled() {
+    for count in [0, 1000] {
+        let (mut io, mut root) = build(count, None);
+        let far = 100_000;
+        let before = TREE.counts(&root).unwrap().extents;
+        for at in [far, far + 2, far + 1] {
+            let new = extent(at, 1, Tier::Nvm, 5_000_000 + at);
+            TREE.replace(&mut io, &mut root, range(at, 1), &[new]).unwrap();
+        }
+        let whole = extent(far, 3, Tier::Nvm, 5_000_000 + far);
+        assert_eq!(
+            TREE.lookup(&io, &root, FileBlock(far + 2)).unwrap(),
+            Mapping::Mapped(whole)
+        );
+        assert_eq!(TREE.counts(&root).unwrap().extents, before + 1);
+        check(&io, &root);
+    }
 }
 
 #[test]
