@@ -58,16 +58,11 @@ fn main() -> Result<(), MediaError> {
     for len in [128usize, 1024, 4096, 65536] {
         let mut out = vec![0u8; len];
         let mut other = vec![0u8; len];
-        let raw = median(|| run(scattered(len), |off| raw_read(region, off, &mut out)));
-        let read = median(|| run(scattered(len), |off| region.read(off, black_box(&mut other))));
+        let raw = median(|| run_scattered(|off| raw_read(region, off, &mut out)));
+        let read = median(|| run_scattered(|off| region.read(off, black_box(&mut other))));
         println!("{len:>8} {raw:>12.0} {read:>12.0} {:>7.2}x", read / raw);
     }
     Ok(())
-}
-
-/// A stride that visits the region far apart, so that reads come from memory.
-fn scattered(len: usize) -> u64 {
-    (len as u64 * 4099).next_multiple_of(64) % REGION_BYTES
 }
 
 /// ns per call, walking the region.
@@ -83,6 +78,20 @@ fn run(stride: u64, mut call: impl FnMut(u64) -> Result<(), MediaError>) -> f64 
         off += stride;
     }
     begin.elapsed().as_nanos() as f64 / calls as f64
+}
+
+/// ns per call, all over the region, so that reads come from memory.
+fn run_scattered(mut call: impl FnMut(u64) -> Result<(), MediaError>) -> f64 {
+    const CALLS: u64 = 2000;
+    let mut state = 88_172_645_463_325_252u64;
+    let begin = Instant::now();
+    for _ in 0..CALLS {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        call(state % ((REGION_BYTES - (1 << 17)) / 4096) * 4096).expect("ranges lie inside the region");
+    }
+    begin.elapsed().as_nanos() as f64 / CALLS as f64
 }
 
 fn median(mut measure: impl FnMut() -> f64) -> f64 {

@@ -278,10 +278,7 @@ impl BlockDevice for FileDevice {
         let done = self.or_buffered(|| {
             let mut all: Vec<_> = parts
                 .iter_mut()
-                .map(|(off, out)| Transfer::Read {
-                    off: *off,
-                    out: &mut **out,
-                })
+                .map(|(off, out)| Transfer::Read { off: *off, out })
                 .collect();
             self.run(&mut all)
         });

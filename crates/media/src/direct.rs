@@ -2,6 +2,7 @@
 //! that. And the region made of one, for the journal.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -220,18 +221,19 @@ impl JournalFile {
             let at = off + done as u64;
             let (block, within) = (at / DEVICE_BLOCK_BYTES, (at % DEVICE_BLOCK_BYTES) as usize);
             let n = (ALIGN_BYTES - within).min(src.len() - done);
-            if !cached.contains_key(&block) {
-                let mut bytes: Block = Box::new([0; ALIGN_BYTES]);
-                if n < ALIGN_BYTES {
-                    let read = self.file.read(block * DEVICE_BLOCK_BYTES, &mut bytes[..]);
-                    self.io("read", at, n as u64, read)?;
+            let entry = match cached.entry(block) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => {
+                    let mut bytes: Block = Box::new([0; ALIGN_BYTES]);
+                    if n < ALIGN_BYTES {
+                        let read = self.file.read(block * DEVICE_BLOCK_BYTES, &mut bytes[..]);
+                        self.io("read", at, n as u64, read)?;
+                    }
+                    place.insert(CachedBlock { dirty: false, bytes })
                 }
-                cached.insert(block, CachedBlock { dirty: false, bytes });
-            }
-            if let Some(entry) = cached.get_mut(&block) {
-                entry.bytes[within..within + n].copy_from_slice(&src[done..done + n]);
-                entry.dirty = true;
-            }
+            };
+            entry.bytes[within..within + n].copy_from_slice(&src[done..done + n]);
+            entry.dirty = true;
             done += n;
         }
         Ok(())

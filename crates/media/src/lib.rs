@@ -14,7 +14,9 @@
 mod aligned;
 mod block;
 mod direct;
+pub mod emulated;
 mod error;
+pub mod faulty;
 pub mod host;
 mod latch;
 mod live_log;

@@ -1,0 +1,385 @@
+//! Media slowed down to a model: Strata's NVM (latency and bandwidth), an SSD, an HDD with seeks. Wraps any backend; results made
+//! with it name it. Knows time and bytes, nothing else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::MediaError;
+use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
+
+/// Byte-addressable memory slower than DRAM (Strata, SOSP'17, §5: latency added to reads and barriers, writes held to a
+/// bandwidth).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NvmModel {
+    /// Added to each read, ns.
+    pub read_latency_ns: u64,
+    /// Added to each fence that follows a write, ns.
+    pub barrier_latency_ns: u64,
+    /// Reads, MB/s (10^6 bytes); 0: no limit.
+    pub read_mb_s: u64,
+    /// Writes, MB/s; 0: no limit. Paid at the fence.
+    pub write_mb_s: u64,
+}
+
+impl NvmModel {
+    /// After Strata: some 240 ns a read beyond DRAM, writes held to 8 GB/s.
+    pub const STRATA: Self = Self {
+        read_latency_ns: 240,
+        barrier_latency_ns: 100,
+        read_mb_s: 0,
+        write_mb_s: 8_000,
+    };
+}
+
+/// A disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskModel {
+    /// Name in results: "ssd", "hdd".
+    pub name: &'static str,
+    /// Each read, ns.
+    pub read_latency_ns: u64,
+    /// Each write, ns.
+    pub write_latency_ns: u64,
+    /// Each flush, ns.
+    pub flush_latency_ns: u64,
+    /// Reads, MB/s; 0: no limit.
+    pub read_mb_s: u64,
+    /// Writes, MB/s; 0: no limit.
+    pub write_mb_s: u64,
+    /// Moving the head to a neighbouring track and half a turn, ns; 0: there is no head.
+    pub seek_min_ns: u64,
+    /// Moving the head over the whole disk and half a turn, ns.
+    pub seek_max_ns: u64,
+}
+
+impl DiskModel {
+    /// An NVMe drive of the data centre.
+    pub const SSD: Self = Self {
+        name: "ssd",
+        read_latency_ns: 80_000,
+        write_latency_ns: 20_000,
+        flush_latency_ns: 100_000,
+        read_mb_s: 2_400,
+        write_mb_s: 1_200,
+        seek_min_ns: 0,
+        seek_max_ns: 0,
+    };
+    /// A drive of 7,200 turns a minute.
+    pub const HDD: Self = Self {
+        name: "hdd",
+        read_latency_ns: 100_000,
+        write_latency_ns: 100_000,
+        flush_latency_ns: 8_000_000,
+        read_mb_s: 200,
+        write_mb_s: 200,
+        seek_min_ns: 5_000_000,
+        seek_max_ns: 16_000_000,
+    };
+
+    /// How long the head takes from `from` to `to` on a disk of `len_bytes`: the root of the distance, as arms accelerate.
+    pub fn seek_ns(&self, from: u64, to: u64, len_bytes: u64) -> u64 {
+        if from == to || self.seek_max_ns == 0 || len_bytes == 0 {
+            return 0;
+        }
+        let distance = from.abs_diff(to) as f64 / len_bytes as f64;
+        let span = self.seek_max_ns.saturating_sub(self.seek_min_ns) as f64;
+        self.seek_min_ns + (span * distance.min(1.0).sqrt()) as u64
+    }
+}
+
+/// Time that `len` bytes take at `mb_s`.
+fn transfer_ns(len: u64, mb_s: u64) -> u64 {
+    (len * 1000).checked_div(mb_s).unwrap_or(0)
+}
+
+/// Waits until `deadline`: asleep while it is far, awake at the end, since sleeping overshoots by some 50 µs.
+fn wait_until(deadline: Instant) {
+    const SPIN: Duration = Duration::from_micros(100);
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if left > SPIN {
+            std::thread::sleep(left - SPIN);
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A medium that does one thing at a time: work queues behind what is under way.
+struct Channel {
+    origin: Instant,
+    /// When it is idle again, ns after `origin`.
+    busy_until_ns: AtomicU64,
+}
+
+impl Channel {
+    fn new() -> Self {
+        Self {
+            origin: Instant::now(),
+            busy_until_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Takes the channel for `ns`, after what is queued. Gives when it will be done.
+    fn occupy(&self, ns: u64) -> Instant {
+        let now = self.origin.elapsed().as_nanos() as u64;
+        let mut until = 0;
+        let queue = |busy: u64| {
+            until = busy.max(now) + ns;
+            Some(until)
+        };
+        // The closure never refuses, so this always succeeds.
+        let _ = self
+            .busy_until_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, queue);
+        self.origin + Duration::from_nanos(until)
+    }
+}
+
+/// A region as slow as a model says.
+pub struct EmulatedRegion {
+    inner: Arc<dyn Region>,
+    model: NvmModel,
+    reads: Channel,
+    writes: Channel,
+    /// Bytes written since the last fence.
+    unfenced_bytes: AtomicU64,
+}
+
+impl EmulatedRegion {
+    /// Slows `inner` down.
+    pub fn new(inner: Arc<dyn Region>, model: NvmModel) -> Self {
+        Self {
+            inner,
+            model,
+            reads: Channel::new(),
+            writes: Channel::new(),
+            unfenced_bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn drain(&self) {
+        let bytes = self.unfenced_bytes.swap(0, Ordering::Relaxed);
+        if bytes > 0 {
+            let done = self.writes.occupy(transfer_ns(bytes, self.model.write_mb_s));
+            wait_until(done + Duration::from_nanos(self.model.barrier_latency_ns));
+        }
+    }
+}
+
+impl Region for EmulatedRegion {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let done = self
+            .reads
+            .occupy(transfer_ns(out.len() as u64, self.model.read_mb_s));
+        let deadline = done + Duration::from_nanos(self.model.read_latency_ns);
+        self.inner.read(off, out)?;
+        wait_until(deadline);
+        Ok(())
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.inner.write(off, src)?;
+        self.unfenced_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        let crc = self.inner.write_crc(off, src, seed)?;
+        self.unfenced_bytes.fetch_add(src.len() as u64, Ordering::Relaxed);
+        Ok(crc)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.inner.fence()?;
+        self.drain();
+        Ok(())
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.inner.sync(off, len)?;
+        self.drain();
+        Ok(())
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        self.inner.grow(new_len)
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.inner.allocate(off, len)
+    }
+
+    fn state(&self) -> DeviceState {
+        self.inner.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let inner = self.inner.info();
+        let backend = format!("emulated nvm {:?} over {}", self.model, inner.backend);
+        DeviceInfo { backend, ..inner }
+    }
+}
+
+/// A block device as slow as a model says.
+pub struct EmulatedDisk {
+    inner: Arc<dyn BlockDevice>,
+    model: DiskModel,
+    channel: Channel,
+    /// Where the head stands, in bytes.
+    head: Mutex<u64>,
+}
+
+impl EmulatedDisk {
+    /// Slows `inner` down.
+    pub fn new(inner: Arc<dyn BlockDevice>, model: DiskModel) -> Self {
+        Self {
+            inner,
+            model,
+            channel: Channel::new(),
+            head: Mutex::new(0),
+        }
+    }
+
+    /// Queues a transfer. The head and the channel are busy for its time; latency comes on top and overlaps with others.
+    fn begin(&self, off: u64, len: u64, mb_s: u64, latency_ns: u64) -> Instant {
+        let mut head = self.head.lock();
+        let seek_ns = self.model.seek_ns(*head, off, self.inner.len_bytes());
+        *head = off.saturating_add(len);
+        self.channel.occupy(seek_ns + transfer_ns(len, mb_s)) + Duration::from_nanos(latency_ns)
+    }
+}
+
+impl BlockDevice for EmulatedDisk {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let deadline = self.begin(
+            off,
+            out.len() as u64,
+            self.model.read_mb_s,
+            self.model.read_latency_ns,
+        );
+        self.inner.read(off, out)?;
+        wait_until(deadline);
+        Ok(())
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        let deadline = self.begin(
+            off,
+            src.len() as u64,
+            self.model.write_mb_s,
+            self.model.write_latency_ns,
+        );
+        self.inner.write(off, src)?;
+        wait_until(deadline);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        let deadline = self.channel.occupy(self.model.flush_latency_ns);
+        self.inner.flush()?;
+        wait_until(deadline);
+        Ok(())
+    }
+
+    fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.inner.trim(off, len)
+    }
+
+    fn state(&self) -> DeviceState {
+        self.inner.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        let inner = self.inner.info();
+        let backend = format!(
+            "emulated {} {:?} over {}",
+            self.model.name, self.model, inner.backend
+        );
+        DeviceInfo { backend, ..inner }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::{Duration, Instant};
+
+    use super::{Channel, DiskModel, EmulatedDisk, EmulatedRegion, NvmModel, transfer_ns};
+    use crate::sim::{SimMedium, SimWorld};
+    use crate::{BlockDevice, Region};
+
+    #[test]
+    fn seek_grows_with_distance_and_is_nothing_when_the_head_is_there() {
+        let hdd = DiskModel::HDD;
+        assert_eq!(hdd.seek_ns(77, 77, 1000), 0);
+        assert!(hdd.seek_ns(0, 10, 1000) < hdd.seek_ns(0, 500, 1000));
+        assert_eq!(hdd.seek_ns(0, 1000, 1000), hdd.seek_max_ns);
+        assert_eq!(hdd.seek_ns(900, 0, 1000), hdd.seek_ns(0, 900, 1000));
+        assert_eq!(DiskModel::SSD.seek_ns(0, 900, 1000), 0);
+    }
+
+    #[test]
+    fn transfer_takes_a_thousand_ns_a_kilobyte_when_the_rate_is_a_gigabyte() {
+        assert_eq!(transfer_ns(1000, 1000), 1000);
+        assert_eq!(transfer_ns(1000, 0), 0);
+    }
+
+    #[test]
+    fn channel_queues_work_behind_what_is_under_way() {
+        let channel = Channel::new();
+        let first = channel.occupy(1_000_000_000);
+        let second = channel.occupy(1_000_000_000);
+        assert_eq!(second - first, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn emulated_disk_takes_at_least_its_time_and_keeps_the_bytes() {
+        let disk = SimWorld::new().add_block("disk", 1 << 20);
+        let model = DiskModel {
+            write_mb_s: 10,
+            seek_max_ns: 0,
+            ..DiskModel::HDD
+        };
+        let disk = EmulatedDisk::new(disk, model);
+        let begin = Instant::now();
+        disk.write(0, &[3; 40_960]).unwrap();
+        assert!(begin.elapsed() >= Duration::from_nanos(4_096_000 + model.write_latency_ns));
+        let mut back = [0; 8];
+        disk.read(40_000, &mut back).unwrap();
+        assert_eq!(back, [3; 8]);
+        assert!(disk.info().backend.starts_with("emulated hdd"));
+    }
+
+    #[test]
+    fn emulated_nvm_pays_for_writes_at_the_fence() {
+        let nvm = SimWorld::new().add_region("nvm", SimMedium::Dax, 1 << 20, 1 << 20);
+        let model = NvmModel {
+            read_latency_ns: 0,
+            barrier_latency_ns: 1000,
+            read_mb_s: 0,
+            write_mb_s: 100,
+        };
+        let nvm = EmulatedRegion::new(nvm, model);
+        let begin = Instant::now();
+        let crc = nvm.write_crc(0, &[1; 100_000], 5).unwrap();
+        nvm.fence().unwrap();
+        assert!(begin.elapsed() >= Duration::from_nanos(1_001_000));
+        assert_eq!(crc, crc32c::crc32c_append(5, &[1; 100_000]));
+        assert!(nvm.as_ptr().is_none(), "a pointer would go round the model");
+    }
+}
