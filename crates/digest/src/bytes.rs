@@ -82,12 +82,20 @@ impl<'a> FileFold<'a> {
             FallocateMode::Allocate | FallocateMode::AllocateKeepSize => {}
             FallocateMode::PunchHole => {
                 self.insert(offset, end, None);
-                remove_range(&mut self.allocate, offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+                remove_range(
+                    &mut self.allocate,
+                    offset.div_ceil(BLOCK_BYTES),
+                    end / BLOCK_BYTES,
+                );
                 return;
             }
             FallocateMode::ZeroRange | FallocateMode::ZeroRangeKeepSize => self.insert(offset, end, None),
         }
-        add_range(&mut self.allocate, offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        add_range(
+            &mut self.allocate,
+            offset / BLOCK_BYTES,
+            end.div_ceil(BLOCK_BYTES),
+        );
     }
 
     /// Splits a segment that has `at` inside it.

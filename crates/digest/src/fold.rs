@@ -8,8 +8,8 @@ use crate::bytes::FileFold;
 use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
 use std::collections::{BTreeMap, HashMap};
 use varve_format::{
-    BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq, SessionId, SetAttrMask,
-    TimeNs,
+    BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq,
+    SessionId, SetAttrMask, TimeNs,
 };
 
 /// One inode as the batch leaves it.
@@ -162,7 +162,11 @@ impl<'a, V: View> Fold<'a, V> {
         self.counts.ops += ops.len() as u64;
         for op in ops {
             self.record_bytes += record_bytes(&op.op);
-            self.counts.bytes_in += if let LogOp::Write { data, .. } = op.op { data.len() as u64 } else { 0 };
+            self.counts.bytes_in += if let LogOp::Write { data, .. } = op.op {
+                data.len() as u64
+            } else {
+                0
+            };
         }
         Ok(Ok(()))
     }
@@ -443,7 +447,10 @@ impl<'a, V: View> Fold<'a, V> {
     }
 
     fn set_attr(&mut self, at: &At<'_>, key: InodeKey, new: &varve_format::SetAttr) -> Step<(), V> {
-        let to_now = new.mask.difference(SetAttrMask::ATIME | SetAttrMask::MTIME).is_empty()
+        let to_now = new
+            .mask
+            .difference(SetAttrMask::ATIME | SetAttrMask::MTIME)
+            .is_empty()
             && (!new.mask.contains(SetAttrMask::ATIME) || new.atime_ns == at.time_ns)
             && (!new.mask.contains(SetAttrMask::MTIME) || new.mtime_ns == at.time_ns);
         if !to_now || at.need(key, Need::Write).is_err() {
@@ -458,7 +465,8 @@ impl<'a, V: View> Fold<'a, V> {
         self.change(key.ino, |node| {
             let attr = &mut node.attr;
             if new.mask.contains(SetAttrMask::MODE) {
-                attr.mode = (attr.mode & varve_format::MODE_KIND_MASK) | (new.mode & varve_format::MODE_PERM_MASK);
+                attr.mode =
+                    (attr.mode & varve_format::MODE_KIND_MASK) | (new.mode & varve_format::MODE_PERM_MASK);
             }
             if new.mask.contains(SetAttrMask::UID) {
                 attr.uid = new.uid;

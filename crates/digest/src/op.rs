@@ -138,9 +138,9 @@ pub enum Refusal {
     /// The inode still has a name.
     #[error("the inode still has a name")]
     HasName,
-    /// More space than the session was granted.
-    #[error("more space than was granted")]
-    NoCredit,
+    /// It was accepted, and then the shared area would not take it: one of the two is wrong.
+    #[error("the shared area contradicts it")]
+    Contradicted,
 }
 
 /// A transaction that was refused: none of it took effect, everything else did.

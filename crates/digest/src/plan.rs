@@ -80,7 +80,8 @@ impl<'a, V: View> Fold<'a, V> {
         };
         let mut changes: Vec<(u64, NameChange)> = Vec::new();
         for (dir, names) in names {
-            let vanished = matches!(nodes.get(&dir), Some(Known::Node(node)) if node.gone && node.old.is_none());
+            let vanished =
+                matches!(nodes.get(&dir), Some(Known::Node(node)) if node.gone && node.old.is_none());
             if vanished {
                 continue;
             }

@@ -5,7 +5,9 @@ use super::{Cursors, LogBytes, ScanError};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use varve_format::log::{TX_ENTRIES_MAX, entry_size};
-use varve_format::{EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId};
+use varve_format::{
+    EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
+};
 
 /// Bytes of one arena block that payloads are copied to.
 const ARENA_BYTES: usize = 2 << 20;
@@ -282,7 +284,9 @@ impl Expect<'_> {
     /// The number wanted, or `None` past the end of what counts.
     fn wanted(&mut self) -> Option<u64> {
         match self.cut {
-            Cut::Live(limit) => limit.is_none_or(|limit| self.next <= limit.0).then_some(self.next),
+            Cut::Live(limit) => limit
+                .is_none_or(|limit| self.next <= limit.0)
+                .then_some(self.next),
             Cut::Sealed(seal) => {
                 for run in &seal.missing {
                     if run.contains(LogSeq(self.next)) {
@@ -382,7 +386,10 @@ pub fn gather<L: LogBytes>(
 impl Batch {
     fn accept(&mut self, transaction: &[Entry], newest_tx: TxId) {
         let Some(first) = transaction.first() else { return };
-        if let Some(entry) = transaction.iter().find(|entry| entry.header.base.get() > newest_tx.0) {
+        if let Some(entry) = transaction
+            .iter()
+            .find(|entry| entry.header.base.get() > newest_tx.0)
+        {
             self.refused.push(Refused {
                 seq: first.seq(),
                 why: Damage::FutureBase {

@@ -1,0 +1,374 @@
+//! Batches to transactions: validates and folds as many operations as one journal record takes, carries the plan out, and says how far
+//! each log is digested in the same record. Bad operations are refused one transaction at a time and stall nothing.
+
+use super::carry::{Before, Carrier, FREE_BUDGET, Stuck};
+use super::types::{Applied, Client, Environment, Leases, Source};
+use super::view::{Rows, TxView};
+use varve_digest::{Actor, Batch, Fold, Op, Plan, Refusal, RefusedTx, Transaction};
+use varve_format::{InodeKey, LogSeq, SessionId, charge};
+use varve_store::{OP_ROOM, Progress, Store, StoreError, Tx};
+
+/// Records that one oversized operation may take. A file of 2^60 bytes with an extent in each block would need more: it is bounded so that
+/// nothing can hold the digest for ever.
+const BEFORE_ROUNDS: usize = 1 << 20;
+
+/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done` hears of each record when it is
+/// durable; after the last one everything in the batches is digested, and [`SessionLog::digested`](super::SessionLog::digested) may be
+/// called.
+///
+/// # Errors
+/// The store's: a device's, or `NoSpace` when not even the next transaction alone fits. What `done` heard of stays; the logs keep
+/// the rest, and the same batches may be given again: what is digested is skipped.
+pub fn digest(
+    store: &Store,
+    sources: &[Source<'_>],
+    env: &Environment<'_>,
+    done: &mut dyn FnMut(&Applied),
+) -> Result<(), StoreError> {
+    let mut next = vec![0; sources.len()];
+    // Transactions to take at most into one record; shrinks when a record was full, and recovers.
+    let mut most = usize::MAX;
+    let mut rounds = 0;
+    loop {
+        let mut tx = store.begin()?;
+        let cut = fold(&tx, sources, &next, env, most)?;
+        let Some(cut) = cut else { return Ok(()) };
+        match commit(store, &mut tx, sources, &cut, env) {
+            Ok((mut applied, unfinished)) => {
+                applied.tx = tx.commit()?;
+                report(&applied);
+                done(&applied);
+                next = cut.next;
+                most = most.saturating_mul(2);
+                for key in unfinished {
+                    finish_free(store, key)?;
+                }
+            }
+            Err(Stuck::Before(before)) => {
+                drop(tx);
+                rounds += 1;
+                if rounds > BEFORE_ROUNDS {
+                    return Err(StoreError::Damaged("an operation never ends".into()));
+                }
+                do_before(store, before)?;
+            }
+            Err(stuck) => {
+                drop(tx);
+                if cut.taken <= 1 {
+                    match stuck {
+                        Stuck::Store(error) if is_logical(&error) => {
+                            next = refuse_alone(store, sources, cut, &error, done)?;
+                            continue;
+                        }
+                        Stuck::Store(error) => return Err(error),
+                        Stuck::RecordFull => {
+                            let error = StoreError::Invalid("record full");
+                            next = refuse_alone(store, sources, cut, &error, done)?;
+                            continue;
+                        }
+                        Stuck::Before(_) => {}
+                    }
+                }
+                if let Stuck::Store(error) = &stuck
+                    && error.is_device()
+                {
+                    return Err(error.clone());
+                }
+                most = cut.taken / 2;
+            }
+        }
+    }
+}
+
+/// What goes into one record.
+struct CutPlan<'a> {
+    plan: Plan<'a>,
+    /// Per source: the first transaction of its batch that is not in it.
+    next: Vec<usize>,
+    /// Per source: what its log is digested to.
+    upto: Vec<LogSeq>,
+    /// Per source: credits used up.
+    charged: Vec<u64>,
+    /// Transactions in it.
+    taken: usize,
+}
+
+/// Whether the store refuses what the fold accepted: the shared area contradicts itself, or the two disagree.
+const fn is_logical(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::NotFound
+            | StoreError::Exists
+            | StoreError::NoInode(_)
+            | StoreError::WrongKind { .. }
+            | StoreError::Invalid(_)
+    )
+}
+
+/// Folds transactions until the record is nearly full. `None`: everything is digested.
+fn fold<'a>(
+    tx: &Tx<'_>,
+    sources: &[Source<'a>],
+    next: &[usize],
+    env: &Environment<'_>,
+    most: usize,
+) -> Result<Option<CutPlan<'a>>, StoreError> {
+    let view = TxView {
+        tx,
+        leases: env.leases,
+    };
+    let mut fold = Fold::new(view, env.now_ns);
+    let mut cut = CutPlan {
+        plan: Plan::default(),
+        next: next.to_vec(),
+        upto: Vec::new(),
+        charged: Vec::new(),
+        taken: 0,
+    };
+    let budget = RECORD_BUDGET;
+    let mut anything = false;
+    for (source, next) in sources.iter().zip(&mut cut.next) {
+        let row = tx.session(source.client.session)?;
+        let digested = row.map_or(LogSeq(0), |row| row.digested);
+        let rows = Rows::new(source.client, env.leases);
+        let (mut upto, mut charged) = (digested, 0);
+        let batch = source.batch;
+        while let Some(transaction) = batch.transactions.get(*next) {
+            if cut.taken >= most || (cut.taken > 0 && fold.record_bytes() > budget) {
+                break;
+            }
+            let last = last_seq(batch, transaction);
+            if last > digested {
+                charged += take(&mut fold, &rows, batch, transaction)?;
+                upto = last;
+                cut.taken += 1;
+            }
+            *next += 1;
+        }
+        if *next >= batch.transactions.len() {
+            // Numbers without an operation at the end (refused by the scan) are used up too.
+            upto = upto.max(batch.upto);
+        }
+        anything |= upto > digested;
+        cut.upto.push(upto);
+        cut.charged.push(charged);
+    }
+    cut.plan = fold.finish();
+    Ok(anything.then_some(cut))
+}
+
+/// Bytes of journal record that a plan is cut to, by the fold's estimate.
+const RECORD_BUDGET: u64 = 1 << 20;
+
+fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
+    let last = transaction.first + transaction.len - 1;
+    batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
+}
+
+/// Folds one transaction; the credits that its operations used up.
+fn take<'a>(
+    fold: &mut Fold<'a, TxView<'_, '_>>,
+    rows: &Rows<'_>,
+    batch: &'a Batch,
+    transaction: &Transaction,
+) -> Result<u64, StoreError> {
+    let entries = &batch.entries[transaction.first..transaction.first + transaction.len];
+    let mut ops = Vec::with_capacity(entries.len());
+    let mut malformed = None;
+    let mut charged = 0;
+    for entry in entries {
+        match batch.op(entry) {
+            Ok(op) => {
+                charged += u64::from(charge(&op));
+                ops.push(Op {
+                    seq: entry.seq(),
+                    time_ns: entry.header.time_ns.get(),
+                    flags: entry.flags(),
+                    op,
+                });
+            }
+            Err(fault) => {
+                malformed.get_or_insert((entry.seq(), fault));
+            }
+        }
+    }
+    let session = rows.client.session;
+    if let Some((seq, fault)) = malformed {
+        fold.refuse(session, seq, Refusal::Malformed(fault), entries.len());
+        return Ok(charged);
+    }
+    let actor = Actor {
+        session,
+        uid: rows.client.uid,
+        privileged: rows.client.privileged,
+        mediated: false,
+    };
+    // A refusal is counted in the fold.
+    let _ = fold.transaction(actor, rows, &ops)?;
+    Ok(charged)
+}
+
+/// Carries a plan out and moves the sessions' rows on; what is left is to commit.
+fn commit(
+    store: &Store,
+    tx: &mut Tx<'_>,
+    sources: &[Source<'_>],
+    cut: &CutPlan<'_>,
+    env: &Environment<'_>,
+) -> Result<(Applied, Vec<InodeKey>), Stuck> {
+    let sessions: Vec<SessionId> = sources.iter().map(|source| source.client.session).collect();
+    let (mut applied, unfinished) = carry(store, tx, &cut.plan, env, &sessions)?;
+    for ((session, upto), charged) in sessions.iter().zip(&cut.upto).zip(&cut.charged) {
+        let mut row = tx.session(*session)?.ok_or(StoreError::NoSession(*session))?;
+        if row.digested < *upto {
+            row.digested = *upto;
+            tx.session_put(&row)?;
+        }
+        applied.digested.push((*session, *upto));
+        applied.charged.push((*session, *charged));
+    }
+    if tx.room() < OP_ROOM / 4 {
+        return Err(Stuck::RecordFull);
+    }
+    Ok((applied, unfinished))
+}
+
+/// Carries a plan out in `tx`.
+pub(super) fn carry(
+    store: &Store,
+    tx: &mut Tx<'_>,
+    plan: &Plan<'_>,
+    env: &Environment<'_>,
+    sessions: &[SessionId],
+) -> Result<(Applied, Vec<InodeKey>), Stuck> {
+    let mut carrier = Carrier {
+        tx,
+        env,
+        space: store.space(),
+        sessions,
+        applied: Applied {
+            refused: plan.refused.clone(),
+            counts: plan.counts,
+            ..Applied::default()
+        },
+        unfinished: Vec::new(),
+    };
+    carrier.carry_out(plan)?;
+    Ok((carrier.applied, carrier.unfinished))
+}
+
+/// The store refuses this one transaction: its number is used up, and nothing else happens.
+fn refuse_alone(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: CutPlan<'_>,
+    error: &StoreError,
+    done: &mut dyn FnMut(&Applied),
+) -> Result<Vec<usize>, StoreError> {
+    let mut tx = store.begin()?;
+    let mut applied = Applied {
+        refused: cut.plan.refused,
+        ..Applied::default()
+    };
+    for ((source, upto), charged) in sources.iter().zip(&cut.upto).zip(&cut.charged) {
+        let session = source.client.session;
+        let mut row = tx.session(session)?.ok_or(StoreError::NoSession(session))?;
+        if row.digested < *upto {
+            row.digested = *upto;
+            tx.session_put(&row)?;
+            applied.refused.push((
+                session,
+                RefusedTx {
+                    seq: *upto,
+                    why: Refusal::Contradicted,
+                },
+            ));
+            tracing::error!(%session, seq = %upto, %error, "the shared area contradicts an operation that was checked: left out");
+        }
+        applied.digested.push((session, *upto));
+        applied.charged.push((session, *charged));
+    }
+    applied.tx = tx.commit()?;
+    report(&applied);
+    done(&applied);
+    Ok(cut.next)
+}
+
+/// Logs what was refused, once.
+pub(super) fn report(applied: &Applied) {
+    for (session, refused) in applied.refused.iter().take(8) {
+        tracing::warn!(%session, seq = %refused.seq, why = %refused.why, "refused an operation in a log");
+    }
+    if applied.refused.len() > 8 {
+        tracing::warn!(more = applied.refused.len() - 8, "refused more operations");
+    }
+}
+
+/// Does what does not fit into the record of its batch.
+pub(super) fn do_before(store: &Store, before: Before) -> Result<(), StoreError> {
+    for _ in 0..BEFORE_ROUNDS {
+        let mut tx = store.begin()?;
+        let (progress, finish) = match before {
+            Before::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
+            Before::Finish(ino) => (tx.continue_free(ino, FREE_BUDGET)?, None),
+            Before::Punch(ino, offset, len, target) => (tx.punch(ino, offset, len, target)?, None),
+            Before::Allocate(ino, offset, len, target) => {
+                (tx.allocate(ino, offset, len, false, target)?, None)
+            }
+        };
+        tx.commit()?;
+        match (progress, finish) {
+            (Progress::Done, _) => return Ok(()),
+            (Progress::More, Some(ino)) => return do_before(store, Before::Finish(ino)),
+            (Progress::More, None) => {}
+        }
+    }
+    Err(StoreError::Damaged("an operation never ends".into()))
+}
+
+/// Frees the rest of a deleted inode, in records of its own.
+pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError> {
+    for _ in 0..BEFORE_ROUNDS {
+        let mut tx = store.begin()?;
+        // A commit with nothing in it costs nothing; a number that is free by now is no error.
+        let progress = match tx.get_key(key) {
+            Ok(inode) if inode.attr.nlink == 0 => tx.continue_free(key.ino, FREE_BUDGET)?,
+            Ok(_) | Err(StoreError::NoInode(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        tx.commit()?;
+        if progress == Progress::Done {
+            return Ok(());
+        }
+    }
+    Err(StoreError::Damaged("an inode is never freed".into()))
+}
+
+/// Frees an inode that has no name, unless somebody holds it; says whether it is gone. For the last close, and for the orphans found at
+/// start. Grant rows that name it are the caller's to remove before.
+///
+/// # Errors
+/// The store's.
+pub fn free_orphan(store: &Store, key: InodeKey, leases: &dyn Leases) -> Result<bool, StoreError> {
+    match store.get_key(key) {
+        Ok(inode) if inode.attr.nlink == 0 => {}
+        Ok(_) => return Ok(false),
+        Err(StoreError::NoInode(_)) => return Ok(true),
+        Err(error) => return Err(error),
+    }
+    if leases.held(key, &[]) {
+        return Ok(false);
+    }
+    finish_free(store, key)?;
+    Ok(true)
+}
+
+/// The client as an actor whose rights were checked.
+pub(super) const fn mediated_actor(client: Client, uid: u32) -> Actor {
+    Actor {
+        session: client.session,
+        uid,
+        privileged: client.privileged,
+        mediated: true,
+    }
+}

@@ -1,0 +1,257 @@
+//! Carrying a plan out in a store transaction. Decides nothing but the order of the store's calls, and stops when the record is full.
+
+use super::types::{Applied, Environment};
+use super::view::{batch_bit, names};
+use varve_digest::{Fate, InodePlan, NameChange, Plan};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, SessionId};
+use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
+
+/// Extents or names freed at once by a digest's own transaction.
+pub(super) const FREE_BUDGET: usize = 256;
+/// Bytes of data given to the store in one call.
+const PIECES_BYTES: usize = 4 << 20;
+/// Pieces given to the store in one call: each may need a new extent.
+const PIECES: usize = 32;
+
+/// Something too big for the record of its batch, to be done before in records of its own. Doing it twice is doing it once, and the
+/// log still has the operation: a crash in between shows nothing that the batch would not show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Cut the file.
+    Truncate(Ino, u64),
+    /// Make a hole.
+    Punch(Ino, u64, u64, DataTarget),
+    /// Allocate blocks.
+    Allocate(Ino, u64, u64, DataTarget),
+    /// Finish an earlier truncation.
+    Finish(Ino),
+}
+
+/// Why a plan was not carried out; the transaction must be dropped.
+#[derive(Debug)]
+pub(super) enum Stuck {
+    /// The record is full: take fewer operations.
+    RecordFull,
+    /// This first.
+    Before(Before),
+    /// The store's error.
+    Store(StoreError),
+}
+
+impl From<StoreError> for Stuck {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::RecordFull { .. } => Self::RecordFull,
+            StoreError::Unfinished(ino) => Self::Before(Before::Finish(ino)),
+            error => Self::Store(error),
+        }
+    }
+}
+
+/// The work on one transaction.
+pub(super) struct Carrier<'c, 's> {
+    pub(super) tx: &'c mut Tx<'s>,
+    pub(super) env: &'c Environment<'c>,
+    pub(super) space: SpaceStats,
+    /// Sessions whose rows may name deleted inodes.
+    pub(super) sessions: &'c [SessionId],
+    pub(super) applied: Applied,
+    /// Deleted inodes of which something is left to free.
+    pub(super) unfinished: Vec<InodeKey>,
+}
+
+impl Carrier<'_, '_> {
+    /// Everything in the plan.
+    pub(super) fn carry_out(&mut self, plan: &Plan<'_>) -> Result<(), Stuck> {
+        for inode in plan.inodes.iter().filter(|inode| inode.fate == Fate::Made) {
+            self.make(inode)?;
+        }
+        for name in &plan.names {
+            self.name(name)?;
+        }
+        for inode in &plan.inodes {
+            match inode.fate {
+                Fate::Made | Fate::Changed => self.change(inode)?,
+                Fate::Deleted => self.delete(inode)?,
+                Fate::Vanished => {
+                    self.tx.release_inode(inode.attr.key)?;
+                    self.gone(inode.attr.key)?;
+                }
+            }
+            let key = inode.attr.key;
+            self.applied
+                .unheld
+                .extend(inode.left.iter().map(|session| (*session, key)));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that one more small operation fits.
+    fn room(&mut self) -> Result<(), Stuck> {
+        if self.tx.room() < OP_ROOM {
+            return Err(Stuck::RecordFull);
+        }
+        Ok(())
+    }
+
+    fn target(&self, inode: &InodePlan<'_>) -> DataTarget {
+        let allocated: u64 = inode.file.allocate.iter().map(|range| range.len).sum();
+        let bytes = inode.file.data_bytes().saturating_add(allocated);
+        self.env.placement.target(inode.attr.key, bytes, &self.space)
+    }
+
+    fn make(&mut self, inode: &InodePlan<'_>) -> Result<(), Stuck> {
+        self.room()?;
+        let mut attr = inode.attr.clone();
+        if attr.kind() != FileKind::Symlink {
+            attr.size_bytes = 0;
+        }
+        self.tx.create(&attr, inode.target)?;
+        Ok(())
+    }
+
+    fn name(&mut self, change: &NameChange) -> Result<(), Stuck> {
+        self.room()?;
+        match (change.old, change.new) {
+            (Some(_), None) => {
+                self.tx.dir_remove(change.dir, &change.name)?;
+            }
+            (None, Some((key, kind))) => self.tx.dir_insert(change.dir, &change.name, key, kind)?,
+            (Some(_), Some((key, kind))) => {
+                self.tx.dir_replace(change.dir, &change.name, key, kind)?;
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, inode: &InodePlan<'_>) -> Result<(), Stuck> {
+        let ino = inode.attr.key.ino;
+        if !inode.file.is_empty() && inode.fate == Fate::Changed {
+            self.applied.remapped.push(inode.attr.key);
+        }
+        if inode.attr.kind() == FileKind::Regular {
+            self.data(inode)?;
+        }
+        for (name, value) in &inode.xattrs {
+            self.room()?;
+            match value {
+                Some(value) => self.tx.xattr_set(ino, name, value)?,
+                None => match self.tx.xattr_remove(ino, name) {
+                    // Set and removed within the batch.
+                    Ok(()) | Err(StoreError::NotFound) => {}
+                    Err(error) => return Err(error.into()),
+                },
+            }
+        }
+        self.room()?;
+        self.tx.edit(ino, |attr| give(attr, &inode.attr))?;
+        if inode.attr.nlink == 0 {
+            self.applied.orphans.push(inode.attr.key);
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, inode: &InodePlan<'_>) -> Result<(), Stuck> {
+        let (ino, file) = (inode.attr.key.ino, &inode.file);
+        let target = self.target(inode);
+        if let Some(size) = file.truncate {
+            self.room()?;
+            if self.tx.truncate(ino, size)? != Progress::Done {
+                return Err(Stuck::Before(Before::Truncate(ino, size)));
+            }
+        }
+        for hole in &file.holes {
+            self.room()?;
+            if self.tx.punch(ino, hole.offset, hole.len, target)? != Progress::Done {
+                return Err(Stuck::Before(Before::Punch(ino, hole.offset, hole.len, target)));
+            }
+        }
+        let mut pieces = file.pieces.as_slice();
+        while !pieces.is_empty() {
+            self.room()?;
+            let (mut bytes, mut count) = (0, 0);
+            for (_, data) in pieces {
+                if count > 0 && (bytes + data.len() > PIECES_BYTES || count >= PIECES) {
+                    break;
+                }
+                bytes += data.len();
+                count += 1;
+            }
+            let (now, later) = pieces.split_at(count);
+            self.tx.write_bytes(ino, now, target)?;
+            pieces = later;
+        }
+        for range in &file.allocate {
+            self.room()?;
+            if self.tx.allocate(ino, range.offset, range.len, false, target)? != Progress::Done {
+                return Err(Stuck::Before(Before::Allocate(
+                    ino,
+                    range.offset,
+                    range.len,
+                    target,
+                )));
+            }
+        }
+        if self.tx.get(ino)?.attr.size_bytes != file.size {
+            self.room()?;
+            if self.tx.truncate(ino, file.size)? != Progress::Done {
+                return Err(Stuck::Before(Before::Truncate(ino, file.size)));
+            }
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, inode: &InodePlan<'_>) -> Result<(), Stuck> {
+        let key = inode.attr.key;
+        self.room()?;
+        self.tx.edit(key.ino, |attr| {
+            give(attr, &inode.attr);
+            attr.nlink = 0;
+        })?;
+        // A big one is freed by records of its own, later: it is in the orphan list from here on.
+        let small = self.tx.room() >= 2 * OP_ROOM
+            && matches!(self.tx.continue_free(key.ino, FREE_BUDGET)?, Progress::Done);
+        if !small {
+            self.unfinished.push(key);
+        }
+        self.applied.remapped.push(key);
+        self.gone(key)
+    }
+
+    /// An inode is gone: so are the rows that grant it.
+    fn gone(&mut self, key: InodeKey) -> Result<(), Stuck> {
+        self.applied.freed.push(key);
+        let mut rows = Vec::new();
+        for session in self.sessions {
+            self.env.leases.grants(*session, key, &mut rows);
+        }
+        rows.retain(|row| names(row, key));
+        for known in rows {
+            // Several inodes of one batch row may go in one record: what counts is the row as it is by now.
+            let Some(mut row) = self.tx.grant(known.lease)? else {
+                continue;
+            };
+            row.batch &= !batch_bit(&row, key.ino).unwrap_or(0);
+            let left = (row.batch != 0).then_some(row);
+            match &left {
+                Some(row) => self.tx.grant_put(row)?,
+                None => self.tx.grant_remove(row.lease)?,
+            }
+            self.applied.rows.push((row.lease, left));
+        }
+        Ok(())
+    }
+}
+
+/// The attributes that a plan decides; the others are the store's.
+fn give(attr: &mut InodeAttr, new: &InodeAttr) {
+    attr.mode = new.mode;
+    attr.uid = new.uid;
+    attr.gid = new.gid;
+    attr.nlink = new.nlink;
+    attr.parent = new.parent;
+    attr.atime_ns = new.atime_ns;
+    attr.mtime_ns = new.mtime_ns;
+    attr.ctime_ns = new.ctime_ns;
+}

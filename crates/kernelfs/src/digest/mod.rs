@@ -1,0 +1,18 @@
+//! The digest: a session's log, read through a region, takes effect in the shared area, one store transaction after another.
+//!
+//! [`SessionLog`] finds entries, [`digest`] validates, folds and carries them out; [`apply_mediated`] does the same for one operation
+//! that the daemon does for a client. What counts and in which order is `varve_digest`'s; how blocks and trees change is the store's;
+//! who holds what is the leases'. Exactly once: the record that changes the shared area also says how far the log is digested.
+
+mod apply;
+mod carry;
+mod log;
+mod mediate;
+mod types;
+mod view;
+
+pub use apply::{digest, free_orphan};
+pub use log::SessionLog;
+pub use mediate::{MediateError, apply_mediated};
+pub use types::{Applied, Client, Environment, Hierarchy, Leases, Placement, Source, rights};
+pub use varve_digest::{Batch, Cut, GatherLimits, SealScan};

@@ -1,0 +1,107 @@
+//! What a digest is given besides the log, and what it tells the rest of the daemon. Plain values.
+
+use varve_digest::{Batch, Counts, RefusedTx};
+use varve_format::session::GrantRow;
+use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, Tier, TimeNs, TxId};
+use varve_store::{DataTarget, SpaceStats};
+
+/// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given the directory's row).
+pub mod rights {
+    /// May write data, change names of a directory, set times to now.
+    pub const WRITE: u32 = 1;
+    /// Owns the inode: may change mode, times, and attributes.
+    pub const OWN: u32 = 2;
+}
+
+/// What the daemon knows of a session's peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    /// Session.
+    pub session: SessionId,
+    /// User.
+    pub uid: u32,
+    /// Root or the pool's owner: acts for any credentials, which its LibFS or the kernel checks.
+    pub privileged: bool,
+}
+
+/// A session whose log is digested.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// Its entries.
+    pub batch: &'a Batch,
+    /// Who it is.
+    pub client: Client,
+}
+
+/// The leases, as far as a digest must know them. Called while a store transaction is open: answers must wait for nothing that waits for
+/// one.
+pub trait Leases {
+    /// Appends the grant rows of `session` that name `key` (also batch rows that hold its number; rows with a `last_seq` too).
+    fn grants(&self, session: SessionId, key: InodeKey, out: &mut Vec<GrantRow>);
+
+    /// Whether any session but those in `except` holds the inode open.
+    fn held(&self, key: InodeKey, except: &[SessionId]) -> bool;
+}
+
+/// Decides where new data goes; moves nothing.
+pub trait Placement: Send + Sync {
+    /// Where `bytes` of new data of an inode shall go. Tiers of which `space.tiers[t].total` is 0 are not there. The store goes on to
+    /// other tiers when the one chosen is full, unless the target says `only`.
+    fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget;
+}
+
+/// Fills the fastest tier that is less than 95 % full.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Hierarchy;
+
+/// A tier fuller than this takes no new data while another one does.
+const FULL_PERCENT: u64 = 95;
+
+impl Placement for Hierarchy {
+    fn target(&self, _key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
+        let blocks = bytes.div_ceil(varve_format::BLOCK_BYTES);
+        let fits = |tier: &Tier| {
+            let stats = &space.tiers[*tier as usize];
+            let used = stats.total.saturating_sub(stats.free).saturating_add(blocks);
+            stats.total > 0 && used.saturating_mul(100) < stats.total.saturating_mul(FULL_PERCENT)
+        };
+        let tier = Tier::ALL.into_iter().find(fits).unwrap_or(Tier::Nvm);
+        DataTarget::prefer(tier).with_reserve()
+    }
+}
+
+/// Leases, placement and time for one digest.
+#[derive(Clone, Copy)]
+pub struct Environment<'a> {
+    /// Leases and holds.
+    pub leases: &'a dyn Leases,
+    /// Placement of new data.
+    pub placement: &'a dyn Placement,
+    /// Now: no time in a log counts as later.
+    pub now_ns: TimeNs,
+}
+
+/// What one digest transaction did. Everything in it is durable.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Applied {
+    /// Its journal record.
+    pub tx: TxId,
+    /// How far each log is digested now.
+    pub digested: Vec<(SessionId, LogSeq)>,
+    /// Inodes that are gone: their leases and holds go too.
+    pub freed: Vec<InodeKey>,
+    /// Grant rows that the record changed because of that (`None`: removed). Only the daemon's memory of them is left to change.
+    pub rows: Vec<(LeaseNo, Option<GrantRow>)>,
+    /// Inodes that have no name any more but are held: to be freed with [`free_orphan`](super::free_orphan) when the last hold goes.
+    pub orphans: Vec<InodeKey>,
+    /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the blocks are used again.
+    pub remapped: Vec<InodeKey>,
+    /// Holds that a log gave up (last close after the name was gone).
+    pub unheld: Vec<(SessionId, InodeKey)>,
+    /// Credits used up, in blocks, to be given back.
+    pub charged: Vec<(SessionId, u64)>,
+    /// Transactions that were refused (each is logged here already).
+    pub refused: Vec<(SessionId, RefusedTx)>,
+    /// What the plan saved.
+    pub counts: Counts,
+}
