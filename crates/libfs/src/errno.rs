@@ -105,14 +105,27 @@ pub enum OpError<T> {
     Mediate,
 }
 
-/// Result of an operation under a session.
-pub type OpResult<T> = std::result::Result<T, OpError<T>>;
+/// Result of an operation under a session. `L` is the type of the result that a lost session may still have committed.
+pub type OpResult<T, L = T> = std::result::Result<T, OpError<L>>;
 
 impl<T> OpError<T> {
     /// The session is lost and nothing was committed.
     #[must_use]
     pub const fn lost() -> Self {
         Self::SessionLost { committed: None, otherwise: None }
+    }
+
+    /// The same failure with another result.
+    #[must_use]
+    pub fn map<U>(self, mut change: impl FnMut(T) -> U) -> OpError<U> {
+        match self {
+            Self::Failed(errno) => OpError::Failed(errno),
+            Self::Mediate => OpError::Mediate,
+            Self::SessionLost { committed, otherwise } => OpError::SessionLost {
+                committed: committed.map(|(seqs, result)| (seqs, change(result))),
+                otherwise: otherwise.map(change),
+            },
+        }
     }
 
     /// The same failure of an operation with another result type, for errors that carry no result.

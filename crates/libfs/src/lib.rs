@@ -2,13 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod attrs;
+pub mod data;
 mod errno;
 mod fs;
+pub mod inode;
+pub mod log;
 mod open;
 mod options;
+mod overlay;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
-pub use errno::{Errno, Result};
+pub use errno::{Errno, OpError, OpResult, Result};
 pub use fs::{Counters, Fs};
 pub use open::OpenFile;
 pub use options::{CacheObserver, Connection, Connector, FsOptions, MountError};

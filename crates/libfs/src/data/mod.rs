@@ -1,0 +1,216 @@
+//! File data in the process: reading from log, NVM and slower tiers; writing through the log. Owns what a session's files rest on
+//! ([`DataPlane`]); refuses to know names, descriptors, leases and permissions: callers hold the lease that an operation needs.
+
+mod cache;
+mod credits;
+mod extents;
+mod read;
+mod seek;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub(crate) use extents::ExtentCache;
+
+use crate::errno::{Errno, OpError, OpResult};
+use crate::inode::Inode;
+use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
+use crate::overlay::LOG_BYTES_MAX;
+use cache::ReadCache;
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::sync::atomic::AtomicU64;
+use varve_format::LogSeq;
+use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
+use varve_media::Region;
+
+/// What the files of one session rest on. Made anew for each session; inodes outlive it (see [`Inode::reset`]).
+pub struct DataPlane {
+    log: Option<Log>,
+    link: Arc<dyn Link>,
+    page: Arc<dyn SessionPage>,
+    nvm: Option<Arc<dyn Region>>,
+    clock: Arc<dyn Clock>,
+    read_ahead_bytes: u64,
+    log_max_bytes: u64,
+    /// Space credits not bound to a lane, in blocks.
+    credits: AtomicU64,
+    cache: ReadCache,
+    /// Inodes with pointers into the log.
+    listed: Mutex<Vec<Weak<Inode>>>,
+    /// One prune at a time.
+    pruning: Mutex<()>,
+}
+
+impl DataPlane {
+    /// For the session that `welcome` opened. `log` is `None` for a read-only session, `nvm` where data is not read directly.
+    #[must_use]
+    pub fn new(
+        welcome: &Welcome,
+        link: Arc<dyn Link>,
+        page: Arc<dyn SessionPage>,
+        log: Option<Arc<dyn Region>>,
+        nvm: Option<Arc<dyn Region>>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let options = LogOptions {
+            session: welcome.session,
+            len_bytes: welcome.log_bytes.min(LOG_BYTES_MAX),
+            max_bytes: welcome.log_max_bytes.max(welcome.log_bytes).min(LOG_BYTES_MAX),
+            digest_percent: welcome.digest_percent,
+            wait_ms: welcome.wait_ms,
+        };
+        Self {
+            log: log.map(|region| Log::new(region, page.clone(), options)),
+            link,
+            page,
+            nvm,
+            clock,
+            read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
+            log_max_bytes: options.max_bytes,
+            credits: AtomicU64::new(0),
+            cache: ReadCache::new(),
+            listed: Mutex::new(Vec::new()),
+            pruning: Mutex::new(()),
+        }
+    }
+
+    /// The session's log.
+    ///
+    /// # Errors
+    /// `EROFS` for a read-only session.
+    pub fn log(&self) -> Result<&Log, Errno> {
+        self.log.as_ref().ok_or(Errno(libc::EROFS))
+    }
+
+    /// Takes log space for `bytes` (sums of `entry_size`) and credits for `blocks` (sums of `charge`). Call it before locking
+    /// inodes; then [`Slot::append`] under the locks.
+    ///
+    /// # Errors
+    /// `EROFS`, `ENOSPC`, `EIO`; `SessionLost`. Nothing is logged then.
+    #[inline]
+    pub fn begin<T>(&self, bytes: usize, blocks: u32) -> OpResult<Slot<'_>, T> {
+        let log = self.log.as_ref().ok_or(OpError::Failed(Errno(libc::EROFS)))?;
+        let slot = log.reserve(self, bytes)?;
+        self.consume(&slot, blocks)?;
+        Ok(slot)
+    }
+
+    /// What operations that begin now are stamped with.
+    #[inline]
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        Stamp { time_ns: self.clock.now_ns(), base: self.page.committed_tx() }
+    }
+
+    /// Whether the session still counts.
+    #[inline]
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.page.state() == PageState::Live
+    }
+
+    /// Makes everything logged until now durable against a power cut.
+    ///
+    /// # Errors
+    /// `EIO`.
+    pub fn sync(&self) -> Result<(), Errno> {
+        match &self.log {
+            Some(log) => log.sync_upto(log.last_seq()),
+            None => Ok(()),
+        }
+    }
+
+    /// Drops log pointers that are digested, so that log space can be used again. For the worker, now and then.
+    pub fn reclaim(&self) {
+        if let Some(log) = &self.log {
+            log.reclaim(self);
+        }
+    }
+
+    /// Waits until everything logged so far is in the shared area.
+    ///
+    /// # Errors
+    /// The daemon's; `SessionLost`.
+    pub fn digest_all<T>(&self) -> OpResult<(), T> {
+        if let Some(log) = &self.log {
+            let upto = log.last_seq();
+            if upto.0 > self.page.digested().0 {
+                log.wait_stable(upto).map_err(OpError::Failed)?;
+                LogHost::digest(self, upto, true).map_err(OpError::from)?;
+            }
+            self.reclaim();
+        }
+        Ok(())
+    }
+
+    /// Forgets where the digested blocks of `inode` lie: the daemon moved or replaced them. When this returns no read uses the old
+    /// places.
+    pub fn forget_extents(&self, inode: &Inode) {
+        inode.write().extents.invalidate();
+    }
+
+    /// Notes that the log holds something of `inode`.
+    #[inline]
+    pub(crate) fn list(&self, inode: &Arc<Inode>) {
+        if !inode.listed.load(std::sync::atomic::Ordering::Relaxed) {
+            self.list_slow(inode);
+        }
+    }
+
+    #[cold]
+    fn list_slow(&self, inode: &Arc<Inode>) {
+        let mut listed = self.listed.lock();
+        if !inode.listed.swap(true, std::sync::atomic::Ordering::SeqCst) {
+            listed.push(Arc::downgrade(inode));
+        }
+    }
+
+    fn call(&self, request: Request) -> Result<Response, IpcError> {
+        self.link.call(request)
+    }
+}
+
+/// An answer of another kind than was asked for.
+fn confused(what: &str) -> IpcError {
+    IpcError::Protocol(format!("unexpected answer to {what}"))
+}
+
+impl LogHost for DataPlane {
+    fn grow(&self, len_bytes: u64) -> Result<u64, IpcError> {
+        match self.call(Request::GrowLog { len_bytes })? {
+            Response::LogBytes(bytes) => Ok(bytes),
+            _ => Err(confused("GrowLog")),
+        }
+    }
+
+    fn digest(&self, upto: LogSeq, wait: bool) -> Result<(), IpcError> {
+        match self.call(Request::Digest { upto, wait })? {
+            Response::Digested(_) | Response::Done => Ok(()),
+            _ => Err(confused("Digest")),
+        }
+    }
+
+    fn prune(&self, digested: LogSeq) {
+        use std::sync::atomic::Ordering;
+        let _one = self.pruning.lock();
+        let inodes = std::mem::take(&mut *self.listed.lock());
+        let mut kept = Vec::with_capacity(inodes.len());
+        for weak in inodes {
+            let Some(inode) = weak.upgrade() else { continue };
+            let mut body = inode.write();
+            let gone = inode.radix.prune(digested) | body.pieces.prune(digested);
+            if gone {
+                // What went is in extents that we have not seen.
+                body.extents.invalidate();
+            }
+            if crate::overlay::is_clean(&inode.radix, &body.pieces) {
+                // Under the exclusive lock: whoever publishes next lists it again.
+                inode.listed.store(false, Ordering::SeqCst);
+            } else {
+                kept.push(weak);
+            }
+        }
+        self.listed.lock().append(&mut kept);
+    }
+}

@@ -1,0 +1,255 @@
+//! Reading: newest bytes from the log, then extents, then zeros. Direct copies happen under the inode's shared lock, which keeps the
+//! log's chunks and the extents from being used again; slow tiers are asked after it was let go.
+
+use super::extents::{ASK_EXTENTS, Below};
+use super::{DataPlane, confused};
+use crate::errno::{Errno, OpError, OpResult};
+use crate::inode::{Inode, InodeBody};
+use crate::overlay::Source;
+use std::sync::atomic::Ordering;
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
+use varve_ipc::{DATA_MAX, Request, Response};
+
+/// Most questions for the map in one read: more means that the daemon's answers lead nowhere.
+const ASKS_MAX: u32 = 100_000;
+/// Slow reads above this many bytes go past the cache.
+const CACHED_MAX: usize = 256 << 10;
+
+/// What a pass over a range found missing.
+enum Pass {
+    Done,
+    /// The map from this block on.
+    Unmapped(u64),
+}
+
+/// Ranges (position in the file, length) that must come by message.
+type Mediated = Vec<(u64, usize)>;
+
+/// Makes the pages of `out` present, so that the copy under the lock does not fault.
+#[inline]
+fn touch(out: &mut [u8]) {
+    let last = out.len().saturating_sub(1);
+    for at in (0..out.len()).step_by(BLOCK_SIZE).chain((last > 0).then_some(last)) {
+        std::hint::black_box(&mut out[at]);
+        out[at] = 0;
+    }
+}
+
+impl DataPlane {
+    /// Reads from `offset` up to the end of the file; returns how many bytes. Needs a lease.
+    ///
+    /// # Errors
+    /// `EIO` of a device; `SessionLost`, and what is in `out` must not be used.
+    #[inline]
+    pub fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> OpResult<usize> {
+        let known = (out.len() as u64).min(inode.size_hint().saturating_sub(offset)) as usize;
+        touch(&mut out[..known]);
+        let mut asks = 0;
+        loop {
+            let body = inode.read();
+            let size = body.attr.size_bytes;
+            if offset >= size {
+                return Ok(0);
+            }
+            let len = (out.len() as u64).min(size - offset) as usize;
+            let mut mediated = Mediated::new();
+            let pass = self.copy(inode, &body, offset, &mut out[..len], &mut mediated)?;
+            let version = body.extents.version();
+            let Pass::Unmapped(block) = pass else {
+                drop(body);
+                if !self.is_live() {
+                    return Err(OpError::lost());
+                }
+                if !mediated.is_empty() {
+                    self.fetch_all(inode, version, offset, out, &mediated)?;
+                }
+                return Ok(len);
+            };
+            drop(body);
+            asks += 1;
+            if asks > ASKS_MAX {
+                return Err(OpError::Failed(Errno(libc::EIO)));
+            }
+            self.load_map(inode, block)?;
+        }
+    }
+
+    /// Copies what lies in log and NVM, notes what must be asked for.
+    #[inline]
+    fn copy<T>(
+        &self,
+        inode: &Inode,
+        body: &InodeBody,
+        offset: u64,
+        out: &mut [u8],
+        mediated: &mut Mediated,
+    ) -> OpResult<Pass, T> {
+        let end = offset + out.len() as u64;
+        let simple = body.pieces.is_empty();
+        let mut pos = offset;
+        while pos < end {
+            let block = pos / BLOCK_BYTES;
+            let word = inode.radix.get(block);
+            let (source, mut stop) = if simple {
+                let stop = end.min((block + 1) * BLOCK_BYTES);
+                (word.map_or(Source::Below, |word| Source::Log(word.addr() + pos % BLOCK_BYTES)), stop)
+            } else {
+                body.pieces.find(word, pos, end)
+            };
+            let at = (pos - offset) as usize;
+            match source {
+                Source::Log(addr) => {
+                    if simple {
+                        // Blocks of one entry lie one after another: one copy for all.
+                        while stop < end
+                            && inode.radix.get(stop / BLOCK_BYTES).is_some_and(|next| next.addr() == addr + (stop - pos))
+                        {
+                            stop = end.min(stop + BLOCK_BYTES);
+                        }
+                    }
+                    let log = self.log.as_ref().ok_or(OpError::Failed(Errno(libc::EIO)))?;
+                    let into = &mut out[at..(stop - offset) as usize];
+                    log.region().read(addr, into).map_err(|e| OpError::from(&e))?;
+                }
+                Source::Zero => out[at..(stop - offset) as usize].fill(0),
+                Source::Below => {
+                    if simple {
+                        let limit = end.div_ceil(BLOCK_BYTES);
+                        stop = inode.radix.next_used(block + 1, limit).map_or(end, |next| next * BLOCK_BYTES);
+                    }
+                    let into = &mut out[at..(stop - offset) as usize];
+                    if let Pass::Unmapped(block) = self.copy_below(body, pos, into, mediated)? {
+                        return Ok(Pass::Unmapped(block));
+                    }
+                }
+            }
+            pos = stop;
+        }
+        Ok(Pass::Done)
+    }
+
+    /// Copies digested data.
+    fn copy_below<T>(
+        &self,
+        body: &InodeBody,
+        mut pos: u64,
+        out: &mut [u8],
+        mediated: &mut Mediated,
+    ) -> OpResult<Pass, T> {
+        let mut rest = out;
+        let Some(nvm) = &self.nvm else {
+            note(mediated, pos, rest.len());
+            return Ok(Pass::Done);
+        };
+        while !rest.is_empty() {
+            let block = pos / BLOCK_BYTES;
+            let within = pos % BLOCK_BYTES;
+            let found = body.extents.find(block);
+            let blocks = match found {
+                Below::Unknown => return Ok(Pass::Unmapped(block)),
+                Below::Mapped(_, _, blocks) | Below::Zeros(blocks) => blocks,
+            };
+            let len = blocks.saturating_mul(BLOCK_BYTES).saturating_sub(within).min(rest.len() as u64) as usize;
+            let (into, after) = rest.split_at_mut(len);
+            match found {
+                Below::Mapped(Tier::Nvm, place, _) => {
+                    nvm.read(place * BLOCK_BYTES + within, into).map_err(|e| OpError::from(&e))?;
+                }
+                Below::Mapped(..) => note(mediated, pos, len),
+                Below::Zeros(_) | Below::Unknown => into.fill(0),
+            }
+            rest = after;
+            pos += len as u64;
+        }
+        Ok(Pass::Done)
+    }
+
+    /// Asks for the map around `block` and keeps the answer unless the map changed meanwhile. No lock is held while asking.
+    pub(super) fn load_map<T>(&self, inode: &Inode, block: u64) -> OpResult<(), T> {
+        let (version, from) = {
+            let body = inode.read();
+            (body.extents.version(), body.extents.ask_from(block))
+        };
+        let request = Request::MapExtents { key: inode.key, from: FileBlock(from), max: ASK_EXTENTS };
+        match self.call(request).map_err(OpError::from)? {
+            Response::Extents(runs, end) => {
+                if runs.is_empty() && !end {
+                    return Err(OpError::from(confused("MapExtents")));
+                }
+                inode.write().extents.learn(version, from, runs, end);
+                Ok(())
+            }
+            _ => Err(OpError::from(confused("MapExtents"))),
+        }
+    }
+
+    #[cold]
+    fn fetch_all<T>(
+        &self,
+        inode: &Inode,
+        version: u64,
+        offset: u64,
+        out: &mut [u8],
+        mediated: &Mediated,
+    ) -> OpResult<(), T> {
+        for &(pos, len) in mediated {
+            let at = (pos - offset) as usize;
+            let into = &mut out[at..at + len];
+            let sequential = inode.read_end.swap(pos + len as u64, Ordering::Relaxed) == pos;
+            if len > CACHED_MAX {
+                for (index, piece) in into.chunks_mut(DATA_MAX).enumerate() {
+                    let bytes = self.ask_data(inode, pos + (index * DATA_MAX) as u64, piece.len())?;
+                    piece[..bytes.len()].copy_from_slice(&bytes);
+                    piece[bytes.len()..].fill(0);
+                }
+            } else {
+                let ahead = if sequential { self.read_ahead_bytes as usize } else { 0 };
+                self.fetch_cached(inode, version, pos, into, ahead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `out.len()` bytes through the cache; what is missing is asked for with up to `ahead` bytes beyond.
+    fn fetch_cached<T>(&self, inode: &Inode, version: u64, pos: u64, out: &mut [u8], ahead: usize) -> OpResult<(), T> {
+        let end = pos + out.len() as u64;
+        let mut at = pos;
+        while at < end {
+            let block = at / BLOCK_BYTES;
+            let within = (at % BLOCK_BYTES) as usize;
+            let len = (BLOCK_SIZE - within).min((end - at) as usize);
+            let rest = &mut out[(at - pos) as usize..];
+            if self.cache.get(inode.id(), version, block, within, &mut rest[..len]) {
+                at += len as u64;
+                continue;
+            }
+            let first = block * BLOCK_BYTES;
+            let want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(DATA_MAX);
+            let bytes = self.ask_data(inode, first, want)?;
+            self.cache.put(inode.id(), version, block, &bytes);
+            // What is beyond the digested end of the file is zero.
+            let have = bytes.get(within..).unwrap_or(&[]);
+            let take = have.len().min(rest.len());
+            rest[..take].copy_from_slice(&have[..take]);
+            let zeros = rest.len().min(want - within);
+            rest[take..zeros.max(take)].fill(0);
+            at += zeros.max(take) as u64;
+        }
+        Ok(())
+    }
+
+    fn ask_data<T>(&self, inode: &Inode, offset: u64, len: usize) -> OpResult<Vec<u8>, T> {
+        match self.call(Request::ReadData { key: inode.key, offset, len: len as u32 }).map_err(OpError::from)? {
+            Response::Bytes(bytes) if bytes.len() <= len => Ok(bytes),
+            _ => Err(OpError::from(confused("ReadData"))),
+        }
+    }
+}
+
+/// Notes a range, together with the one before where they meet.
+fn note(mediated: &mut Mediated, pos: u64, len: usize) {
+    match mediated.last_mut() {
+        Some((last, last_len)) if *last + *last_len as u64 == pos => *last_len += len,
+        _ => mediated.push((pos, len)),
+    }
+}

@@ -1,0 +1,436 @@
+//! Writing: into the log, then published in the inode. Three ways, by what a call may do to the file:
+//!
+//! - *in place*: small, whole blocks, below the size, no mode change. Under no lock; see [`crate::inode`].
+//! - *direct*: small. Copied to the log under the inode's exclusive lock, if that is free: one drain of the write buffers. The user's
+//!   pages are touched before, so that the copy does not fault.
+//! - *staged*: large, or the lock is held. Copied first, then numbered and committed under the lock.
+
+use super::DataPlane;
+use crate::errno::{Errno, OpError, OpResult};
+use crate::inode::{Inode, InodeWrite};
+use crate::log::{Committed, Logged, Slot, Stamp, TX_BYTES_MAX, slots};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::log::{PAYLOAD_MAX, entry_size};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, charge};
+
+/// Largest write that is copied under the inode's lock.
+const DIRECT_MAX: usize = 16 << 10;
+/// Rather than an entry with less payload than this, staging takes the next chunk.
+const ROOM_MIN: usize = 8 << 10;
+/// Buffer of a copy between files.
+const COPY_BYTES: usize = 1 << 20;
+
+/// Loads a byte of each page, so that a later copy does not fault.
+#[inline]
+fn touch(data: &[u8]) {
+    for at in (0..data.len()).step_by(BLOCK_SIZE) {
+        std::hint::black_box(data[at]);
+    }
+    if let Some(last) = data.last() {
+        std::hint::black_box(*last);
+    }
+}
+
+/// Ends an overwrite in place.
+struct InPlace(usize);
+
+impl Drop for InPlace {
+    #[inline]
+    fn drop(&mut self) {
+        slots::leave_overwrite(self.0);
+    }
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy)]
+enum Place {
+    At(u64),
+    End,
+}
+
+impl DataPlane {
+    /// Writes `data` at `offset`; on `dax` it is durable when this returns. `clear` says which set-id bits go. Needs the write lease.
+    /// Calls up to 16 MiB (or a quarter of the log) happen as a whole or not at all.
+    ///
+    /// # Errors
+    /// `EFBIG`, `ENOSPC` (nothing is logged), `EROFS`, `EIO`; `SessionLost`.
+    #[inline]
+    pub fn write(&self, inode: &Arc<Inode>, offset: u64, data: &[u8], clear: EntryFlags) -> OpResult<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let end = offset.saturating_add(data.len() as u64);
+        if end > FILE_SIZE_MAX {
+            return Err(OpError::Failed(Errno(libc::EFBIG)));
+        }
+        if data.len() > DIRECT_MAX {
+            return self.write_large(inode, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len));
+        }
+        let op = LogOp::Write { key: inode.key, offset, data };
+        let slot = self.begin(entry_size(data.len()), charge(&op))?;
+        touch(data);
+        let whole = (offset | data.len() as u64) % BLOCK_BYTES == 0;
+        if whole && end <= inode.size_hint() && clear.is_empty() && slot.owns_lane() {
+            match self.overwrite(inode, slot, &op, offset, data.len()) {
+                Ok(result) => return result,
+                Err(()) => {
+                    // Somebody holds the inode; the number that was taken is written off.
+                    let slot = self.begin(entry_size(data.len()), charge(&op))?;
+                    return self.write_locked(inode, slot, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len));
+                }
+            }
+        }
+        self.write_locked(inode, slot, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len))
+    }
+
+    /// Writes `data` at the end of the file; returns where. As [`write`](Self::write).
+    ///
+    /// # Errors
+    /// As for `write`.
+    #[inline]
+    pub fn append(&self, inode: &Arc<Inode>, data: &[u8], clear: EntryFlags) -> OpResult<(u64, usize)> {
+        if data.is_empty() {
+            return Ok((inode.read().attr.size_bytes, 0));
+        }
+        if data.len() > DIRECT_MAX {
+            return self.write_large(inode, Place::End, data, clear);
+        }
+        // The offset is known only under the lock: credits for the worst one.
+        let worst = LogOp::Write { key: inode.key, offset: BLOCK_BYTES - 1, data };
+        let slot = self.begin(entry_size(data.len()), charge(&worst))?;
+        touch(data);
+        self.write_locked(inode, slot, Place::End, data, clear)
+    }
+
+    /// Whole blocks below the size, under no lock. `Err(())`: the inode is locked.
+    #[inline]
+    fn overwrite(
+        &self,
+        inode: &Arc<Inode>,
+        slot: Slot<'_>,
+        op: &LogOp<'_>,
+        offset: u64,
+        len: usize,
+    ) -> Result<OpResult<usize>, ()> {
+        let stamp = self.stamp();
+        slots::enter_overwrite(slot.index(), inode.id());
+        let _in_place = InPlace(slot.index());
+        // Taking the number is the full barrier between naming the inode and looking at its flag.
+        let number = slot.take_number();
+        if inode.is_exclusive() || offset + len as u64 > inode.size_hint() {
+            slot.abandon(number.0);
+            return Err(());
+        }
+        let committed = match slot.append_numbered(op, EntryFlags::empty(), stamp, number) {
+            Ok(committed) => committed,
+            Err(error) => return Ok(Err(error)),
+        };
+        if committed.live {
+            self.list(inode);
+            for entry in committed.entries() {
+                inode.radix.publish(offset / BLOCK_BYTES, len as u64 / BLOCK_BYTES, entry.addr, entry.seq);
+            }
+            inode.note_overwrite(stamp.time_ns);
+        }
+        Ok(committed.check(len))
+    }
+
+    /// A small write under the inode's lock.
+    #[inline]
+    fn write_locked(
+        &self,
+        inode: &Arc<Inode>,
+        mut slot: Slot<'_>,
+        place: Place,
+        data: &[u8],
+        clear: EntryFlags,
+    ) -> OpResult<(u64, usize)> {
+        let stamp = self.stamp();
+        let key = inode.key;
+        if let Some(mut body) = inode.try_write() {
+            let offset = self.settle(&body, &slot, place, data.len())?;
+            let committed = slot.append(&LogOp::Write { key, offset, data }, clear, stamp)?;
+            self.publish(inode, &mut body, &committed, stamp, clear);
+            return committed.check((offset, data.len()));
+        }
+        let offset = if let Place::At(offset) = place { offset } else { 0 };
+        slot.stage(self, &LogOp::Write { key, offset, data }, clear)?;
+        let mut body = inode.write();
+        let at = self.settle(&body, &slot, place, data.len())?;
+        let committed = slot.commit(stamp, at - offset)?;
+        self.publish(inode, &mut body, &committed, stamp, clear);
+        committed.check((at, data.len()))
+    }
+
+    /// The offset of a write under the inode's lock. An append pays back the credits that its real offset does not cost.
+    #[inline]
+    fn settle(&self, body: &InodeWrite<'_>, slot: &Slot<'_>, place: Place, len: usize) -> OpResult<u64, (u64, usize)> {
+        match place {
+            Place::At(offset) => Ok(offset),
+            Place::End => {
+                let offset = body.attr.size_bytes;
+                if offset.saturating_add(len as u64) > FILE_SIZE_MAX {
+                    return Err(OpError::Failed(Errno(libc::EFBIG)));
+                }
+                let blocks = |offset: u64| (offset + len as u64).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES;
+                let back = blocks(BLOCK_BYTES - 1) - blocks(offset % BLOCK_BYTES);
+                slot.credits().store(slot.credits().load(Ordering::Relaxed) + back, Ordering::Relaxed);
+                Ok(offset)
+            }
+        }
+    }
+
+    /// A large write: one transaction after the other.
+    #[cold]
+    fn write_large(&self, inode: &Arc<Inode>, place: Place, data: &[u8], clear: EntryFlags) -> OpResult<(u64, usize)> {
+        let most = (TX_BYTES_MAX.min(self.log_max_bytes / 4)).max(DIRECT_MAX as u64) as usize;
+        let mut place = place;
+        let mut start = None;
+        let mut done = 0;
+        while done < data.len() {
+            let piece = &data[done..data.len().min(done + most)];
+            match self.write_staged(inode, place, piece, clear) {
+                Ok((offset, len)) => {
+                    start.get_or_insert(offset);
+                    done += len;
+                    // An append goes on where its first part ended, not behind what others appended meanwhile.
+                    place = Place::At(offset + len as u64);
+                }
+                Err(OpError::SessionLost { committed, .. }) => {
+                    let first = start;
+                    return Err(OpError::SessionLost {
+                        committed: committed.map(|(seqs, (offset, len))| (seqs, (first.unwrap_or(offset), done + len))),
+                        otherwise: first.map(|first| (first, done)),
+                    });
+                }
+                // What was written counts: a short write.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((start.unwrap_or(0), done))
+    }
+
+    /// One transaction of a large write: entries end at block boundaries of the file, so that the rest is whole blocks.
+    fn write_staged(&self, inode: &Arc<Inode>, place: Place, data: &[u8], clear: EntryFlags) -> OpResult<(u64, usize)> {
+        // Where an append will begin is a guess until the lock is held; only the cuts depend on it.
+        let guess = match place {
+            Place::At(offset) => offset,
+            Place::End => inode.size_hint() % BLOCK_BYTES,
+        };
+        let mut pieces = 0_u32;
+        let mut slot = self.begin(entry_size(BLOCK_SIZE), 0)?;
+        let mut done = 0;
+        let mut blocks = 0_u64;
+        while done < data.len() {
+            let at = guess + done as u64;
+            let len = cut(at, data.len() - done, slot.room());
+            let piece = &data[done..done + len];
+            let offset = if matches!(place, Place::End) { done as u64 } else { at };
+            let op = LogOp::Write { key: inode.key, offset, data: piece };
+            // An append may turn out to begin elsewhere in its block.
+            blocks += u64::from(charge(&op)) + u64::from(matches!(place, Place::End));
+            self.consume(&slot, charge(&op) + u32::from(matches!(place, Place::End)))?;
+            slot.stage(self, &op, clear)?;
+            pieces += 1;
+            done += len;
+        }
+        debug_assert!(pieces > 0 && blocks > 0);
+        let stamp = self.stamp();
+        let mut body = inode.write();
+        let offset = match place {
+            Place::At(offset) => offset,
+            Place::End => body.attr.size_bytes,
+        };
+        if offset.saturating_add(data.len() as u64) > FILE_SIZE_MAX {
+            return Err(OpError::Failed(Errno(libc::EFBIG)));
+        }
+        let add = if matches!(place, Place::End) { offset } else { 0 };
+        let committed = slot.commit(stamp, add)?;
+        self.publish(inode, &mut body, &committed, stamp, clear);
+        committed.check((offset, data.len()))
+    }
+
+    /// Makes committed writes visible. Nothing is published in a lost session: its inodes are read anew.
+    #[inline]
+    fn publish(&self, inode: &Arc<Inode>, body: &mut InodeWrite<'_>, committed: &Committed<'_>, stamp: Stamp, clear: EntryFlags) {
+        if !committed.live {
+            return;
+        }
+        self.list(inode);
+        for entry in committed.entries() {
+            publish_data(inode, body, &entry);
+            let end = entry.offset + u64::from(entry.len);
+            grow(body, entry.offset, end);
+        }
+        changed(body, stamp, clear, committed.seqs.last);
+    }
+
+    /// Sets the length. Needs the write lease.
+    ///
+    /// # Errors
+    /// `EFBIG`, `EROFS`, `EIO`; `SessionLost`.
+    pub fn truncate(&self, inode: &Arc<Inode>, size: u64, clear: EntryFlags) -> OpResult<()> {
+        if size > FILE_SIZE_MAX {
+            return Err(OpError::Failed(Errno(libc::EFBIG)));
+        }
+        let slot = self.begin(entry_size(0), 0)?;
+        let stamp = self.stamp();
+        let mut body = inode.write();
+        let committed = slot.append(&LogOp::Truncate { key: inode.key, size }, clear, stamp)?;
+        if committed.live {
+            self.list(inode);
+            if size < body.attr.size_bytes {
+                body.pieces.zero(size, u64::MAX, committed.seqs.last);
+                let kept = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
+                body.attr.sectors = body.attr.sectors.min(kept);
+            }
+            body.attr.size_bytes = size;
+            changed(&mut body, stamp, clear, committed.seqs.last);
+        }
+        committed.check(())
+    }
+
+    /// Allocates, zeroes or punches. Needs the write lease.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty range, `EFBIG`, `ENOSPC`, `EROFS`, `EIO`; `SessionLost`.
+    pub fn fallocate(
+        &self,
+        inode: &Arc<Inode>,
+        mode: FallocateMode,
+        offset: u64,
+        len: u64,
+        clear: EntryFlags,
+    ) -> OpResult<()> {
+        if len == 0 {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        let end = offset.saturating_add(len);
+        if end > FILE_SIZE_MAX {
+            return Err(OpError::Failed(Errno(libc::EFBIG)));
+        }
+        let op = LogOp::Fallocate { key: inode.key, mode, offset, len };
+        let slot = self.begin(entry_size(16), charge(&op))?;
+        let stamp = self.stamp();
+        let mut body = inode.write();
+        let committed = slot.append(&op, clear, stamp)?;
+        if committed.live {
+            self.list(inode);
+            match mode {
+                FallocateMode::Allocate | FallocateMode::AllocateKeepSize => {}
+                FallocateMode::PunchHole | FallocateMode::ZeroRange | FallocateMode::ZeroRangeKeepSize => {
+                    body.pieces.zero(offset, end, committed.seqs.last);
+                }
+            }
+            if mode.grows() {
+                grow(&mut body, offset, end);
+            }
+            changed(&mut body, stamp, clear, committed.seqs.last);
+        }
+        committed.check(())
+    }
+
+    /// Copies up to `len` bytes between files (or within one); returns how many, fewer at the end of `from`. Needs a lease on `from`
+    /// and the write lease on `to`. Copied by value, in pieces of 1 MiB.
+    ///
+    /// # Errors
+    /// `EINVAL` when the ranges overlap in one file; as for [`read`](Self::read) and [`write`](Self::write), when nothing was copied.
+    pub fn copy_range(
+        &self,
+        from: &Arc<Inode>,
+        from_offset: u64,
+        to: &Arc<Inode>,
+        to_offset: u64,
+        len: u64,
+        clear: EntryFlags,
+    ) -> OpResult<u64> {
+        let overlap = from_offset < to_offset.saturating_add(len) && to_offset < from_offset.saturating_add(len);
+        if from.key == to.key && overlap {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        let mut buffer = vec![0; COPY_BYTES.min(len as usize)];
+        let mut done = 0;
+        while done < len {
+            let want = buffer.len().min((len - done) as usize);
+            let step = self
+                .read(from, from_offset + done, &mut buffer[..want])
+                .and_then(|got| self.write(to, to_offset + done, &buffer[..got], clear));
+            match step {
+                Ok(0) => break,
+                Ok(copied) => done += copied as u64,
+                Err(OpError::SessionLost { committed, otherwise }) => {
+                    return Err(OpError::SessionLost {
+                        committed: committed.map(|(seqs, copied)| (seqs, done + copied as u64)),
+                        otherwise: otherwise.map(|copied| done + copied as u64).or((done > 0).then_some(done)),
+                    });
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error.cast()),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Length of the next entry of a large write: all that is left, or up to a block boundary of the file.
+fn cut(at: u64, left: usize, room: usize) -> usize {
+    let room = if room < ROOM_MIN { PAYLOAD_MAX } else { room };
+    if left <= room {
+        return left;
+    }
+    room - ((at + room as u64) % BLOCK_BYTES) as usize
+}
+
+/// Puts one entry's data into the overlay.
+#[inline]
+fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, entry: &Logged) {
+    let (start, end) = (entry.offset, entry.offset + u64::from(entry.len));
+    let mut pos = start;
+    while pos < end {
+        let block = pos / BLOCK_BYTES;
+        let base = block * BLOCK_BYTES;
+        let addr = entry.addr + (pos - start);
+        if pos == base && end - base >= BLOCK_BYTES {
+            let blocks = (end - base) / BLOCK_BYTES;
+            if !body.pieces.is_empty() {
+                for block in block..block + blocks {
+                    body.pieces.forget_block(block);
+                }
+            }
+            inode.radix.publish(block, blocks, addr, entry.seq);
+            pos += blocks * BLOCK_BYTES;
+        } else {
+            let stop = end.min(base + BLOCK_BYTES);
+            body.pieces.put(block, (pos - base) as u16, (stop - base) as u16, addr, entry.seq);
+            pos = stop;
+        }
+    }
+}
+
+/// The file reaches at least to `end`. Blocks beyond the old end are new; those below are counted as digested.
+#[inline]
+fn grow(body: &mut InodeWrite<'_>, start: u64, end: u64) {
+    let old = body.attr.size_bytes;
+    if end > old {
+        let first = (start / BLOCK_BYTES).max(old.div_ceil(BLOCK_BYTES));
+        body.attr.sectors += end.div_ceil(BLOCK_BYTES).saturating_sub(first) * (BLOCK_BYTES / 512);
+        body.attr.size_bytes = end;
+    }
+}
+
+/// Times, set-id bits and number after a change of the data.
+#[inline]
+fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags, last: LogSeq) {
+    let body = &mut **body;
+    body.attr.mtime_ns = stamp.time_ns;
+    body.attr.ctime_ns = stamp.time_ns;
+    if clear.contains(EntryFlags::CLEAR_SUID) {
+        body.attr.mode &= !0o4000;
+    }
+    if clear.contains(EntryFlags::CLEAR_SGID) {
+        body.attr.mode &= !0o2000;
+    }
+    body.last_seq = last;
+}

@@ -1,0 +1,211 @@
+//! Which chunks of the log are free, in use, or wait for the digest; growth and waiting when the log is full. Knows nothing of
+//! entries but the highest number in a chunk.
+
+use super::{Log, LogHost, ipc};
+use crate::errno::{Errno, OpError, OpResult};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use varve_format::LogSeq;
+use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
+use varve_ipc::IpcError;
+
+/// A full chunk.
+#[derive(Debug, Clone, Copy)]
+struct Retired {
+    chunk: u64,
+    /// Highest number in it.
+    last_seq: u64,
+}
+
+/// All chunks of a log but those that lanes hold.
+pub(super) struct Pool {
+    total: u64,
+    free: VecDeque<u64>,
+    retired: Vec<Retired>,
+    /// Pointers up to here have been dropped.
+    pruned: u64,
+    /// A digest up to here was asked for.
+    asked: u64,
+    /// Growth was refused for good.
+    grown_out: bool,
+    /// Parts of retired chunks that are not yet synced: start and end.
+    pub(super) unsynced: Vec<(u64, u64)>,
+    /// How far each lane's current chunk is synced.
+    pub(super) synced: [u64; LANES_MAX],
+}
+
+/// First byte for entries in a chunk.
+pub(super) const fn chunk_start(chunk: u64) -> u64 {
+    if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { chunk * CHUNK_BYTES }
+}
+
+/// What a try for a chunk came to.
+enum Try {
+    Got(u64),
+    Prune(u64),
+    Grow(u64),
+    Wait,
+}
+
+impl Pool {
+    pub(super) fn new(total: u64) -> Self {
+        Self {
+            total,
+            free: (0..total).collect(),
+            retired: Vec::new(),
+            pruned: 0,
+            asked: 0,
+            grown_out: false,
+            unsynced: Vec::new(),
+            synced: [0; LANES_MAX],
+        }
+    }
+
+    pub(super) const fn total_bytes(&self) -> u64 {
+        self.total * CHUNK_BYTES
+    }
+
+    /// The chunk that holds `pos` is full up to `pos` and its highest number is `last_seq`.
+    pub(super) fn retire(&mut self, lane: usize, start: u64, end: u64, last_seq: u64) {
+        let synced = self.synced[lane].max(start);
+        if synced < end {
+            self.unsynced.push((synced, end));
+        }
+        self.retired.push(Retired { chunk: start / CHUNK_BYTES, last_seq });
+    }
+
+    /// A chunk that was taken and not used.
+    pub(super) fn give_back(&mut self, start: u64) {
+        self.free.push_front(start / CHUNK_BYTES);
+    }
+
+    /// Moves what is digested and pruned to the free list.
+    fn recycle(&mut self) {
+        let pruned = self.pruned;
+        let free = &mut self.free;
+        self.retired.retain(|chunk| {
+            let done = chunk.last_seq <= pruned;
+            if done {
+                free.push_back(chunk.chunk);
+            }
+            !done
+        });
+    }
+
+    fn try_take(&mut self, digested: u64, max_chunks: u64) -> Try {
+        if self.free.is_empty() {
+            self.recycle();
+        }
+        if let Some(chunk) = self.free.pop_front() {
+            return Try::Got(chunk);
+        }
+        if self.retired.iter().any(|chunk| chunk.last_seq <= digested) {
+            return Try::Prune(digested);
+        }
+        if self.total < max_chunks && !self.grown_out {
+            return Try::Grow((self.total + (self.total / 2).max(1)).min(max_chunks));
+        }
+        Try::Wait
+    }
+}
+
+impl Log {
+    /// Takes a chunk for `lane`: first byte for entries. Waits for at most `wait_ms`.
+    pub(super) fn take_chunk<T>(&self, host: &dyn LogHost) -> OpResult<u64, T> {
+        let start = Instant::now();
+        let bound = Duration::from_millis(self.options.wait_ms);
+        let max_chunks = self.options.max_bytes / CHUNK_BYTES;
+        let mut nap = Duration::from_micros(50);
+        loop {
+            let digested = self.droppable();
+            let tried = self.pool.lock().try_take(digested, max_chunks);
+            match tried {
+                Try::Got(chunk) => {
+                    self.ask_when_due(host);
+                    return Ok(chunk_start(chunk));
+                }
+                Try::Prune(upto) => self.prune_to(host, upto),
+                Try::Grow(chunks) => self.grow(host, chunks)?,
+                Try::Wait => {
+                    if !self.is_live() {
+                        return Err(OpError::lost());
+                    }
+                    if start.elapsed() >= bound {
+                        return Err(OpError::Failed(Errno(libc::ENOSPC)));
+                    }
+                    host.digest(self.last_seq(), true).map_err(ipc)?;
+                    if self.droppable() <= digested {
+                        // The answer came, and nothing moved: numbers of other threads are in flight.
+                        std::thread::sleep(nap);
+                        nap = (nap * 2).min(Duration::from_millis(5));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pointers at or below this may be dropped, and chunks up to it used again: digested, and no publication is still to come.
+    #[must_use]
+    pub fn droppable(&self) -> u64 {
+        let digested = self.page.digested().0;
+        digested.min(self.stable_below().0 - 1)
+    }
+
+    /// Drops what is digested now. For the background worker; waits for nobody but readers.
+    pub fn reclaim(&self, host: &dyn LogHost) {
+        let upto = self.droppable();
+        if self.pool.lock().pruned < upto {
+            self.prune_to(host, upto);
+        }
+    }
+
+    fn prune_to(&self, host: &dyn LogHost, upto: u64) {
+        host.prune(LogSeq(upto));
+        let mut pool = self.pool.lock();
+        pool.pruned = pool.pruned.max(upto);
+        pool.recycle();
+    }
+
+    fn grow<T>(&self, host: &dyn LogHost, chunks: u64) -> OpResult<(), T> {
+        let answer = host.grow(chunks * CHUNK_BYTES);
+        let mut pool = self.pool.lock();
+        match answer {
+            Ok(len_bytes) => {
+                let total = (len_bytes / CHUNK_BYTES).min(self.region.len_bytes() / CHUNK_BYTES);
+                if total <= pool.total {
+                    // Another thread grew it, or the daemon gave nothing: the next round sees which.
+                    pool.grown_out = total < chunks && pool.free.is_empty();
+                    return Ok(());
+                }
+                let fresh = pool.total..total;
+                pool.free.extend(fresh);
+                pool.total = total;
+                Ok(())
+            }
+            Err(IpcError::Errno(_)) => {
+                pool.grown_out = true;
+                Ok(())
+            }
+            Err(error) => Err(ipc(error)),
+        }
+    }
+
+    /// Asks for a digest when the share of the log that waits for one has passed the mark. Failures show when space is needed.
+    fn ask_when_due(&self, host: &dyn LogHost) {
+        let upto = {
+            let mut pool = self.pool.lock();
+            let digested = self.page.digested().0;
+            let waiting = pool.retired.iter().filter(|chunk| chunk.last_seq > digested).count() as u64;
+            let mark = self.options.max_bytes / 100 * u64::from(self.options.digest_percent);
+            let last = self.next_seq.load(std::sync::atomic::Ordering::Relaxed) - 1;
+            if waiting * CHUNK_BYTES < mark || pool.asked > digested {
+                return;
+            }
+            pool.asked = last;
+            last
+        };
+        if let Err(error) = host.digest(LogSeq(upto), false) {
+            tracing::debug!(%error, "digest could not be asked for");
+        }
+    }
+}

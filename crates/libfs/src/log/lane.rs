@@ -1,0 +1,547 @@
+//! One thread's part of the log: slots in it, staging, commit. Knows the bytes of an entry's header through `format` only.
+
+use super::chunks::chunk_start;
+use super::{Log, LogHost, Stamp, slots};
+use crate::errno::{Errno, OpError, OpResult};
+use crossbeam_utils::CachePadded;
+use parking_lot::MutexGuard;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, PAYLOAD_MAX, TX_ENTRIES_MAX, entry_crc, entry_size, payload_crc};
+use varve_format::{EntryFlags, EntryHeader, EntryMeta, LogOp, LogSeq, SeqRange};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// No number is in flight.
+const IDLE: u64 = u64::MAX;
+/// A number is being taken: wait until it is known.
+const TAKING: u64 = 0;
+/// Payloads up to this many bytes are put together with their header on the stack and stored at once.
+const COMPOSE_MAX: usize = 448;
+
+/// A lane. Words of `own` are written by the thread that has the lane (or holds the shared lane's lock) and by nobody else.
+pub(super) struct Lane {
+    /// Lowest number taken by this lane and not yet published, [`IDLE`] or [`TAKING`].
+    in_flight: CachePadded<AtomicU64>,
+    own: CachePadded<Own>,
+}
+
+#[derive(Default)]
+struct Own {
+    /// First byte for entries of the current chunk.
+    start: AtomicU64,
+    /// End of what is committed.
+    pos: AtomicU64,
+    /// End of the current chunk; 0 if there is none.
+    end: AtomicU64,
+    /// Highest number written.
+    last_seq: AtomicU64,
+    busy: AtomicBool,
+    /// Space credits of this lane, in blocks.
+    credits: AtomicU64,
+}
+
+impl Lane {
+    pub(super) fn new() -> Self {
+        Self { in_flight: CachePadded::new(AtomicU64::new(IDLE)), own: CachePadded::new(Own::default()) }
+    }
+
+    /// Lowest number in flight, `u64::MAX` if none.
+    #[inline]
+    pub(super) fn in_flight(&self) -> u64 {
+        let mut spins = 0_u32;
+        loop {
+            match self.in_flight.load(Ordering::Acquire) {
+                TAKING if spins < 200 => std::hint::spin_loop(),
+                TAKING => std::thread::yield_now(),
+                seq => return seq,
+            }
+            spins += 1;
+        }
+    }
+
+    /// Current chunk and how far it is committed: start and end of its entries.
+    pub(super) fn committed(&self) -> (u64, u64) {
+        (self.own.start.load(Ordering::Acquire), self.own.pos.load(Ordering::Acquire))
+    }
+}
+
+/// An entry whose payload is in the log, without its header.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    pos: u64,
+    crc: u32,
+    body_len: u32,
+    header: EntryHeader,
+}
+
+/// A chunk that was left while staging: it is retired at the commit.
+struct Left {
+    start: u64,
+    end: u64,
+    /// Pieces staged before it was left.
+    pieces: usize,
+}
+
+/// The calling thread's lane, with space taken in it. Dropped without commit, it leaves nothing.
+pub struct Slot<'l> {
+    log: &'l Log,
+    lane: &'l Lane,
+    index: usize,
+    start: u64,
+    pos: u64,
+    end: u64,
+    piece: Option<Piece>,
+    more: Vec<Piece>,
+    left: Vec<Left>,
+    // Also keeps a slot on its thread: the guard cannot be sent.
+    _shared: Option<MutexGuard<'l, ()>>,
+}
+
+
+/// A committed entry's number and where its data is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Logged {
+    /// Its number.
+    pub seq: LogSeq,
+    /// Log address of the data.
+    pub addr: u64,
+    /// Bytes of data.
+    pub len: u32,
+    /// The header's offset field.
+    pub offset: u64,
+}
+
+/// A committed transaction. While this exists its numbers count as in flight: publish, then drop it.
+pub struct Committed<'l> {
+    slot: Slot<'l>,
+    /// Its numbers.
+    pub seqs: SeqRange,
+    /// The session counted when the commit was over. If not: whether the transaction counts is the seal's to say.
+    pub live: bool,
+}
+
+thread_local! {
+    static BODY: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+impl<'l> Slot<'l> {
+    #[inline]
+    pub(super) fn take<T>(log: &'l Log, host: &dyn LogHost, bytes: usize) -> OpResult<Self, T> {
+        let mut index = slots::lane();
+        let mut guard = None;
+        if index >= log.own_lanes {
+            index = slots::SHARED;
+            guard = Some(log.lock_shared());
+        }
+        let lane = &log.lanes[index];
+        let own = &lane.own;
+        if own.busy.load(Ordering::Relaxed) {
+            return Err(OpError::Failed(Errno(libc::EDEADLK)));
+        }
+        own.busy.store(true, Ordering::Relaxed);
+        let mut slot = Self {
+            log,
+            lane,
+            index,
+            start: own.start.load(Ordering::Relaxed),
+            pos: own.pos.load(Ordering::Relaxed),
+            end: own.end.load(Ordering::Relaxed),
+            piece: None,
+            more: Vec::new(),
+            left: Vec::new(),
+            _shared: guard,
+        };
+        if slot.pos + bytes as u64 > slot.end {
+            slot.turn(host, bytes)?;
+        }
+        Ok(slot)
+    }
+
+    /// Goes to a fresh chunk before anything is staged.
+    #[cold]
+    fn turn<T>(&mut self, host: &dyn LogHost, bytes: usize) -> OpResult<(), T> {
+        if bytes as u64 > CHUNK_BYTES - HEADER_SIZE as u64 {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        let own = &self.lane.own;
+        if self.end != 0 {
+            // Retired before a new one is taken: in a small log it may be the one that comes back.
+            let mut pool = self.log.pool.lock();
+            pool.retire(self.index, self.start, self.pos, own.last_seq.load(Ordering::Relaxed));
+            pool.synced[self.index] = 0;
+            own.start.store(0, Ordering::Release);
+            own.pos.store(0, Ordering::Release);
+            own.end.store(0, Ordering::Release);
+            (self.start, self.pos, self.end) = (0, 0, 0);
+        }
+        let start = self.log.take_chunk(host)?;
+        let mut pool = self.log.pool.lock();
+        pool.synced[self.index] = start;
+        own.start.store(start, Ordering::Release);
+        own.pos.store(start, Ordering::Release);
+        own.end.store(chunk_end(start), Ordering::Release);
+        (self.start, self.pos, self.end) = (start, start, chunk_end(start));
+        Ok(())
+    }
+
+    /// Index of the lane.
+    pub(crate) const fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether the thread has this lane for itself, so that it may overwrite in place.
+    pub(crate) const fn owns_lane(&self) -> bool {
+        self.index != slots::SHARED
+    }
+
+    /// Space credits of this lane, in blocks: only the slot's holder changes them.
+    pub(crate) fn credits(&self) -> &AtomicU64 {
+        &self.lane.own.credits
+    }
+
+    /// Most payload bytes that one entry can have before the lane needs another chunk.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        ((self.end - self.pos) as usize).saturating_sub(HEADER_SIZE).min(PAYLOAD_MAX)
+    }
+
+    /// Copies the payload of one entry to the log, loading each byte of the data once. May be called again: the entries make one
+    /// transaction (at most [`TX_ENTRIES_MAX`]). No inode may be locked. Takes further chunks where needed.
+    ///
+    /// # Errors
+    /// As [`Log::reserve`]; `E2BIG` for too many entries, `EINVAL` for too long a payload.
+    pub fn stage<T>(&mut self, host: &dyn LogHost, op: &LogOp<'_>, flags: EntryFlags) -> OpResult<(), T> {
+        let staged = self.staged();
+        if staged as u64 >= u64::from(TX_ENTRIES_MAX) {
+            return Err(OpError::Failed(Errno(libc::E2BIG)));
+        }
+        with_body(op, |body| {
+            let payload_len = body.len() + op.data().len();
+            if payload_len > PAYLOAD_MAX {
+                return Err(OpError::Failed(Errno(libc::EINVAL)));
+            }
+            let size = entry_size(payload_len) as u64;
+            if self.pos + size > self.end {
+                let start = self.log.take_chunk(host)?;
+                self.left.push(Left { start: self.start, end: self.pos, pieces: staged });
+                (self.start, self.pos, self.end) = (start, start, chunk_end(start));
+            }
+            let crc = self.store_payload(self.pos, body, op.data())?;
+            let meta = EntryMeta { flags, ..EntryMeta::default() };
+            let piece = Piece { pos: self.pos, crc, body_len: body.len() as u32, header: op.header(&meta, body.len()) };
+            self.pos += size;
+            if self.piece.is_none() {
+                self.piece = Some(piece);
+            } else {
+                self.more.push(piece);
+            }
+            Ok(())
+        })
+    }
+
+    fn staged(&self) -> usize {
+        usize::from(self.piece.is_some()) + self.more.len()
+    }
+
+    /// Gives the staged entries their numbers, writes their headers and fences once: committed when this returns. `add_offset` is
+    /// added to the offset of every staged write. Called under the locks of the inodes concerned.
+    ///
+    /// # Errors
+    /// The region's; nothing counts then.
+    pub fn commit<T>(mut self, stamp: Stamp, add_offset: u64) -> OpResult<Committed<'l>, T> {
+        let count = self.staged() as u64;
+        if count == 0 {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        let (first, stable) = self.number(count);
+        let mut pieces = std::mem::take(&mut self.more);
+        for (index, piece) in self.piece.iter_mut().chain(pieces.iter_mut()).enumerate() {
+            let index = index as u64;
+            let header = &mut piece.header;
+            if header.op == varve_format::OpCode::Write as u8 {
+                header.offset = U64::new(header.offset.get() + add_offset);
+            }
+            complete(header, stamp, first + index, stable, (count - 1 - index) as u32, index > 0);
+            header.crc32c = U32::new(entry_crc(piece.crc, header));
+            let written = self.log.region.write(piece.pos, header.as_bytes());
+            if let Err(error) = written {
+                return Err(self.give_up(&error));
+            }
+        }
+        self.more = pieces;
+        self.finish(first, count)
+    }
+
+    /// Numbers, copies and commits one operation with a single drain of the processor's write buffers. The payload is copied while
+    /// the caller's locks are held: it must be memory that cannot fault for long (touch user memory before).
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); `EINVAL` if it is larger than what was reserved.
+    #[inline]
+    pub fn append<T>(self, op: &LogOp<'_>, flags: EntryFlags, stamp: Stamp) -> OpResult<Committed<'l>, T> {
+        self.append_all(&[(*op, flags)], stamp)
+    }
+
+    /// [`append`](Self::append) for several operations that count together or not at all.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    #[inline]
+    pub fn append_all<T>(mut self, ops: &[(LogOp<'_>, EntryFlags)], stamp: Stamp) -> OpResult<Committed<'l>, T> {
+        let count = ops.len() as u64;
+        if count == 0 || count > u64::from(TX_ENTRIES_MAX) {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        let (first, stable) = self.number(count);
+        for (index, (op, flags)) in ops.iter().enumerate() {
+            let index = index as u64;
+            let stored = with_body(op, |body| {
+                let payload_len = body.len() + op.data().len();
+                let size = entry_size(payload_len) as u64;
+                if payload_len > PAYLOAD_MAX || self.pos + size > self.end {
+                    return Err(OpError::Failed(Errno(libc::EINVAL)));
+                }
+                let meta = EntryMeta { flags: *flags, ..EntryMeta::default() };
+                let mut header = op.header(&meta, body.len());
+                complete(&mut header, stamp, first + index, stable, (count - 1 - index) as u32, index > 0);
+                let piece = self.store(header, body, op.data())?;
+                self.pos += size;
+                Ok(piece)
+            });
+            match stored {
+                Ok(piece) if index == 0 => self.piece = Some(piece),
+                Ok(piece) => self.more.push(piece),
+                Err(error) => {
+                    self.fill_with_noops(first, count);
+                    return Err(error);
+                }
+            }
+        }
+        self.finish(first, count)
+    }
+
+    /// Stores header and payload at `pos`.
+    #[inline]
+    fn store<T>(&self, mut header: EntryHeader, body: &[u8], data: &[u8]) -> OpResult<Piece, T> {
+        let len = body.len() + data.len();
+        let crc;
+        if len <= COMPOSE_MAX {
+            let mut bytes = [0_u8; HEADER_SIZE + COMPOSE_MAX];
+            bytes[HEADER_SIZE..HEADER_SIZE + body.len()].copy_from_slice(body);
+            bytes[HEADER_SIZE + body.len()..HEADER_SIZE + len].copy_from_slice(data);
+            crc = payload_crc(self.log.seed, &bytes[HEADER_SIZE..HEADER_SIZE + len]);
+            header.crc32c = U32::new(entry_crc(crc, &header));
+            bytes[..HEADER_SIZE].copy_from_slice(header.as_bytes());
+            self.log.region.write(self.pos, &bytes[..entry_size(len)]).map_err(|e| OpError::from(&e))?;
+        } else {
+            crc = self.store_payload(self.pos, body, data)?;
+            header.crc32c = U32::new(entry_crc(crc, &header));
+            self.log.region.write(self.pos, header.as_bytes()).map_err(|e| OpError::from(&e))?;
+        }
+        Ok(Piece { pos: self.pos, crc, body_len: body.len() as u32, header })
+    }
+
+    /// Copies a payload behind the header's place at `pos`; returns its checksum.
+    #[inline]
+    fn store_payload<T>(&self, pos: u64, body: &[u8], data: &[u8]) -> OpResult<u32, T> {
+        let region = &self.log.region;
+        let at = pos + HEADER_SIZE as u64;
+        let mut crc = self.log.seed;
+        if !body.is_empty() {
+            crc = region.write_crc(at, body, crc).map_err(|e| OpError::from(&e))?;
+        }
+        if !data.is_empty() {
+            crc = region.write_crc(at + body.len() as u64, data, crc).map_err(|e| OpError::from(&e))?;
+        }
+        Ok(crc)
+    }
+
+    /// Takes `count` numbers, which are in flight from now on, and computes what is stable below them.
+    #[inline]
+    fn number(&self, count: u64) -> (u64, u64) {
+        self.lane.in_flight.store(TAKING, Ordering::Relaxed);
+        // Whoever sees a later number also sees the store above: this is a release, and theirs an acquire.
+        let first = self.log.next_seq.fetch_add(count, Ordering::SeqCst);
+        self.lane.in_flight.store(first, Ordering::Release);
+        (first, self.log.stable(self.index, first))
+    }
+
+    #[inline]
+    fn finish<T>(self, first: u64, count: u64) -> OpResult<Committed<'l>, T> {
+        if let Err(error) = self.log.region.fence() {
+            return Err(self.give_up(&error));
+        }
+        let last = first + count - 1;
+        let own = &self.lane.own;
+        if !self.left.is_empty() {
+            self.retire_left(first);
+        }
+        own.last_seq.store(last, Ordering::Relaxed);
+        own.pos.store(self.pos, Ordering::Release);
+        let live = self.log.is_live();
+        Ok(Committed { seqs: SeqRange { first: LogSeq(first), last: LogSeq(last) }, live, slot: self })
+    }
+
+    /// Makes the chunks that staging went through the lane's past, and the last one its present.
+    #[cold]
+    fn retire_left(&self, first: u64) {
+        let own = &self.lane.own;
+        let mut pool = self.log.pool.lock();
+        let before = own.last_seq.load(Ordering::Relaxed);
+        for left in &self.left {
+            let last = if left.pieces == 0 { before } else { first + left.pieces as u64 - 1 };
+            pool.retire(self.index, left.start, left.end, last);
+            pool.synced[self.index] = 0;
+        }
+        pool.synced[self.index] = self.start;
+        own.start.store(self.start, Ordering::Release);
+        own.pos.store(self.start, Ordering::Release);
+        own.end.store(self.end, Ordering::Release);
+    }
+
+    /// Numbers were taken and their entries could not be written: they become no-ops, so that the log stays dense.
+    #[cold]
+    fn fill_with_noops(&mut self, first: u64, count: u64) {
+        let own = &self.lane.own;
+        self.pos = own.pos.load(Ordering::Relaxed);
+        for seq in first..first + count {
+            let mut header = LogOp::Noop.header(&EntryMeta::default(), 0);
+            complete(&mut header, Stamp::default(), seq, first, 0, false);
+            header.crc32c = U32::new(entry_crc(payload_crc(self.log.seed, &[]), &header));
+            if self.pos + HEADER_SIZE as u64 > own.end.load(Ordering::Relaxed)
+                || self.log.region.write(self.pos, header.as_bytes()).is_err() {
+                // The rest of the log cannot be digested past this number before the session is sealed.
+                tracing::error!(seq, "a log number was lost");
+                return;
+            }
+            self.pos += HEADER_SIZE as u64;
+        }
+        if self.log.region.fence().is_ok() {
+            own.last_seq.store(first + count - 1, Ordering::Relaxed);
+            own.pos.store(self.pos, Ordering::Release);
+        }
+    }
+
+    #[cold]
+    fn give_up<T>(mut self, error: &varve_media::MediaError) -> OpError<T> {
+        tracing::error!(%error, "the log does not take an entry");
+        self.more.clear();
+        OpError::from(error)
+    }
+
+    /// Writes a taken number off; for an overwrite in place that finds the inode locked.
+    #[cold]
+    pub(crate) fn abandon(mut self, first: u64) {
+        self.fill_with_noops(first, 1);
+    }
+
+    /// First half of [`append`](Self::append): takes one number.
+    #[inline]
+    pub(crate) fn take_number(&self) -> (u64, u64) {
+        self.number(1)
+    }
+
+    /// Second half of [`append`](Self::append) for one operation without a body.
+    #[inline]
+    pub(crate) fn append_numbered<T>(
+        mut self,
+        op: &LogOp<'_>,
+        flags: EntryFlags,
+        stamp: Stamp,
+        (seq, stable): (u64, u64),
+    ) -> OpResult<Committed<'l>, T> {
+        let meta = EntryMeta { flags, ..EntryMeta::default() };
+        let mut header = op.header(&meta, 0);
+        complete(&mut header, stamp, seq, stable, 0, false);
+        let piece = self.store(header, &[], op.data())?;
+        self.pos += entry_size(op.data().len()) as u64;
+        self.piece = Some(piece);
+        self.finish(seq, 1)
+    }
+}
+
+impl Drop for Slot<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(left) = self.left.first() {
+            // Staged over several chunks and not committed: the lane is still in the first.
+            if self.lane.own.start.load(Ordering::Relaxed) == left.start {
+                let mut pool = self.log.pool.lock();
+                for later in &self.left[1..] {
+                    pool.give_back(later.start);
+                }
+                pool.give_back(self.start);
+            }
+        }
+        self.lane.in_flight.store(IDLE, Ordering::Release);
+        self.lane.own.busy.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Committed<'_> {
+    /// The entries, in order.
+    pub fn entries(&self) -> impl Iterator<Item = Logged> + '_ {
+        self.slot.piece.iter().chain(&self.slot.more).map(|piece| Logged {
+            seq: LogSeq(piece.header.seq.get()),
+            addr: piece.pos + (HEADER_SIZE as u64) + u64::from(piece.body_len),
+            len: piece.header.payload_len.get() - piece.body_len,
+            offset: piece.header.offset.get(),
+        })
+    }
+
+    /// The lost session's error with `result`, or `Ok` if the session still counts.
+    ///
+    /// # Errors
+    /// `SessionLost` with the transaction's numbers.
+    pub fn check<T>(&self, result: T) -> OpResult<T> {
+        if self.live {
+            Ok(result)
+        } else {
+            Err(OpError::SessionLost { committed: Some((self.seqs, result)), otherwise: None })
+        }
+    }
+}
+
+impl Log {
+    #[cold]
+    fn lock_shared(&self) -> MutexGuard<'_, ()> {
+        let guard = self.shared.lock();
+        // Before any number is taken in the shared lane, so whoever sees the number looks at the lane.
+        self.shared_used.store(true, Ordering::SeqCst);
+        guard
+    }
+}
+
+const fn chunk_end(start: u64) -> u64 {
+    (start / CHUNK_BYTES + 1) * CHUNK_BYTES
+}
+
+/// Fills in what is known at the commit.
+#[inline]
+fn complete(header: &mut EntryHeader, stamp: Stamp, seq: u64, stable: u64, tx_left: u32, continues: bool) {
+    header.seq = U64::new(seq);
+    header.time_ns = zerocopy::little_endian::I64::new(stamp.time_ns);
+    header.base = U64::new(stamp.base.0);
+    header.stable_delta = U32::new(seq.saturating_sub(stable).min(u64::from(u32::MAX)) as u32);
+    header.tx_left = U32::new(tx_left);
+    if continues {
+        header.flags |= EntryFlags::CONTINUES.bits();
+    }
+}
+
+/// Calls `run` with the encoded body of `op`, in a buffer that the thread keeps.
+#[inline]
+fn with_body<R>(op: &LogOp<'_>, run: impl FnOnce(&[u8]) -> R) -> R {
+    if matches!(op, LogOp::Write { .. } | LogOp::Truncate { .. } | LogOp::Noop | LogOp::Forget { .. }) {
+        return run(&[]);
+    }
+    let mut body = BODY.try_with(Cell::take).unwrap_or_default();
+    body.clear();
+    op.encode_body(&mut body);
+    let result = run(&body);
+    let _ = BODY.try_with(|kept| kept.set(body));
+    result
+}
+
+const _: () = assert!(chunk_start(0) == 64 && chunk_end(64) == CHUNK_BYTES);

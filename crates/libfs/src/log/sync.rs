@@ -1,0 +1,98 @@
+//! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one round. Knows ranges only.
+
+use super::{Log, slots};
+use crate::errno::Errno;
+use parking_lot::{Condvar, Mutex};
+use varve_format::LogSeq;
+use varve_format::log::LANES_MAX;
+
+/// Rounds of synchronisation, numbered.
+#[derive(Default)]
+pub(super) struct Syncs {
+    state: Mutex<Rounds>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Rounds {
+    running: bool,
+    started: u64,
+    /// Highest round that succeeded.
+    done: u64,
+}
+
+impl Log {
+    /// Makes everything that was committed up to `upto` durable against a power cut, as far as the medium can. Durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// The region's.
+    pub fn sync_upto(&self, upto: LogSeq) -> Result<(), Errno> {
+        if upto.0 == 0 {
+            return Ok(());
+        }
+        let mut rounds = self.syncs.state.lock();
+        // A round that has started may have read the lanes before our entries were there: wait for the next one.
+        let needed = rounds.started + 1;
+        loop {
+            if rounds.done >= needed {
+                return Ok(());
+            }
+            if !rounds.running {
+                rounds.running = true;
+                rounds.started += 1;
+                let round = rounds.started;
+                drop(rounds);
+                let result = self.sync_round();
+                rounds = self.syncs.state.lock();
+                rounds.running = false;
+                if result.is_ok() {
+                    rounds.done = round;
+                }
+                self.syncs.ended.notify_all();
+                result?;
+                continue;
+            }
+            self.syncs.ended.wait(&mut rounds);
+        }
+    }
+
+    /// One round over all lanes: whatever is committed now.
+    fn sync_round(&self) -> Result<(), Errno> {
+        // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we see.
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut lanes: Vec<(usize, u64)> = Vec::new();
+        {
+            let mut pool = self.pool.lock();
+            ranges.append(&mut pool.unsynced);
+            for index in (0..slots::used().min(slots::SHARED)).chain([LANES_MAX - 1]) {
+                let (start, end) = self.lanes[index].committed();
+                let from = pool.synced[index].max(start);
+                if from < end {
+                    ranges.push((from, end));
+                    lanes.push((index, end));
+                }
+            }
+        }
+        ranges.sort_unstable();
+        let synced = ranges.iter().try_for_each(|(from, end)| self.region.sync(*from, end - from));
+        let mut pool = self.pool.lock();
+        match synced {
+            Ok(()) => {
+                for (index, end) in lanes {
+                    // The lane may be in another chunk by now; then the rest of the old one was noted when it was left.
+                    let (start, pos) = self.lanes[index].committed();
+                    if start <= end && end <= pos {
+                        pool.synced[index] = pool.synced[index].max(end);
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => {
+                pool.unsynced.extend(ranges);
+                tracing::error!(%error, "the log could not be made durable");
+                Err(Errno(libc::EIO))
+            }
+        }
+    }
+}
