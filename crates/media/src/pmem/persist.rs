@@ -217,7 +217,7 @@ impl Persist {
     #[inline]
     pub unsafe fn copy_out(self, src: *const u8, out: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
-        if self.kernel == Kernel::Avx512 && out.len() >= x86::COPY_OUT_MIN_BYTES {
+        if self.kernel == Kernel::Avx512 && x86::COPY_OUT_BYTES.contains(&out.len()) {
             // SAFETY: the caller's promise; the kernel is supported.
             return unsafe { x86::copy_out_avx512(src, out.as_mut_ptr(), out.len()) };
         }

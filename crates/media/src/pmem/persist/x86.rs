@@ -1,17 +1,17 @@
 //! The kernels of x86-64. Each takes line-aligned destinations and whole lines; the callers cut the edges off.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512i, _MM_HINT_T0, _mm_clflush, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
-    _mm_loadu_si128, _mm_prefetch, _mm_set_epi64x, _mm_setzero_si128, _mm_storeu_si128, _mm_stream_si128,
-    _mm_xor_si128, _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_stream_si256,
+    __m128i, __m256i, __m512i, _mm_clflush, _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64,
+    _mm_loadu_si128, _mm_set_epi64x, _mm_setzero_si128, _mm_storeu_si128, _mm_stream_si128, _mm_xor_si128,
+    _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_stream_si256,
     _mm512_broadcast_i32x4, _mm512_clmulepi64_epi128, _mm512_loadu_si512, _mm512_storeu_si512,
     _mm512_stream_si512, _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
 use super::{LINE_BYTES, fold, portable};
 
-/// Below this, `memcpy` is as good.
-pub(super) const COPY_OUT_MIN_BYTES: usize = 2048;
+/// Lengths for which the copy with 64-byte loads beats `memcpy` out of memory (by up to a fifth at 2 KiB); elsewhere they are equal.
+pub(super) const COPY_OUT_BYTES: std::ops::Range<usize> = 512..16 << 10;
 
 /// Moves the raw state over `bytes`.
 #[target_feature(enable = "sse4.2")]
@@ -227,35 +227,30 @@ pub(super) unsafe fn lines_sse2<const CRC: bool>(
     state
 }
 
-/// Copies out with 64-byte loads, prefetching: the source is memory, the destination is the caller's buffer.
+/// Copies out with 64-byte loads. No software prefetch: it costs up to 40 % at 4 KiB, by fetching what nobody reads.
 ///
 /// # Safety
 /// AVX-512F must be there; `len >= 64` bytes readable at `src`, writable at `dst`, without overlap.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn copy_out_avx512(src: *const u8, dst: *mut u8, len: usize) {
-    const AHEAD_BYTES: usize = 1024;
-    // SAFETY: every offset given to `move_line` is at most `len - 64`.
-    let move_line = |at: usize| unsafe {
-        let data = _mm512_loadu_si512(src.add(at).cast());
-        _mm512_storeu_si512(dst.add(at).cast(), data);
-    };
+    // SAFETY: every offset given to `load` and `store` is at most `len - 64`.
+    let load = |at: usize| unsafe { _mm512_loadu_si512(src.add(at).cast()) };
+    // SAFETY: as above.
+    let store = |at: usize, data: __m512i| unsafe { _mm512_storeu_si512(dst.add(at).cast(), data) };
     let mut at = 0;
     while at + 4 * LINE_BYTES <= len {
-        // Prefetching past the range is harmless (it cannot fault); `wrapping_add` makes the address lawful to compute.
-        for line in 0..4 {
-            _mm_prefetch::<_MM_HINT_T0>(src.wrapping_add(at + AHEAD_BYTES + line * LINE_BYTES).cast());
-        }
-        for line in 0..4 {
-            move_line(at + line * LINE_BYTES);
+        let lines = [load(at), load(at + 64), load(at + 128), load(at + 192)];
+        for (line, data) in lines.into_iter().enumerate() {
+            store(at + line * LINE_BYTES, data);
         }
         at += 4 * LINE_BYTES;
     }
     while at + LINE_BYTES <= len {
-        move_line(at);
+        store(at, load(at));
         at += LINE_BYTES;
     }
     if at < len {
-        move_line(len - LINE_BYTES);
+        store(len - LINE_BYTES, load(len - LINE_BYTES));
     }
 }
 
