@@ -2,12 +2,14 @@
 
 use super::Directory;
 use crate::testing::{MemError, MemIo, Numbers, Told};
-use crate::{Progress, TreeError};
+use crate::{MetaRead, Progress, TreeError};
 use proptest::prelude::{Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use varve_format::{COOKIE_MIN, DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey, ORDINALS};
+use varve_format::{
+    COOKIE_MIN, DirRoot, Dirent, FileKind, HashKey, Ino, InodeKey, NodeMut, NodeRef, ORDINALS,
+};
 
 const KEY: HashKey = HashKey(*b"0123456789abcdef");
 const DIR: Directory = Directory::of(Ino(7), KEY);
@@ -29,6 +31,13 @@ fn entry(name: &[u8], ino: u64) -> Dirent<'_> {
 
 fn check(dir: &Directory, io: &MemIo, root: &DirRoot) -> BTreeMap<Vec<u8>, u64> {
     let (mut told, mut names) = (Told::default(), BTreeMap::new());
+    // A root with one child would be a level too many.
+    if root.top().unwrap().height > 1 {
+        io.read(root.top().unwrap().block, |bytes| {
+            assert!(NodeRef::open(bytes).unwrap().count() > 1)
+        })
+        .unwrap();
+    }
     dir.check(io, root, &mut told, |_, entry| {
         assert!(names.insert(entry.name.to_vec(), entry.key.ino.0).is_none());
     });
@@ -166,7 +175,7 @@ fn run(dir: &Directory, ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(32))]
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(96))]
 
     #[test]
     fn directory_equals_a_map_after_any_changes(ops in ops()) {
@@ -338,4 +347,32 @@ fn entry_under_the_wrong_hash_is_noticed() {
     let mut told = Told::default();
     other.check(&io, &root, &mut told, |_, _| ());
     assert!(!told.faults.is_empty());
+}
+
+#[test]
+fn walk_notices_when_separators_or_pointers_do_not_fit_what_hangs_below() {
+    let (mut io, root) = build(2000);
+    let top = root.top().unwrap();
+    assert_eq!(top.height, 2);
+    let saved = *io.block_mut(top.block);
+    let view = NodeRef::open(&saved).unwrap();
+    let (second, third) = (view.record(1).unwrap(), view.record(2).unwrap());
+    let changes: [&dyn Fn(&mut NodeMut<'_>); 5] = [
+        &|node| node.set_key(1, second.0 + 1).unwrap(),
+        &|node| node.set_key(1, second.0 - (1 << 56)).unwrap(),
+        &|node| node.set_key(0, 1).unwrap(),
+        &|node| node.set_value(1, third.1).unwrap(),
+        &|node| {
+            node.set_value(1, third.1).unwrap();
+            node.set_value(2, second.1).unwrap();
+        },
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        change(&mut NodeMut::open(io.block_mut(top.block)).unwrap());
+        let mut told = Told::default();
+        DIR.check(&io, &root, &mut told, |_, _| ());
+        assert!(!told.faults.is_empty(), "change {number}");
+        *io.block_mut(top.block) = saved;
+    }
+    assert_eq!(check(&DIR, &io, &root).len(), 2000);
 }

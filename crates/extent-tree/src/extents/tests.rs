@@ -210,7 +210,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(128))]
 
     #[test]
     fn tree_equals_a_map_after_any_changes(ops in ops(), at in 0_u64..1600, fill in 0_u64..900) {
