@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use varve_media::pmem::persist::{Kernel, Persist};
-use varve_media::{Backing, MappedOptions, MappedRegion, MediaError, Region};
+use varve_media::{Backing, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
 
 const REGION_BYTES: u64 = 256 << 20;
 const ROUNDS: usize = 9;
@@ -62,7 +62,51 @@ fn main() -> Result<(), MediaError> {
         let read = median(|| run_scattered(|off| region.read(off, black_box(&mut out))));
         println!("{len:>8} {raw:>12.0} {read:>12.0} {:>7.2}x", read / raw);
     }
+    durable_appends(dir)
+        .map_err(|e| eprintln!("durable appends: {e}"))
+        .ok();
     Ok(())
+}
+
+/// A 4 KiB append and sync of a live log whose backing file lies in the current directory, against the device: the same write
+/// again and again to one place.
+fn durable_appends(live_dir: &std::path::Path) -> Result<(), MediaError> {
+    const APPENDS: u64 = 1000;
+    let id = std::process::id();
+    let (live, backing) = (
+        live_dir.join(format!("varve-limit-log-{id}")),
+        format!("varve-limit-log-{id}.tmp"),
+    );
+    let backing = std::path::Path::new(&backing);
+    let log = LiveLog::create(&live, backing, 16 << 20, 16 << 20)?;
+    // The descriptors keep both files.
+    let _ = (std::fs::remove_file(&live), std::fs::remove_file(backing));
+    let append = |off: u64| {
+        let begin = Instant::now();
+        log.write_crc(off, &[1; 4096], 0)?;
+        log.fence()?;
+        log.sync(off, 4096)?;
+        Ok::<f64, MediaError>(begin.elapsed().as_nanos() as f64 / 1000.0)
+    };
+    let appends = (0..APPENDS)
+        .map(|i| append(i * 4096))
+        .collect::<Result<Vec<_>, _>>()?;
+    let again = (0..APPENDS).map(|_| append(0)).collect::<Result<Vec<_>, _>>()?;
+    let (mean, median_us, again) = (
+        appends.iter().sum::<f64>() / APPENDS as f64,
+        middle(appends),
+        middle(again),
+    );
+    println!(
+        "append 4 KiB + sync: median {median_us:.0} us, mean {mean:.0} us; in place {again:.0} us; {}",
+        log.info()
+    );
+    Ok(())
+}
+
+fn middle(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 /// ns per call, walking the region.

@@ -94,6 +94,14 @@ pub fn membarrier_private() -> bool {
     done
 }
 
+/// Makes the names in a directory durable: to be called after files in it were made, renamed or removed.
+///
+/// # Errors
+/// The host's.
+pub fn sync_dir(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
 /// Makes a file `len` bytes longer than `off` with space allocated, keeping what it holds. Writes zeros past the end where the
 /// file system cannot allocate.
 pub(crate) fn allocate_file(file: &File, off: u64, len: u64) -> io::Result<()> {

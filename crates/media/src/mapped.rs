@@ -239,3 +239,90 @@ impl MappedRegion {
         done.map_err(|e| MediaError::from_io(&self.name, "allocate", off, len, &e))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
+    use super::{Backing, MappedOptions, MappedRegion};
+    use crate::host::host_capacity;
+    use crate::{DeviceState, MediaError, Region};
+
+    fn options(backing: Backing, len_bytes: u64, sparse: bool) -> MappedOptions {
+        MappedOptions {
+            backing,
+            len_bytes,
+            max_bytes: 8 << 20,
+            sparse,
+        }
+    }
+
+    #[test]
+    fn file_region_keeps_what_was_synced_when_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nvm.img");
+        let region = MappedRegion::create(&path, options(Backing::File, 1 << 20, true)).unwrap();
+        region.allocate(4096, 8192).unwrap();
+        let crc = region.write_crc(5001, &[7; 5000], 1).unwrap();
+        assert_eq!(crc, crc32c::crc32c_append(1, &[7; 5000]));
+        region.sync(0, 1 << 20).unwrap();
+        drop(region);
+        let region = MappedRegion::open(&path, Backing::File, 8 << 20, false).unwrap();
+        let mut back = [0; 5000];
+        region.read(5001, &mut back).unwrap();
+        assert_eq!(back, [7; 5000]);
+        assert!(matches!(region.write(0, b"x"), Err(MediaError::ReadOnly { .. })));
+        assert_eq!(region.state(), DeviceState::Ok);
+    }
+
+    #[test]
+    fn region_refuses_ranges_past_its_end_and_lengths_past_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let region = MappedRegion::create(&dir.path().join("r"), options(Backing::Shm, 8192, false)).unwrap();
+        assert!(matches!(
+            region.write(8190, b"abc"),
+            Err(MediaError::OutOfRange { .. })
+        ));
+        assert!(matches!(
+            region.read(u64::MAX, &mut [0]),
+            Err(MediaError::OutOfRange { .. })
+        ));
+        assert!(matches!(region.grow(9 << 20), Err(MediaError::TooLong { .. })));
+        region.grow(1 << 20).unwrap();
+        region.grow(4096).unwrap();
+        assert_eq!(region.len_bytes(), 1 << 20);
+        region.write((1 << 20) - 3, b"abc").unwrap();
+        assert!(MappedRegion::create(&dir.path().join("r"), options(Backing::Shm, 1, false)).is_err());
+    }
+
+    #[test]
+    fn region_reports_no_space_and_stays_as_it_was_when_the_host_is_too_small() {
+        let shm = Path::new("/dev/shm");
+        let total_bytes = host_capacity(shm).map_or(0, |space| space.total_bytes);
+        if total_bytes == 0 || total_bytes > 1 << 44 {
+            eprintln!("SKIP: needs a tmpfs of limited size at /dev/shm");
+            return;
+        }
+        let dir = tempfile::tempdir_in(shm).unwrap();
+        let path = dir.path().join("r");
+        let options = MappedOptions {
+            backing: Backing::Shm,
+            len_bytes: 4096,
+            max_bytes: 4 * total_bytes,
+            sparse: false,
+        };
+        let region = MappedRegion::create(&path, options).unwrap();
+        assert!(region.grow(2 * total_bytes).unwrap_err().is_no_space());
+        assert_eq!(region.len_bytes(), 4096);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 4096);
+        region.grow(8192).unwrap();
+        let too_big = MappedOptions {
+            len_bytes: 2 * total_bytes,
+            ..options
+        };
+        let other = dir.path().join("other");
+        assert!(MappedRegion::create(&other, too_big).is_err_and(|error| error.is_no_space()));
+        assert!(!other.exists(), "nothing is left behind");
+    }
+}
