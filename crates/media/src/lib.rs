@@ -5,8 +5,7 @@
 //!
 //! # Invariants
 //! - Only [`pmem::persist`] stores to, flushes or fences a mapping.
-//! - `unsafe` appears in `pmem/*` (mappings and copy kernels), `uring.rs` (submission queue entries) and `sys.rs` (system
-//!   calls without a safe wrapper), nowhere else in this crate.
+//! - `unsafe` appears in `pmem/*` (mappings and copy kernels) and `uring.rs` (buffers lent to the kernel), nowhere else.
 //! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
 #![deny(unsafe_code)]

@@ -1,6 +1,5 @@
 //! Mapped memory: the copy kernels, and the mappings of files that they work on.
 
-#[allow(unsafe_code)]
 mod map;
 pub mod persist;
 

@@ -61,7 +61,7 @@ impl fmt::Display for DeviceInfo {
 ///
 /// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they survive a *kill* of
 /// every process (and, on `dax`, a power cut); after `sync` they survive a *power cut* (as far as the medium can: `shm`
-/// cannot).
+/// cannot). One exception, [`JournalFile`](crate::JournalFile), has no copy that outlives the process: there only `sync` helps.
 pub trait Region: Send + Sync {
     /// Current length in bytes.
     fn len_bytes(&self) -> u64;
