@@ -15,7 +15,7 @@ pub const RING_START: u64 = 8192;
 /// Alignment of records, in bytes: no committed record shares a sector with one being written.
 pub const RECORD_ALIGN: u64 = 512;
 /// Smallest journal region, in bytes.
-pub const JOURNAL_MIN_BYTES: u64 = 64 << 10;
+pub const JOURNAL_MIN_BYTES: u64 = 256 << 10;
 /// Most bytes in one record, whatever the size of the journal.
 pub const RECORD_MAX_BYTES: u64 = 4 << 20;
 

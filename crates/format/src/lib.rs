@@ -16,6 +16,7 @@ pub mod log;
 mod node;
 pub mod session;
 pub mod space;
+pub mod state;
 pub mod superblock;
 
 pub use attr::{FileKind, InodeAttr, MODE_KIND_MASK, MODE_PERM_MASK, TimeNs};

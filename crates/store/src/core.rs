@@ -1,0 +1,660 @@
+//! The heart of a transaction: dirty blocks, allocations, frees, the commit. Knows no files.
+
+use crate::cache::View;
+use crate::journal::{Payload, diff, diff_bytes};
+use crate::layout::{Layout, Place};
+use crate::lens::{Lens, POOL_INO};
+use crate::rows::Writer;
+use crate::seeded::{Bug, armed};
+use crate::space::{NextUnit, Pending, Saved, Span};
+use crate::{DataTarget, Result, Store, StoreError};
+use parking_lot::MutexGuard;
+use std::collections::HashMap;
+use std::sync::Arc;
+use varve_extent_tree::{MetaIo, MetaRead};
+use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow, footer_blocks};
+use varve_format::state::{POOL_STATE_SIZE, PoolState};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Ino, Tier, TxId, init_block, seal_block,
+};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U32, U64};
+
+/// A block changed or made in this transaction.
+struct Dirty {
+    content: Box<Block>,
+    /// Committed content; `None`: made in this transaction, written directly.
+    base: Option<Arc<Block>>,
+    /// No header to seal.
+    raw: bool,
+    /// Bytes that its difference takes in the record, when known.
+    cost: Option<u64>,
+}
+
+/// How a row table in DRAM is put back.
+pub(crate) type Undo = Box<dyn FnOnce(&mut Writer) + Send>;
+
+/// State of one transaction. Dropped without commit, everything is put back.
+pub(crate) struct Core<'s> {
+    pub(crate) store: &'s Store,
+    pub(crate) writer: MutexGuard<'s, Writer>,
+    dirty: HashMap<u64, Dirty>,
+    stale: Vec<u64>,
+    cost: u64,
+    spans: Vec<Span>,
+    ephemeral: Vec<Span>,
+    freed: Vec<(Span, bool)>,
+    saved: Saved,
+    touched: [bool; 3],
+    nvm_range: Option<(u64, u64)>,
+    deferred: Vec<(Tier, u64, Vec<u8>)>,
+    pub(crate) undo: Vec<Undo>,
+    pub(crate) poisoned: bool,
+    done: bool,
+}
+
+impl<'s> Core<'s> {
+    pub(crate) fn new(store: &'s Store, writer: MutexGuard<'s, Writer>) -> Self {
+        let saved = store.space.lock().save();
+        Self {
+            store,
+            writer,
+            dirty: HashMap::new(),
+            stale: Vec::new(),
+            cost: 0,
+            spans: Vec::new(),
+            ephemeral: Vec::new(),
+            freed: Vec::new(),
+            saved,
+            touched: [false; 3],
+            nvm_range: None,
+            deferred: Vec::new(),
+            undo: Vec::new(),
+            poisoned: false,
+            done: false,
+        }
+    }
+
+    pub(crate) fn layout(&self) -> &'s Layout {
+        &self.store.layout
+    }
+
+    pub(crate) fn lens(&self) -> Lens<'_, Self> {
+        Lens {
+            view: self,
+            layout: self.layout(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> TxId {
+        TxId(self.writer.journal.newest().0 + 1)
+    }
+
+    /// Bytes left in the record.
+    pub(crate) fn room(&mut self) -> u64 {
+        while let Some(block) = self.stale.pop() {
+            if let Some(dirty) = self.dirty.get_mut(&block)
+                && dirty.cost.is_none()
+                && let Some(base) = &dirty.base
+            {
+                // The first word holds the checksum, which changes when the block is sealed.
+                let cost = diff_bytes(&base[..], &dirty.content[..]) + 20;
+                dirty.cost = Some(cost);
+                self.cost += cost;
+            }
+        }
+        self.writer.journal.bound().saturating_sub(self.cost)
+    }
+
+    fn dirty_mut(&mut self, block: BlockNo, raw: bool) -> Result<&mut Dirty> {
+        if !self.dirty.contains_key(&block.0) {
+            let base = self.store.cache.load(block, raw)?;
+            self.dirty.insert(
+                block.0,
+                Dirty {
+                    content: Box::new(*base),
+                    base: Some(base),
+                    raw,
+                    cost: None,
+                },
+            );
+            self.stale.push(block.0);
+        }
+        let (stale, sum) = (&mut self.stale, &mut self.cost);
+        let dirty = self
+            .dirty
+            .get_mut(&block.0)
+            .ok_or_else(|| StoreError::Damaged("a dirty block is gone".into()))?;
+        if let Some(cost) = dirty.cost.take() {
+            *sum -= cost;
+            stale.push(block.0);
+        }
+        Ok(dirty)
+    }
+
+    /// Writes bytes into a block.
+    pub(crate) fn patch(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
+        let dirty = self.dirty_mut(place.block, false)?;
+        dirty.content[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes bytes into a block without header.
+    pub(crate) fn patch_raw(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
+        let dirty = self.dirty_mut(place.block, true)?;
+        dirty.content[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn set_state(&mut self, state: &PoolState) -> Result<()> {
+        const { assert!(BLOCK_HEADER_SIZE + POOL_STATE_SIZE <= BLOCK_SIZE) };
+        let block = self.lens().state_block();
+        self.patch(
+            Place {
+                block,
+                offset: BLOCK_HEADER_SIZE,
+            },
+            state.as_bytes(),
+        )
+    }
+
+    // ---- space
+
+    /// NVM for metadata; may move the journal's tail to release some.
+    fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
+        let mut span = self.store.space.lock().alloc_nvm(want, false, true, near);
+        if span.is_none() && self.store.space.lock().waits_for_tail() {
+            self.store.checkpoint_with(&mut self.writer)?;
+            span = self.store.space.lock().alloc_nvm(want, false, true, near);
+        }
+        let span = span.ok_or(StoreError::NoSpace { blocks: want })?;
+        self.spans.push(span);
+        self.set_bits(span, true)?;
+        Ok(span)
+    }
+
+    /// Blocks without header, zeroed, in one run: at most `want`.
+    pub(crate) fn alloc_raw(&mut self, want: u64) -> Result<Span> {
+        let span = self.alloc_meta(want, None)?;
+        for block in span.start..span.start + span.len {
+            self.insert_fresh(block, Box::new([0; BLOCK_SIZE]), true);
+        }
+        Ok(span)
+    }
+
+    fn insert_fresh(&mut self, block: u64, content: Box<Block>, raw: bool) {
+        self.dirty.insert(
+            block,
+            Dirty {
+                content,
+                base: None,
+                raw,
+                cost: Some(0),
+            },
+        );
+    }
+
+    /// Blocks for data: at most `want`, in one run, on the tier that the target leads to.
+    pub(crate) fn alloc_data(&mut self, target: DataTarget, want: u64) -> Result<Span> {
+        let later = Tier::ALL.into_iter().filter(|tier| *tier > target.tier);
+        let earlier = Tier::ALL.into_iter().rev().filter(|tier| *tier < target.tier);
+        let order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();
+        let order = if target.only { &order[..1] } else { &order[..] };
+        // First without moving the tail; then, if something waits only for that, with.
+        for again in [false, true] {
+            if again {
+                if !self.store.space.lock().waits_for_tail() {
+                    break;
+                }
+                self.store.checkpoint_with(&mut self.writer)?;
+            }
+            for tier in order {
+                if let Some(span) = self.alloc_on(*tier, target.reserve, want)? {
+                    self.spans.push(span);
+                    self.set_bits(span, true)?;
+                    return Ok(span);
+                }
+            }
+        }
+        Err(StoreError::NoSpace { blocks: want })
+    }
+
+    fn alloc_on(&mut self, tier: Tier, reserve: bool, want: u64) -> Result<Option<Span>> {
+        if self.layout().blocks(tier) == 0 {
+            return Ok(None);
+        }
+        if tier == Tier::Nvm {
+            return Ok(self.store.space.lock().alloc_nvm(want, true, reserve, None));
+        }
+        for _ in 0..2 {
+            if let Some(span) = self.store.space.lock().alloc_unit(tier, want) {
+                return Ok(Some(span));
+            }
+            let next = self.store.space.lock().next_unit(tier, reserve);
+            let Some(next) = next else {
+                return Ok(None);
+            };
+            if let NextUnit::Holes(_) = next
+                && self.room() < self.layout().unit_blocks(tier) * 5 + crate::OP_ROOM
+            {
+                // Its table would not fit in this record.
+                return Ok(None);
+            }
+            self.seal_open_unit(tier)?;
+            self.open_unit(tier, next)?;
+        }
+        Ok(None)
+    }
+
+    /// Sets or clears bits; they must all be the other way.
+    fn set_bits(&mut self, span: Span, value: bool) -> Result<()> {
+        let layout = self.layout();
+        let mut at = span.start;
+        let end = span.start + span.len;
+        while at < end {
+            let (block, first) = layout.bit(span.tier, at);
+            let count = (varve_format::space::BITS_PER_BLOCK - first).min(end - at);
+            let dirty = self.dirty_mut(block, false)?;
+            for bit in first..first + count {
+                let byte = &mut dirty.content[BLOCK_HEADER_SIZE + (bit / 8) as usize];
+                let mask = 1 << (bit % 8);
+                if (*byte & mask != 0) == value {
+                    self.poisoned = true;
+                    return Err(StoreError::Damaged(format!(
+                        "{} block {} is {} twice",
+                        span.tier.name(),
+                        at + bit - first,
+                        if value { "allocated" } else { "freed" }
+                    )));
+                }
+                *byte ^= mask;
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Whether the block was in use before this transaction.
+    fn was_used(&self, tier: Tier, block: u64) -> Result<bool> {
+        let (at, bit) = self.layout().bit(tier, block);
+        let test = |bytes: &Block| bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize] >> (bit % 8) & 1 == 1;
+        match self.dirty.get(&at.0).map(|dirty| &dirty.base) {
+            Some(Some(base)) => Ok(test(base)),
+            _ => self.store.cache.load(at, false).map(|base| test(&base)),
+        }
+    }
+
+    /// Frees blocks of data or (NVM) metadata.
+    pub(crate) fn free_span(&mut self, span: Span, data: bool) -> Result<()> {
+        let layout = self.layout();
+        let last = span.start.saturating_add(span.len.saturating_sub(1));
+        if span.len == 0 || !layout.usable(span.tier, span.start) || !layout.usable(span.tier, last) {
+            return Err(StoreError::Damaged(format!(
+                "{} blocks {}+{} are to be freed but cannot have been allocated",
+                span.tier.name(),
+                span.start,
+                span.len
+            )));
+        }
+        self.set_bits(span, false)?;
+        let mut at = span.start;
+        while at <= last {
+            let old = self.was_used(span.tier, at)?;
+            let mut end = at + 1;
+            while end <= last && self.was_used(span.tier, end)? == old {
+                end += 1;
+            }
+            let part = Span {
+                start: at,
+                len: end - at,
+                ..span
+            };
+            if old {
+                if armed(Bug::FreeBeforeCommit) {
+                    self.store.space.lock().give_back(part);
+                }
+                self.freed.push((part, data));
+            } else {
+                self.ephemeral.push(part);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    // ---- units
+
+    fn seal_open_unit(&mut self, tier: Tier) -> Result<()> {
+        let Some(unit) = self.lens().open_unit(tier)? else {
+            return Ok(());
+        };
+        let layout = self.layout();
+        let unit_blocks = layout.unit_blocks(tier);
+        let data = layout.unit_data_blocks(tier);
+        let sums = self.lens().table_checksums(tier, 0, data)?;
+        let footer_start = unit * unit_blocks + data;
+        let mut footer = vec![0; footer_blocks(unit_blocks) as usize * BLOCK_SIZE];
+        let mut crc = 0;
+        for (index, part) in sums.chunks(CHECKSUMS_PER_BLOCK as usize).enumerate() {
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            for (word, sum) in block[BLOCK_HEADER_SIZE..].chunks_exact_mut(4).zip(part) {
+                word.copy_from_slice(&sum.to_le_bytes());
+            }
+            crc = crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]);
+            init_block(&mut block, BlockKind::UnitFooter, POOL_INO, BlockNo(footer_start + index as u64));
+            footer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE].copy_from_slice(&block[..]);
+        }
+        for index in data.div_ceil(CHECKSUMS_PER_BLOCK)..footer_blocks(unit_blocks) {
+            let at = index as usize * BLOCK_SIZE;
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            init_block(&mut block, BlockKind::UnitFooter, POOL_INO, BlockNo(footer_start + index));
+            footer[at..at + BLOCK_SIZE].copy_from_slice(&block[..]);
+        }
+        self.put_blocks(tier, footer_start, &footer)?;
+        let row = UnitRow {
+            state: UnitRow::SEALED,
+            reserved: [0; 3],
+            footer_crc32c: U32::new(crc),
+            sealed_tx: U64::new(self.id().0),
+        };
+        self.patch(layout.unit_row(tier, unit), row.as_bytes())
+    }
+
+    fn open_unit(&mut self, tier: Tier, next: NextUnit) -> Result<()> {
+        let layout = self.layout();
+        let unit = match next {
+            NextUnit::Empty(unit) => unit,
+            NextUnit::Holes(unit) => {
+                let row = self.lens().unit_row(tier, unit)?;
+                if row.state == UnitRow::SEALED {
+                    let sums = self.store.footer(tier, unit, &row)?;
+                    self.set_checksums(tier, 0, &sums)?;
+                }
+                unit
+            }
+        };
+        let row = UnitRow {
+            state: UnitRow::OPEN,
+            ..UnitRow::default()
+        };
+        self.patch(layout.unit_row(tier, unit), row.as_bytes())?;
+        let mut state = self.lens().state()?;
+        state.open_unit[tier as usize] = U64::new(unit + 1);
+        self.set_state(&state)?;
+        self.store.space.lock().open_unit(tier, unit);
+        Ok(())
+    }
+
+    /// Puts checksums into a tier's NVM table, from `index` on.
+    fn set_checksums(&mut self, tier: Tier, index: u64, sums: &[u32]) -> Result<()> {
+        let mut done = 0;
+        while done < sums.len() {
+            let at = index + done as u64;
+            let count = ((CHECKSUMS_PER_BLOCK - at % CHECKSUMS_PER_BLOCK) as usize).min(sums.len() - done);
+            let bytes: Vec<u8> = sums[done..done + count]
+                .iter()
+                .flat_map(|sum| sum.to_le_bytes())
+                .collect();
+            self.patch(self.layout().checksum(tier, at), &bytes)?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks to space allocated in this transaction, with their checksums.
+    pub(crate) fn write_new(&mut self, span: Span, data: &[u8]) -> Result<()> {
+        self.put_blocks(span.tier, span.start, data)?;
+        let sums: Vec<u32> = data.chunks(BLOCK_SIZE).map(crc32c::crc32c).collect();
+        self.note_checksums(span, &sums)
+    }
+
+    /// Records checksums of blocks written in this transaction.
+    pub(crate) fn note_checksums(&mut self, span: Span, sums: &[u32]) -> Result<()> {
+        let index = match span.tier {
+            Tier::Nvm => span.start,
+            tier => span.start % self.layout().unit_blocks(tier),
+        };
+        self.set_checksums(span.tier, index, sums)
+    }
+
+    /// Writes bytes at a block of a tier.
+    fn put_blocks(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+        if armed(Bug::CommitBeforePayload) {
+            self.deferred.push((tier, start, data.to_vec()));
+            return Ok(());
+        }
+        self.put_now(tier, start, data)
+    }
+
+    fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+        let offset = start * BLOCK_BYTES;
+        self.touched[tier as usize] = true;
+        if tier == Tier::Nvm {
+            let end = offset + data.len() as u64;
+            let (low, high) = self.nvm_range.unwrap_or((offset, end));
+            self.nvm_range = Some((low.min(offset), high.max(end)));
+            self.store.devices.nvm.write(offset, data)?;
+        } else {
+            self.store.device(tier)?.write(offset, data)?;
+        }
+        Ok(())
+    }
+
+    /// A data block's bytes as this transaction wrote them, if the write was put off (seeded bug only).
+    pub(crate) fn store_read(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        if let Some((_, first, data)) = self
+            .deferred
+            .iter()
+            .rev()
+            .find(|(t, first, data)| {
+                *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
+            })
+        {
+            let at = (start - first) as usize * BLOCK_SIZE;
+            if let Some(part) = data.get(at..at + out.len()) {
+                out.copy_from_slice(part);
+                return Ok(());
+            }
+        }
+        self.store.read_blocks(tier, start, out)
+    }
+
+    // ---- end
+
+    fn is_clean(&self) -> bool {
+        self.dirty.is_empty() && self.spans.is_empty() && self.freed.is_empty()
+    }
+
+    fn record(&mut self) -> Result<Payload> {
+        let mut payload = Payload::default();
+        let mut blocks: Vec<_> = self.dirty.iter_mut().collect();
+        blocks.sort_unstable_by_key(|(block, _)| **block);
+        for (block, dirty) in blocks {
+            if !dirty.raw {
+                seal_block(&mut dirty.content);
+            }
+            if let Some(base) = &dirty.base {
+                let content = &dirty.content;
+                diff(&base[..], &content[..], |at, len| {
+                    payload.push(BlockNo(*block), at, &content[at..at + len]);
+                });
+            }
+        }
+        let (needed, bound) = (payload.bytes.len() as u64, self.writer.journal.bound());
+        if needed > bound {
+            return Err(StoreError::RecordFull { needed, bound });
+        }
+        Ok(payload)
+    }
+
+    /// Writes and syncs everything that the record will refer to.
+    fn payload_durable(&mut self) -> Result<()> {
+        let fresh: Vec<u64> = self
+            .dirty
+            .iter()
+            .filter(|(_, dirty)| dirty.base.is_none())
+            .map(|(block, _)| *block)
+            .collect();
+        for block in fresh {
+            let content = self.dirty.get(&block).map(|dirty| dirty.content.clone());
+            if let Some(content) = content {
+                self.put_blocks(Tier::Nvm, block, &content[..])?;
+            }
+        }
+        if armed(Bug::NoSyncBeforeCommit) {
+            return Ok(());
+        }
+        self.flush_touched()
+    }
+
+    fn flush_touched(&mut self) -> Result<()> {
+        if let Some((low, high)) = self.nvm_range {
+            self.store.devices.nvm.fence()?;
+            self.store.devices.nvm.sync(low, high - low)?;
+        }
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            if self.touched[tier as usize] {
+                self.store.device(tier)?.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Commits. On an error nothing is committed, unless a device failed: then the pool is latched.
+    pub(crate) fn commit(mut self) -> Result<TxId> {
+        if self.poisoned {
+            return Err(StoreError::Poisoned);
+        }
+        if let Some(reason) = self.store.latched() {
+            return Err(StoreError::Latched(reason));
+        }
+        if self.is_clean() {
+            return Ok(self.writer.journal.newest());
+        }
+        let payload = self.record()?;
+        let store = self.store;
+        self.payload_durable().inspect_err(|error| store.latch_on(error))?;
+        if !self.writer.journal.fits(payload.bytes.len() as u64) {
+            store.checkpoint_with(&mut self.writer)?;
+        }
+        // Whether a record that failed half-way is durable is not known: nothing more may be written.
+        let tx = self
+            .writer
+            .journal
+            .append(&payload)
+            .inspect_err(|error| store.latch(&format!("writing the journal failed: {error}")))?;
+        self.done = true;
+        for (tier, start, data) in std::mem::take(&mut self.deferred) {
+            self.put_now(tier, start, &data)?;
+        }
+        self.publish(tx, &payload)
+            .inspect_err(|error| store.latch(&format!("a committed change could not be put in place: {error}")))?;
+        self.settle(tx);
+        store.trim_empty();
+        Ok(tx)
+    }
+
+    /// Puts the committed changes in place and makes them visible.
+    fn publish(&mut self, tx: TxId, payload: &Payload) -> Result<()> {
+        let store = self.store;
+        let mut newest = store.newest.write();
+        let ranges = varve_format::journal::parse_ranges(
+            &payload.bytes,
+            payload.ranges,
+            store.layout.blocks(Tier::Nvm),
+        )
+        .map_err(|_| StoreError::Journal("a record just written makes no sense"))?;
+        for (block, offset, bytes) in ranges {
+            store
+                .devices
+                .nvm
+                .write(block.offset_bytes() + u64::from(offset), bytes)?;
+        }
+        for (block, dirty) in self.dirty.drain() {
+            store.cache.put(block, Arc::from(dirty.content));
+        }
+        for (span, data) in &self.freed {
+            if !data {
+                (span.start..span.start + span.len).for_each(|block| store.cache.forget(block));
+            }
+        }
+        *newest = tx;
+        Ok(())
+    }
+
+    /// Hands frees over to the allocator.
+    fn settle(&mut self, tx: TxId) {
+        let mut space = self.store.space.lock();
+        for span in self.ephemeral.drain(..) {
+            space.give_back(span);
+        }
+        for (span, data) in self.freed.drain(..) {
+            if !armed(Bug::FreeBeforeCommit) {
+                space.freed(Pending { tx, span, data });
+            }
+        }
+        space.release();
+    }
+}
+
+impl Drop for Core<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        self.store.space.lock().restore(self.saved, &self.spans);
+        for undo in std::mem::take(&mut self.undo).into_iter().rev() {
+            undo(&mut self.writer);
+        }
+    }
+}
+
+impl MetaRead for Core<'_> {
+    type Error = StoreError;
+
+    fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
+        match self.dirty.get(&block.0) {
+            Some(dirty) => Ok(f(&dirty.content)),
+            None => self.store.cache.load(block, false).map(|content| f(&content)),
+        }
+    }
+}
+
+impl View for Core<'_> {
+    fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
+        match self.dirty.get(&block.0) {
+            Some(dirty) => Ok(f(&dirty.content)),
+            None => self.store.cache.load(block, true).map(|content| f(&content)),
+        }
+    }
+}
+
+impl MetaIo for Core<'_> {
+    fn update<R>(&mut self, block: BlockNo, f: impl FnOnce(&mut Block) -> R) -> Result<R> {
+        Ok(f(&mut self.dirty_mut(block, false)?.content))
+    }
+
+    fn alloc(&mut self, near: Option<BlockNo>, kind: BlockKind, owner: Ino) -> Result<BlockNo> {
+        let span = self.alloc_meta(1, near.map(|block| block.0))?;
+        let number = BlockNo(span.start);
+        let mut content: Box<Block> = Box::new([0; BLOCK_SIZE]);
+        init_block(&mut content, kind, owner, number);
+        self.insert_fresh(span.start, content, false);
+        Ok(number)
+    }
+
+    fn free(&mut self, block: BlockNo) -> Result<()> {
+        let span = Span {
+            tier: Tier::Nvm,
+            start: block.0,
+            len: 1,
+        };
+        self.free_span(span, false)?;
+        if let Some(dirty) = self.dirty.remove(&block.0)
+            && let Some(cost) = dirty.cost
+        {
+            self.cost -= cost;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,565 @@
+//! File data in a transaction: copy-on-write, holes, allocation, truncation, migration.
+
+use crate::core::Core;
+use crate::lens::file_root;
+use crate::read::{fill, plan};
+use crate::space::Span;
+use crate::{DataTarget, OP_ROOM, Progress, Result, StoreError, Tx};
+use varve_extent_tree::{ExtentTree, Mapping};
+use varve_format::inode::{Content, Inode};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, Ino, Tier,
+    TreeRoot,
+};
+
+/// Extents that one call of truncate, punch or zero changes at most.
+const STEP_EXTENTS: usize = 4096;
+/// Blocks whose bits one step of freeing changes at most.
+const STEP_BLOCKS: u64 = 1 << 16;
+/// Blocks merged in one buffer.
+const MERGE_BLOCKS: u64 = 1024;
+
+impl Tx<'_> {
+    /// Writes whole blocks at `at`, copy-on-write. With `grow` the size is at least their end afterwards.
+    ///
+    /// # Errors
+    /// `Invalid` if `data` is not whole blocks or passes the largest file; `NoInode`, `WrongKind`, `NoSpace`, `Unfinished`.
+    pub fn write_data(
+        &mut self,
+        ino: Ino,
+        at: FileBlock,
+        data: &[u8],
+        grow: bool,
+        target: DataTarget,
+    ) -> Result<()> {
+        let end = at.0.saturating_mul(BLOCK_BYTES).saturating_add(data.len() as u64);
+        if !data.len().is_multiple_of(BLOCK_SIZE) || end > FILE_SIZE_MAX {
+            return Err(StoreError::Invalid("write of whole blocks"));
+        }
+        self.guard(|core| {
+            let mut inode = core.for_write(ino)?;
+            core.write_blocks(&mut inode, at.0, data, target)?;
+            if grow {
+                inode.attr.size_bytes = inode.attr.size_bytes.max(end);
+            }
+            core.put(&inode)
+        })
+    }
+
+    /// Writes bytes at byte offsets, ascending and not overlapping. Blocks that are not covered whole are merged with what they hold,
+    /// whose checksums are verified. The size is at least the end of the last piece afterwards.
+    ///
+    /// # Errors
+    /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`, `Unfinished`; `DataChecksum` if an old block is damaged.
+    pub fn write_bytes(&mut self, ino: Ino, pieces: &[(u64, &[u8])], target: DataTarget) -> Result<()> {
+        let mut end = 0;
+        for (offset, data) in pieces {
+            if *offset < end || data.is_empty() || offset.saturating_add(data.len() as u64) > FILE_SIZE_MAX {
+                return Err(StoreError::Invalid("pieces of a write"));
+            }
+            end = offset + data.len() as u64;
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        self.guard(|core| {
+            let mut inode = core.for_write(ino)?;
+            for (first, last) in segments(pieces) {
+                let buffer = core.merge(&inode, pieces, first, last)?;
+                core.write_blocks(&mut inode, first, &buffer, target)?;
+            }
+            inode.attr.size_bytes = inode.attr.size_bytes.max(end);
+            core.put(&inode)
+        })
+    }
+
+    /// As [`Store::read`](crate::Store::read), in this transaction's view.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, `DataChecksum`, a device's error.
+    pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let inode = self.core.lens().get(ino)?;
+        self.core.read(&inode, offset, out)
+    }
+
+    /// As [`Store::map`](crate::Store::map), in this transaction's view.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
+        self.core.lens().map(ino, from, max)
+    }
+
+    /// Sets the size. `More`: blocks beyond it are left, and the inode is in the orphan list; commit, and call again (same size) in another
+    /// transaction before anything else is done to the file.
+    ///
+    /// # Errors
+    /// `Invalid` beyond the largest file; `NoInode`, `WrongKind`, `NoSpace`, `Unfinished`.
+    pub fn truncate(&mut self, ino: Ino, size_bytes: u64) -> Result<Progress> {
+        if size_bytes > FILE_SIZE_MAX {
+            return Err(StoreError::Invalid("size beyond the largest file"));
+        }
+        self.guard(|core| core.truncate(ino, size_bytes))
+    }
+
+    /// Makes a hole; the size stays. `More`: commit, and call again in another transaction.
+    ///
+    /// # Errors
+    /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`.
+    pub fn punch(&mut self, ino: Ino, offset: u64, len: u64, target: DataTarget) -> Result<Progress> {
+        let end = checked_end(offset, len)?;
+        self.guard(|core| {
+            let mut inode = core.for_write(ino)?;
+            let (first, last) = core.zero_edges(&mut inode, offset, end, target)?;
+            let mut root = file_root(&inode)?;
+            let progress = core.unmap(ino, &mut root, first, last, &mut { STEP_EXTENTS })?;
+            inode.content = Content::File(root);
+            core.put(&inode)?;
+            Ok(progress)
+        })
+    }
+
+    /// Lets a range read as zeros, with blocks allocated. With `grow` the size is at least its end afterwards. `More`: commit, and call again
+    /// in another transaction.
+    ///
+    /// # Errors
+    /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`.
+    pub fn zero(&mut self, ino: Ino, offset: u64, len: u64, grow: bool, target: DataTarget) -> Result<Progress> {
+        let end = checked_end(offset, len)?;
+        self.guard(|core| {
+            let mut inode = core.for_write(ino)?;
+            let (first, last) = core.zero_edges(&mut inode, offset, end, target)?;
+            let unwritten = core.mark_unwritten(&mut inode, first, last)?;
+            let progress = match unwritten {
+                Progress::More => Progress::More,
+                Progress::Done => core.fill_holes(&mut inode, offset, end, target)?,
+            };
+            if grow && progress == Progress::Done {
+                inode.attr.size_bytes = inode.attr.size_bytes.max(end);
+            }
+            core.put(&inode)?;
+            Ok(progress)
+        })
+    }
+
+    /// Allocates blocks for the holes of a range; they read as zeros. With `grow` the size is at least its end afterwards. `More`: commit, and
+    /// call again in another transaction.
+    ///
+    /// # Errors
+    /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`.
+    pub fn allocate(&mut self, ino: Ino, offset: u64, len: u64, grow: bool, target: DataTarget) -> Result<Progress> {
+        let end = checked_end(offset, len)?;
+        self.guard(|core| {
+            let mut inode = core.for_write(ino)?;
+            let progress = core.fill_holes(&mut inode, offset, end, target)?;
+            if grow && progress == Progress::Done {
+                inode.attr.size_bytes = inode.attr.size_bytes.max(end);
+            }
+            core.put(&inode)?;
+            Ok(progress)
+        })
+    }
+
+    /// Copies `len` blocks of a file, which lie in one run at `from`, to another tier and remaps them; their checksums are verified on the
+    /// way. False: they do not lie there any more, and nothing was changed.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, `NoSpace`, `DataChecksum`.
+    pub fn migrate(
+        &mut self,
+        ino: Ino,
+        at: FileBlock,
+        len: u32,
+        from: (Tier, BlockNo),
+        to: DataTarget,
+    ) -> Result<bool> {
+        self.guard(|core| core.migrate(ino, at.0, u64::from(len), from, to))
+    }
+}
+
+fn checked_end(offset: u64, len: u64) -> Result<u64> {
+    match offset.checked_add(len) {
+        Some(end) if len > 0 && end <= FILE_SIZE_MAX => Ok(end),
+        _ => Err(StoreError::Invalid("range of a file")),
+    }
+}
+
+/// Runs of blocks (first, last) that the pieces touch, each at most [`MERGE_BLOCKS`] long.
+fn segments(pieces: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (offset, data) in pieces {
+        let (first, last) = (offset / BLOCK_BYTES, (offset + data.len() as u64 - 1) / BLOCK_BYTES);
+        match runs.last_mut() {
+            Some(run) if first <= run.1 + 1 => run.1 = last,
+            _ => runs.push((first, last)),
+        }
+    }
+    runs.into_iter()
+        .flat_map(|(first, last)| {
+            (first..=last)
+                .step_by(MERGE_BLOCKS as usize)
+                .map(move |start| (start, last.min(start + MERGE_BLOCKS - 1)))
+        })
+        .collect()
+}
+
+impl Core<'_> {
+    /// The inode of a regular file; what an unfinished truncation left is removed first.
+    fn for_write(&mut self, ino: Ino) -> Result<Inode> {
+        let mut inode = self.lens().get(ino)?;
+        file_root(&inode)?;
+        if inode.orphan.is_some() && self.has_tail(&inode)? {
+            if self.unmap_tail(&mut inode, &mut { STEP_EXTENTS })? == Progress::More {
+                self.put(&inode)?;
+                return Err(StoreError::Unfinished(ino));
+            }
+            if inode.attr.nlink > 0 {
+                self.orphan_remove(&mut inode)?;
+            }
+        }
+        Ok(inode)
+    }
+
+    pub(crate) fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let lens = self.lens();
+        let plan = plan(&lens, inode, offset, out, true)?;
+        fill(self.store, &plan, out, |tier, start, bytes| self.store_read(tier, start, bytes))?;
+        Ok(plan.len)
+    }
+
+    /// Blocks `first..=last` with the pieces laid over what the file holds.
+    fn merge(&self, inode: &Inode, pieces: &[(u64, &[u8])], first: u64, last: u64) -> Result<Vec<u8>> {
+        let start = first * BLOCK_BYTES;
+        let mut buffer = vec![0; (last - first + 1) as usize * BLOCK_SIZE];
+        let end = start + buffer.len() as u64;
+        let inside: Vec<(u64, &[u8])> = pieces
+            .iter()
+            .filter(|(offset, data)| *offset < end && offset + data.len() as u64 > start)
+            .map(|(offset, data)| {
+                let skip = start.saturating_sub(*offset);
+                let take = (offset + data.len() as u64).min(end) - offset.max(&start);
+                (offset + skip, &data[skip as usize..(skip + take) as usize])
+            })
+            .collect();
+        // Only blocks that are not covered whole are read.
+        let mut covered = vec![0_usize; (last - first + 1) as usize];
+        for (offset, data) in &inside {
+            let mut at = *offset;
+            let stop = offset + data.len() as u64;
+            while at < stop {
+                let next = (at / BLOCK_BYTES + 1) * BLOCK_BYTES;
+                covered[((at - start) / BLOCK_BYTES) as usize] += (next.min(stop) - at) as usize;
+                at = next;
+            }
+        }
+        for (index, bytes) in covered.iter().enumerate() {
+            if *bytes < BLOCK_SIZE {
+                let at = index * BLOCK_SIZE;
+                self.read(inode, start + at as u64, &mut buffer[at..at + BLOCK_SIZE])?;
+            }
+        }
+        for (offset, data) in inside {
+            let at = (offset - start) as usize;
+            buffer[at..at + data.len()].copy_from_slice(data);
+        }
+        Ok(buffer)
+    }
+
+    fn write_blocks(&mut self, inode: &mut Inode, at: u64, data: &[u8], target: DataTarget) -> Result<()> {
+        let blocks = (data.len() / BLOCK_SIZE) as u64;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let mut new: Vec<Extent> = Vec::new();
+        let mut done = 0;
+        while done < blocks {
+            let span = self.alloc_data(target, (blocks - done).min(STEP_BLOCKS))?;
+            let from = done as usize * BLOCK_SIZE;
+            self.write_new(span, &data[from..from + span.len as usize * BLOCK_SIZE])?;
+            push(&mut new, extent(at + done, span, ExtentFlags::empty()));
+            done += span.len;
+        }
+        self.replace(inode, at, at + blocks, &new)
+    }
+
+    /// Maps `new` in the range and frees what was there.
+    fn replace(&mut self, inode: &mut Inode, from: u64, to: u64, new: &[Extent]) -> Result<()> {
+        let ino = inode.attr.key.ino;
+        let mut root = file_root(inode)?;
+        let old = ExtentTree::of(ino).replace(self, &mut root, FileBlock(from)..FileBlock(to), new)?;
+        inode.content = Content::File(root);
+        for run in old {
+            self.free_span(span_of(run), true)?;
+        }
+        Ok(())
+    }
+
+    /// Unmaps and frees, at most `budget` extents and as long as the record has room.
+    pub(crate) fn unmap(
+        &mut self,
+        ino: Ino,
+        root: &mut TreeRoot,
+        from: u64,
+        to: u64,
+        budget: &mut usize,
+    ) -> Result<Progress> {
+        let tree = ExtentTree::of(ino);
+        let mut at = from;
+        loop {
+            let next = self.lens().extents(ino, root, at, to, 32)?;
+            let Some(first) = next.first() else {
+                return Ok(Progress::Done);
+            };
+            if *budget == 0 || self.room() < 2 * OP_ROOM {
+                return Ok(Progress::More);
+            }
+            let start = first.file_block.0;
+            let mut end = first.end().0.min(start + STEP_BLOCKS);
+            let mut blocks = end - start;
+            *budget -= 1;
+            for extent in &next[1..] {
+                blocks += u64::from(extent.len);
+                if blocks > STEP_BLOCKS || *budget == 0 || end < first.end().0 {
+                    break;
+                }
+                *budget -= 1;
+                end = extent.end().0;
+            }
+            for run in tree.remove(self, root, FileBlock(start)..FileBlock(end))? {
+                self.free_span(span_of(run), true)?;
+            }
+            at = end;
+        }
+    }
+
+    /// First block beyond the size.
+    fn tail(inode: &Inode) -> u64 {
+        inode.attr.size_bytes.div_ceil(BLOCK_BYTES)
+    }
+
+    /// Whether blocks are mapped beyond the size.
+    pub(crate) fn has_tail(&self, inode: &Inode) -> Result<bool> {
+        match file_root(inode) {
+            Ok(root) => Ok(!self
+                .lens()
+                .extents(inode.attr.key.ino, &root, Self::tail(inode), FILE_BLOCKS_MAX, 1)?
+                .is_empty()),
+            Err(_) => Ok(false),
+        }
+    }
+
+    pub(crate) fn unmap_tail(&mut self, inode: &mut Inode, budget: &mut usize) -> Result<Progress> {
+        let Ok(mut root) = file_root(inode) else {
+            return Ok(Progress::Done);
+        };
+        let progress = self.unmap(
+            inode.attr.key.ino,
+            &mut root,
+            Self::tail(inode),
+            FILE_BLOCKS_MAX,
+            budget,
+        )?;
+        inode.content = Content::File(root);
+        Ok(progress)
+    }
+
+    fn truncate(&mut self, ino: Ino, size: u64) -> Result<Progress> {
+        let old = self.lens().get(ino)?.attr.size_bytes;
+        if size > old {
+            let mut inode = self.for_write(ino)?;
+            inode.attr.size_bytes = size;
+            self.put(&inode)?;
+            return Ok(Progress::Done);
+        }
+        let mut inode = self.lens().get(ino)?;
+        file_root(&inode)?;
+        if size < old {
+            let edge = size.next_multiple_of(BLOCK_BYTES);
+            if edge > size {
+                self.zero_part(&mut inode, size, edge, DataTarget::prefer(Tier::Nvm).with_reserve())?;
+            }
+            inode.attr.size_bytes = size;
+        }
+        let progress = self.unmap_tail(&mut inode, &mut { STEP_EXTENTS })?;
+        match progress {
+            Progress::More if inode.orphan.is_none() => self.orphan_add(&mut inode)?,
+            Progress::Done if inode.attr.nlink > 0 => self.orphan_remove(&mut inode)?,
+            _ => {}
+        }
+        self.put(&inode)?;
+        Ok(progress)
+    }
+
+    /// Zeros bytes within one block, if it holds any.
+    fn zero_part(&mut self, inode: &mut Inode, from: u64, to: u64, target: DataTarget) -> Result<()> {
+        let index = from / BLOCK_BYTES;
+        let root = file_root(inode)?;
+        let at = FileBlock(index);
+        let Mapping::Mapped(found) = ExtentTree::of(inode.attr.key.ino).lookup(self, &root, at)? else {
+            return Ok(());
+        };
+        if found.flags.contains(ExtentFlags::UNWRITTEN) {
+            return Ok(());
+        }
+        let mut block = vec![0; BLOCK_SIZE];
+        let start = index * BLOCK_BYTES;
+        self.read(inode, start, &mut block)?;
+        block[(from - start) as usize..(to - start) as usize].fill(0);
+        let target = DataTarget {
+            tier: found.tier,
+            only: false,
+            ..target
+        };
+        self.write_blocks(inode, index, &block, target)
+    }
+
+    /// Zeros the partial blocks at both ends of a range; returns the whole blocks (first, end) between.
+    fn zero_edges(&mut self, inode: &mut Inode, offset: u64, end: u64, target: DataTarget) -> Result<(u64, u64)> {
+        let first = offset.div_ceil(BLOCK_BYTES);
+        let last = end / BLOCK_BYTES;
+        if !offset.is_multiple_of(BLOCK_BYTES) {
+            self.zero_part(inode, offset, end.min(first * BLOCK_BYTES), target)?;
+        }
+        if !end.is_multiple_of(BLOCK_BYTES) && last >= first {
+            self.zero_part(inode, last * BLOCK_BYTES, end, target)?;
+        }
+        Ok((first, last.max(first)))
+    }
+
+    /// Marks what is mapped in the range as holding nothing.
+    fn mark_unwritten(&mut self, inode: &mut Inode, from: u64, to: u64) -> Result<Progress> {
+        let ino = inode.attr.key.ino;
+        let mut root = file_root(inode)?;
+        let mut at = from;
+        for _ in 0..STEP_EXTENTS / 32 {
+            let next = self.lens().extents(ino, &root, at, to, 32)?;
+            let Some(last) = next.last() else {
+                inode.content = Content::File(root);
+                return Ok(Progress::Done);
+            };
+            if self.room() < 2 * OP_ROOM {
+                break;
+            }
+            at = last.end().0;
+            for old in next {
+                if old.flags.contains(ExtentFlags::UNWRITTEN) {
+                    continue;
+                }
+                let new = Extent {
+                    flags: old.flags | ExtentFlags::UNWRITTEN,
+                    ..old
+                };
+                // The blocks stay: what comes back is not to be freed.
+                ExtentTree::of(ino).replace(self, &mut root, old.file_block..old.end(), &[new])?;
+            }
+        }
+        inode.content = Content::File(root);
+        Ok(Progress::More)
+    }
+
+    /// Maps unwritten blocks wherever the range has none.
+    fn fill_holes(&mut self, inode: &mut Inode, offset: u64, end: u64, target: DataTarget) -> Result<Progress> {
+        let ino = inode.attr.key.ino;
+        let last = end.div_ceil(BLOCK_BYTES);
+        let mut at = offset / BLOCK_BYTES;
+        while at < last {
+            if self.room() < 2 * OP_ROOM {
+                return Ok(Progress::More);
+            }
+            let root = file_root(inode)?;
+            let hole = match ExtentTree::of(ino).lookup(self, &root, FileBlock(at))? {
+                Mapping::Mapped(extent) => {
+                    at = extent.end().0;
+                    continue;
+                }
+                Mapping::Hole { until } => until.map_or(last, |until| until.0.min(last)) - at,
+            };
+            let span = self.alloc_data(target, hole.min(STEP_BLOCKS))?;
+            self.replace(inode, at, at + span.len, &[extent(at, span, ExtentFlags::UNWRITTEN)])?;
+            at += span.len;
+        }
+        Ok(Progress::Done)
+    }
+
+    fn migrate(&mut self, ino: Ino, at: u64, len: u64, from: (Tier, BlockNo), to: DataTarget) -> Result<bool> {
+        let mut inode = self.lens().get(ino)?;
+        let mut root = file_root(&inode)?;
+        let range = FileBlock(at)..FileBlock(at + len);
+        let old = self.lens().extents(ino, &root, at, at + len, 2)?;
+        let [old] = old[..] else {
+            return Ok(false);
+        };
+        if len == 0 || u64::from(old.len) != len || old.file_block != range.start || (old.tier, old.block) != from {
+            return Ok(false);
+        }
+        let tree = ExtentTree::of(ino);
+        let unwritten = old.flags.contains(ExtentFlags::UNWRITTEN);
+        let mut done = 0;
+        while done < len {
+            let span = self.alloc_data(to, (len - done).min(MERGE_BLOCKS))?;
+            let start = from.1.0 + done;
+            if !unwritten {
+                let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];
+                self.read_verified(from.0, start, &mut buffer)?;
+                self.write_new(span, &buffer)?;
+            }
+            let part = FileBlock(at + done)..FileBlock(at + done + span.len);
+            let moved = tree.remap(
+                self,
+                &mut root,
+                part,
+                (from.0, BlockNo(start)),
+                (span.tier, BlockNo(span.start)),
+            )?;
+            if !moved {
+                return Err(StoreError::Damaged(format!("inode {ino}: an extent changed under a migration")));
+            }
+            done += span.len;
+        }
+        inode.content = Content::File(root);
+        self.put(&inode)?;
+        self.free_span(
+            Span {
+                tier: from.0,
+                start: from.1.0,
+                len,
+            },
+            true,
+        )?;
+        Ok(true)
+    }
+
+    /// Reads data blocks and verifies them on every tier.
+    fn read_verified(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        self.store_read(tier, start, out)?;
+        let blocks = (out.len() / BLOCK_SIZE) as u64;
+        let sums = crate::read::sums(&self.lens(), tier, start, blocks)?.resolve(self.store)?;
+        crate::read::compare(tier, start, out, &sums)
+    }
+}
+
+fn extent(file_block: u64, span: Span, flags: ExtentFlags) -> Extent {
+    Extent {
+        file_block: FileBlock(file_block),
+        len: span.len as u32,
+        tier: span.tier,
+        block: BlockNo(span.start),
+        flags,
+    }
+}
+
+/// Appends an extent, joined to the last one where they meet.
+fn push(extents: &mut Vec<Extent>, next: Extent) {
+    match extents.last_mut() {
+        Some(last) if last.joins(&next) => last.len += next.len,
+        _ => extents.push(next),
+    }
+}
+
+fn span_of(run: varve_extent_tree::Run) -> Span {
+    Span {
+        tier: run.tier,
+        start: run.block.0,
+        len: u64::from(run.len),
+    }
+}

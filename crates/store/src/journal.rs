@@ -1,0 +1,350 @@
+//! The ring of redo records: scan, append, move the tail. Does not know what the ranges mean.
+
+use crate::seeded::{Bug, armed};
+use crate::{Result, StoreError};
+use std::sync::Arc;
+use varve_format::journal::{
+    HEADER_OFFSETS, JournalHeader, RANGE_HEADER_SIZE, RECORD_ALIGN, RECORD_HEADER_SIZE, RECORD_MAX_BYTES,
+    RING_START, RangeHeader, RecordHeader, parse_ranges,
+};
+use varve_format::{BlockNo, TxId};
+use varve_media::Region;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The journal of an open pool; used under the writer's lock.
+pub(crate) struct Journal {
+    region: Arc<dyn Region>,
+    uuid: [u8; 16],
+    len: u64,
+    sequence: u64,
+    tail: u64,
+    head: u64,
+    newest: TxId,
+    tail_tx: TxId,
+}
+
+/// What a scan found.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    pub(crate) records: u64,
+    pub(crate) bytes: u64,
+    pub(crate) torn: bool,
+    pub(crate) damage: Option<StoreError>,
+}
+
+/// Bytes of ranges, on their way into a record.
+#[derive(Debug, Default)]
+pub(crate) struct Payload {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) ranges: u32,
+}
+
+impl Payload {
+    pub(crate) fn push(&mut self, block: BlockNo, offset: usize, bytes: &[u8]) {
+        let header = RangeHeader {
+            block: U64::new(block.0),
+            offset: U16::new(offset as u16),
+            len: U16::new(bytes.len() as u16),
+        };
+        self.bytes.extend_from_slice(header.as_bytes());
+        self.bytes.extend_from_slice(bytes);
+        self.ranges += 1;
+    }
+}
+
+/// Ranges of 8-byte words in which two blocks differ, near ones joined: `f(offset, len)`.
+pub(crate) fn diff(old: &[u8], new: &[u8], mut f: impl FnMut(usize, usize)) {
+    const WORD: usize = 8;
+    /// A gap of this many bytes costs no more than another range header.
+    const JOIN: usize = 16;
+    let mut open: Option<(usize, usize)> = None;
+    // Most of a block is unchanged: compare larger pieces first.
+    for big in (0..old.len()).step_by(256) {
+        if old[big..big + 256] == new[big..big + 256] {
+            continue;
+        }
+        for at in (big..big + 256).step_by(WORD) {
+            if old[at..at + WORD] == new[at..at + WORD] {
+                continue;
+            }
+            open = match open {
+                Some((start, end)) if at <= end + JOIN => Some((start, at + WORD)),
+                Some((start, end)) => {
+                    f(start, end - start);
+                    Some((at, at + WORD))
+                }
+                None => Some((at, at + WORD)),
+            };
+        }
+    }
+    if let Some((start, end)) = open {
+        f(start, end - start);
+    }
+}
+
+/// Bytes that the difference takes in a record.
+pub(crate) fn diff_bytes(old: &[u8], new: &[u8]) -> u64 {
+    let mut sum = 0;
+    diff(old, new, |_, len| sum += (len + RANGE_HEADER_SIZE) as u64);
+    sum
+}
+
+impl Journal {
+    /// Makes an empty journal; durable when this returns.
+    pub(crate) fn format(region: &Arc<dyn Region>, uuid: [u8; 16], len: u64) -> Result<()> {
+        let journal = Self {
+            region: Arc::clone(region),
+            uuid,
+            len,
+            sequence: 0,
+            tail: RING_START,
+            head: RING_START,
+            newest: TxId(0),
+            tail_tx: TxId(0),
+        };
+        for (sequence, _) in (1..).zip(HEADER_OFFSETS) {
+            journal.write_header(sequence)?;
+        }
+        // A record of an earlier pool cannot be taken for one of this: its uuid differs. One of a pool with the same uuid (made
+        // again by force) could.
+        let zeros = vec![0; 64 << 10];
+        let mut at = RING_START;
+        while at < len {
+            let take = zeros.len().min((len - at) as usize);
+            journal.region.write(at, &zeros[..take])?;
+            at += take as u64;
+        }
+        journal.region.fence()?;
+        journal.region.sync(0, len)?;
+        Ok(())
+    }
+
+    fn write_header(&self, sequence: u64) -> Result<()> {
+        let header = JournalHeader {
+            magic: JournalHeader::MAGIC,
+            pool_uuid: self.uuid,
+            sequence: U64::new(sequence),
+            tail_offset: U64::new(self.tail),
+            tail_tx: U64::new(self.tail_tx.0),
+            len_bytes: U64::new(self.len),
+            version: U32::new(1),
+            crc32c: U32::new(0),
+        }
+        .sealed();
+        let offset = HEADER_OFFSETS[(sequence % 2) as usize];
+        self.region.write(offset, header.as_bytes())?;
+        self.region.fence()?;
+        self.region.sync(offset, 64)?;
+        Ok(())
+    }
+
+    /// Finds the tail and hands every committed record to `apply(tx, ranges)`, in order.
+    pub(crate) fn open(
+        region: Arc<dyn Region>,
+        uuid: [u8; 16],
+        len: u64,
+        nvm_blocks: u64,
+        mut apply: impl FnMut(&[(BlockNo, u16, &[u8])]) -> Result<()>,
+    ) -> Result<(Self, Scan)> {
+        let mut best: Option<JournalHeader> = None;
+        for offset in HEADER_OFFSETS {
+            let mut bytes = [0; 64];
+            region.read(offset, &mut bytes)?;
+            let header = JournalHeader::read_from_bytes(&bytes)
+                .map_err(|_| StoreError::Journal("its header cannot be read"))?;
+            if header.is_valid() && best.is_none_or(|best| header.sequence.get() > best.sequence.get()) {
+                best = Some(header);
+            }
+        }
+        let header = best.ok_or(StoreError::Journal("neither copy of its header is valid"))?;
+        if header.pool_uuid != uuid {
+            return Err(StoreError::Journal("it belongs to another pool"));
+        }
+        let tail = header.tail_offset.get();
+        if header.version.get() != 1
+            || header.len_bytes.get() != len
+            || !(RING_START..=len).contains(&tail)
+            || tail % RECORD_ALIGN != 0
+        {
+            return Err(StoreError::Journal("its header makes no sense"));
+        }
+        let mut journal = Self {
+            region,
+            uuid,
+            len,
+            sequence: header.sequence.get(),
+            tail,
+            head: tail,
+            newest: TxId(header.tail_tx.get()),
+            tail_tx: TxId(header.tail_tx.get()),
+        };
+        let mut scan = Scan::default();
+        while let Some((start, header, payload)) = journal.next_record()? {
+            let ranges = match parse_ranges(&payload, header.ranges.get(), nvm_blocks) {
+                Ok(ranges) => ranges,
+                Err(_) => return Err(StoreError::Journal("a record with a right checksum makes no sense")),
+            };
+            apply(&ranges)?;
+            scan.records += 1;
+            scan.bytes += payload.len() as u64;
+            journal.newest = TxId(journal.newest.0 + 1);
+            journal.head = start + RecordHeader::record_bytes(payload.len() as u64);
+        }
+        journal.look_beyond(&mut scan)?;
+        Ok((journal, scan))
+    }
+
+    /// The record `newest + 1`, at the head or at the start of the ring.
+    fn next_record(&self) -> Result<Option<(u64, RecordHeader, Vec<u8>)>> {
+        for start in [self.head, RING_START] {
+            if let Some(header) = self.header_at(start)?
+                && header.tx.get() == self.newest.0 + 1
+            {
+                let len = u64::from(header.payload_len.get());
+                if start + RecordHeader::record_bytes(len) > self.len {
+                    continue;
+                }
+                let mut payload = vec![0; len as usize];
+                self.region.read(start + RECORD_HEADER_SIZE as u64, &mut payload)?;
+                if crc32c::crc32c(&payload) == header.payload_crc32c.get() {
+                    return Ok(Some((start, header, payload)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn header_at(&self, at: u64) -> Result<Option<RecordHeader>> {
+        if at + RECORD_HEADER_SIZE as u64 > self.len {
+            return Ok(None);
+        }
+        let mut bytes = [0; RECORD_HEADER_SIZE];
+        self.region.read(at, &mut bytes)?;
+        Ok(RecordHeader::read_from_bytes(&bytes)
+            .ok()
+            .filter(|header| header.is_valid(self.uuid)))
+    }
+
+    /// After the last good record: is there a torn one, or (damage!) a later one that was committed?
+    fn look_beyond(&self, scan: &mut Scan) -> Result<()> {
+        let mut at = RING_START;
+        while at < self.len {
+            if let Some(header) = self.header_at(at)? {
+                let tx = TxId(header.tx.get());
+                if tx.0 == self.newest.0 + 1 {
+                    scan.torn = true;
+                } else if tx > self.newest && scan.damage.is_none() {
+                    scan.damage = Some(StoreError::JournalDamaged {
+                        tx: TxId(self.newest.0 + 1),
+                        offset: self.head,
+                        later: tx,
+                    });
+                }
+            }
+            at += RECORD_ALIGN;
+        }
+        Ok(())
+    }
+
+    /// After accepted damage: numbers of lost records are not given again, and their ring space is wiped.
+    pub(crate) fn skip_damage(&mut self) -> Result<()> {
+        let mut newest = self.newest;
+        let mut at = RING_START;
+        while at < self.len {
+            if let Some(header) = self.header_at(at)?
+                && header.tx.get() > self.newest.0
+            {
+                newest = newest.max(TxId(header.tx.get()));
+            }
+            at += RECORD_ALIGN;
+        }
+        self.newest = newest;
+        self.head = RING_START;
+        self.advance_tail()
+    }
+
+    pub(crate) const fn newest(&self) -> TxId {
+        self.newest
+    }
+
+    pub(crate) const fn tail_tx(&self) -> TxId {
+        self.tail_tx
+    }
+
+    /// Most bytes of a record's payload.
+    pub(crate) fn bound(&self) -> u64 {
+        RECORD_MAX_BYTES.min((self.len - RING_START) / 4) - RECORD_HEADER_SIZE as u64
+    }
+
+    /// Where a record of `bytes` would go; `None`: the tail must move first.
+    fn place(&self, bytes: u64) -> Option<u64> {
+        // `head == tail` only when the ring is empty, since a record is never put right up to the tail.
+        if self.tail_tx == self.newest {
+            return Some(if self.head + bytes <= self.len { self.head } else { RING_START });
+        }
+        if self.head > self.tail {
+            if self.head + bytes <= self.len {
+                return Some(self.head);
+            }
+            return (RING_START + bytes < self.tail).then_some(RING_START);
+        }
+        (self.head + bytes < self.tail).then_some(self.head)
+    }
+
+    /// Whether a record with this payload fits without moving the tail.
+    pub(crate) fn fits(&self, payload: u64) -> bool {
+        self.place(RecordHeader::record_bytes(payload)).is_some()
+    }
+
+    /// Writes the record of the next transaction. Durable when this returns.
+    pub(crate) fn append(&mut self, payload: &Payload) -> Result<TxId> {
+        let tx = TxId(self.newest.0 + 1);
+        let bytes = RecordHeader::record_bytes(payload.bytes.len() as u64);
+        let start = self
+            .place(bytes)
+            .ok_or(StoreError::Journal("it is full although its tail was moved"))?;
+        let header = RecordHeader::new(self.uuid, tx, payload.ranges, &payload.bytes);
+        self.region.write(start, header.as_bytes())?;
+        self.region.write(start + RECORD_HEADER_SIZE as u64, &payload.bytes)?;
+        if !armed(Bug::NoFenceAfterRecord) {
+            self.region.fence()?;
+            self.region.sync(start, bytes)?;
+        }
+        self.head = start + bytes;
+        self.newest = tx;
+        Ok(tx)
+    }
+
+    /// Everything committed is in place and durable: the ring is empty. Durable when this returns.
+    pub(crate) fn advance_tail(&mut self) -> Result<()> {
+        self.tail = self.head;
+        self.tail_tx = self.newest;
+        self.write_header(self.sequence + 1)?;
+        self.sequence += 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::diff;
+
+    #[test]
+    fn diff_names_all_changed_words_and_joins_near_ones() {
+        let old = vec![0_u8; 4096];
+        let mut new = old.clone();
+        new[0] = 1;
+        new[20] = 1;
+        new[1000] = 1;
+        new[4095] = 1;
+        let mut found = Vec::new();
+        diff(&old, &new, |at, len| found.push((at, len)));
+        assert_eq!(found, [(0, 24), (1000, 8), (4088, 8)]);
+        let mut copy = old;
+        for (at, len) in found {
+            copy[at..at + len].copy_from_slice(&new[at..at + len]);
+        }
+        assert_eq!(copy, new);
+    }
+}

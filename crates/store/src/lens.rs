@@ -1,0 +1,293 @@
+//! Reading inodes, names, attributes and maps through any view of the metadata: the committed one, or a transaction's.
+
+use crate::cache::View;
+use crate::layout::Layout;
+use crate::{DirItem, Result, StoreError};
+use std::ops::ControlFlow;
+use varve_extent_tree::{Directory, ExtentTree, Mapping, Xattrs};
+use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::space::UnitRow;
+use varve_format::state::{POOL_STATE_SIZE, PoolState};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Extent, ExtentFlags, FILE_BLOCKS_MAX,
+    FileBlock, HashKey, Ino, InodeKey, Tier, TreeRoot,
+};
+use zerocopy::FromBytes;
+
+/// Owner of the inode file's tree and of the fixed areas.
+pub(crate) const POOL_INO: Ino = Ino(0);
+
+/// A view and the pool's layout.
+pub(crate) struct Lens<'a, V> {
+    pub(crate) view: &'a V,
+    pub(crate) layout: &'a Layout,
+}
+
+/// Checks that a fixed block is what it should be.
+fn expect(bytes: &Block, kind: BlockKind, owner: Ino, block: BlockNo) -> Result<()> {
+    varve_format::BlockHeader::of(bytes)
+        .expect(kind, owner, block)
+        .map_err(|fault| StoreError::Block { block, fault })
+}
+
+impl<V: View> Lens<'_, V> {
+    pub(crate) fn state_block(&self) -> BlockNo {
+        BlockNo(self.layout.sb.state.start.get())
+    }
+
+    pub(crate) fn state(&self) -> Result<PoolState> {
+        let block = self.state_block();
+        self.view.read(block, |bytes| {
+            expect(bytes, BlockKind::PoolState, POOL_INO, block)?;
+            PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
+                .map_err(|_| StoreError::Damaged("pool state block".into()))
+        })?
+    }
+
+    pub(crate) fn inode_root(&self) -> Result<TreeRoot> {
+        let state = self.state()?;
+        TreeRoot::read_from_bytes(&state.inode_root).map_err(|_| StoreError::Damaged("inode file root".into()))
+    }
+
+    /// NVM block of the inode file that holds `ino`; `None` beyond its end.
+    pub(crate) fn inode_block(&self, index: u64) -> Result<Option<BlockNo>> {
+        let at = FileBlock(index);
+        match ExtentTree::of(POOL_INO).lookup(self.view, &self.inode_root()?, at)? {
+            Mapping::Mapped(extent) if extent.tier == Tier::Nvm => Ok(Some(extent.block_at(at))),
+            Mapping::Mapped(extent) => Err(StoreError::Damaged(format!(
+                "inode file block {index} lies on {}",
+                extent.tier.name()
+            ))),
+            Mapping::Hole { .. } => Ok(None),
+        }
+    }
+
+    pub(crate) fn slot(&self, ino: Ino) -> Result<InodeSlot> {
+        let missing = StoreError::NoInode(InodeKey { ino, ..InodeKey::default() });
+        if ino.0 == 0 || ino.0 / INODES_PER_BLOCK >= FILE_BLOCKS_MAX {
+            return Err(missing);
+        }
+        let block = self.inode_block(ino.0 / INODES_PER_BLOCK)?.ok_or(missing)?;
+        self.view.read_raw(block, |bytes| slot_in(bytes, ino))?
+    }
+
+    pub(crate) fn get(&self, ino: Ino) -> Result<Inode> {
+        match self.slot(ino)? {
+            InodeSlot::Used(inode) => Ok(*inode),
+            InodeSlot::Free(generation) | InodeSlot::Reserved(generation) => {
+                Err(StoreError::NoInode(InodeKey { ino, generation }))
+            }
+        }
+    }
+
+    pub(crate) fn get_key(&self, key: InodeKey) -> Result<Inode> {
+        let inode = self.get(key.ino)?;
+        if inode.attr.key == key {
+            Ok(inode)
+        } else {
+            Err(StoreError::NoInode(key))
+        }
+    }
+
+    pub(crate) fn hash_key(&self) -> HashKey {
+        HashKey(self.layout.sb.dir_hash_key)
+    }
+
+    pub(crate) fn directory(&self, ino: Ino) -> Directory {
+        Directory::of(ino, self.hash_key())
+    }
+
+    pub(crate) fn xattrs(&self, ino: Ino) -> Xattrs {
+        Xattrs::of(ino, self.hash_key())
+    }
+
+    pub(crate) fn dir_lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<DirItem>> {
+        let root = dir_root(&self.get(dir)?)?;
+        let found = self.directory(dir).lookup(self.view, &root, name)?;
+        Ok(found.map(|entry| DirItem {
+            name: name.to_vec(),
+            key: entry.key,
+            kind: entry.kind,
+            cookie: entry.cookie,
+        }))
+    }
+
+    pub(crate) fn dir_iter(&self, dir: Ino, cookie: u64, max: usize) -> Result<Vec<DirItem>> {
+        let root = dir_root(&self.get(dir)?)?;
+        let mut out = Vec::new();
+        if max == 0 {
+            return Ok(out);
+        }
+        self.directory(dir)
+            .for_each(self.view, &root, cookie, |cookie, entry| {
+                out.push(DirItem {
+                    name: entry.name.to_vec(),
+                    key: entry.key,
+                    kind: entry.kind,
+                    cookie,
+                });
+                if out.len() < max {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
+            })?;
+        Ok(out)
+    }
+
+    pub(crate) fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let inode = self.get(ino)?;
+        match inode.content {
+            Content::Symlink(target) => Ok(target),
+            Content::SymlinkBlock(block) => self.view.read(block, |bytes| {
+                expect(bytes, BlockKind::Symlink, ino, block)?;
+                let len = inode.attr.size_bytes as usize;
+                bytes[BLOCK_HEADER_SIZE..]
+                    .get(..len)
+                    .map(<[u8]>::to_vec)
+                    .ok_or_else(|| StoreError::Damaged(format!("inode {ino}: target of {len} bytes")))
+            })?,
+            _ => Err(StoreError::WrongKind {
+                ino,
+                wanted: "symbolic link",
+            }),
+        }
+    }
+
+    pub(crate) fn xattr_get(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        let inode = self.get(ino)?;
+        self.xattrs(ino).get(self.view, &inode.xattrs, name)
+    }
+
+    pub(crate) fn xattr_list(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>> {
+        let inode = self.get(ino)?;
+        self.xattrs(ino).list(self.view, &inode.xattrs)
+    }
+
+    pub(crate) fn extents(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64, max: usize) -> Result<Vec<Extent>> {
+        if from >= to {
+            return Ok(Vec::new());
+        }
+        ExtentTree::of(ino).extents(self.view, root, FileBlock(from)..FileBlock(to), max)
+    }
+
+    pub(crate) fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
+        let root = file_root(&self.get(ino)?)?;
+        self.extents(ino, &root, from.0, FILE_BLOCKS_MAX, max)
+    }
+
+    /// First byte of data (or of a hole) at or after `offset`.
+    pub(crate) fn seek(&self, ino: Ino, offset: u64, data: bool) -> Result<Option<u64>> {
+        let inode = self.get(ino)?;
+        let root = file_root(&inode)?;
+        let size = inode.attr.size_bytes;
+        if offset >= size {
+            return Ok(None);
+        }
+        let mut at = offset / BLOCK_BYTES;
+        loop {
+            let batch = self.extents(ino, &root, at, FILE_BLOCKS_MAX, 64)?;
+            for extent in &batch {
+                if extent.flags.contains(ExtentFlags::UNWRITTEN) {
+                    if !data && extent.file_block.0 >= at {
+                        return Ok(Some((at * BLOCK_BYTES).max(offset).min(size)));
+                    }
+                    if data {
+                        at = at.max(extent.end().0);
+                    }
+                    continue;
+                }
+                if data {
+                    let found = (extent.file_block.0.max(at) * BLOCK_BYTES).max(offset);
+                    return Ok((found < size).then_some(found));
+                }
+                if extent.file_block.0 > at {
+                    return Ok(Some((at * BLOCK_BYTES).max(offset).min(size)));
+                }
+                at = extent.end().0;
+            }
+            if batch.len() < 64 {
+                return Ok((!data).then_some((at * BLOCK_BYTES).max(offset).min(size)));
+            }
+            if let Some(last) = batch.last() {
+                at = at.max(last.end().0);
+            }
+        }
+    }
+
+    pub(crate) fn unit_row(&self, tier: Tier, unit: u64) -> Result<UnitRow> {
+        let place = self.layout.unit_row(tier, unit);
+        self.view.read(place.block, |bytes| {
+            expect(bytes, BlockKind::UnitTable, POOL_INO, place.block)?;
+            UnitRow::read_from_prefix(&bytes[place.offset..])
+                .map(|(row, _)| row)
+                .map_err(|_| StoreError::Damaged("unit row".into()))
+        })?
+    }
+
+    /// `count` checksums of a tier's NVM table, from `index` on.
+    pub(crate) fn table_checksums(&self, tier: Tier, index: u64, count: u64) -> Result<Vec<u32>> {
+        let mut out = Vec::with_capacity(count as usize);
+        while (out.len() as u64) < count {
+            let place = self.layout.checksum(tier, index + out.len() as u64);
+            self.view.read(place.block, |bytes| {
+                expect(bytes, BlockKind::ChecksumTable, POOL_INO, place.block)?;
+                let left = count as usize - out.len();
+                out.extend(
+                    bytes[place.offset..]
+                        .chunks_exact(4)
+                        .take(left)
+                        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
+                );
+                Ok::<_, StoreError>(())
+            })??;
+        }
+        Ok(out)
+    }
+
+    /// The open unit of a tier.
+    pub(crate) fn open_unit(&self, tier: Tier) -> Result<Option<u64>> {
+        Ok(self.state()?.open_unit[tier as usize].get().checked_sub(1))
+    }
+
+    /// A fixed row's bytes.
+    pub(crate) fn row<R>(
+        &self,
+        place: crate::layout::Place,
+        kind: BlockKind,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        self.view.read(place.block, |bytes| {
+            expect(bytes, kind, POOL_INO, place.block)?;
+            Ok(f(&bytes[place.offset..]))
+        })?
+    }
+}
+
+/// The image of `ino` in its block.
+pub(crate) fn slot_in(bytes: &Block, ino: Ino) -> Result<InodeSlot> {
+    let at = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
+    InodeSlot::decode(&bytes[at..at + INODE_SIZE], ino).map_err(|fault| StoreError::Inode { ino, fault })
+}
+
+/// Root of a directory's names.
+pub(crate) fn dir_root(inode: &Inode) -> Result<DirRoot> {
+    match &inode.content {
+        Content::Dir(root) => Ok(*root),
+        _ => Err(StoreError::WrongKind {
+            ino: inode.attr.key.ino,
+            wanted: "directory",
+        }),
+    }
+}
+
+/// Root of a regular file's extents.
+pub(crate) fn file_root(inode: &Inode) -> Result<TreeRoot> {
+    match &inode.content {
+        Content::File(root) if inode.attr.kind() == varve_format::FileKind::Regular => Ok(*root),
+        _ => Err(StoreError::WrongKind {
+            ino: inode.attr.key.ino,
+            wanted: "regular file",
+        }),
+    }
+}

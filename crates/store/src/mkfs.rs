@@ -1,0 +1,122 @@
+//! Making a pool: fixed areas, an empty journal, the root directory; the superblock last.
+
+use crate::journal::Journal;
+use crate::layout::Layout;
+use crate::lens::POOL_INO;
+use crate::store::{journal_id, read_superblock};
+use crate::{Devices, MkfsOptions, OpenOptions, Result, Store, StoreError};
+use std::sync::Arc;
+use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS, Superblock, SuperblockError};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_SIZE, Block, BlockKind, BlockNo, InodeAttr, InodeKey, MODE_PERM_MASK, ROOT_INO, Tier,
+    init_block,
+};
+use zerocopy::IntoBytes;
+
+impl Store {
+    /// Makes a pool. Durable when this returns; a crash before leaves no pool.
+    ///
+    /// # Errors
+    /// Devices too small; a pool is there already and `force` is not given; a device failed.
+    pub fn mkfs(devices: &Devices, options: &MkfsOptions) -> Result<()> {
+        let layout = Layout::plan(devices, options)?;
+        if !options.force {
+            match read_superblock(devices) {
+                Ok(_) => {
+                    return Err(StoreError::Devices(format!(
+                        "{} holds a pool already; use force to overwrite it",
+                        devices.nvm.info().name
+                    )));
+                }
+                Err(StoreError::Superblock {
+                    fault: fault @ SuperblockError::Version(_),
+                    ..
+                }) => {
+                    return Err(StoreError::Devices(format!(
+                        "{} holds a pool ({fault}); use force to overwrite it",
+                        devices.nvm.info().name
+                    )));
+                }
+                Err(_) => {}
+            }
+        }
+        let nvm = &devices.nvm;
+        for block in SUPERBLOCK_BLOCKS {
+            nvm.write(BlockNo(block).offset_bytes(), &[0; BLOCK_SIZE])?;
+        }
+        nvm.fence()?;
+        nvm.sync(0, 2 * BLOCK_BYTES)?;
+        let area = |area: Area, kind: BlockKind| -> Result<()> {
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            for number in area.start.get()..area.end() {
+                init_block(&mut block, kind, POOL_INO, BlockNo(number));
+                nvm.write(number * BLOCK_BYTES, &block[..])?;
+            }
+            Ok(())
+        };
+        area(layout.sb.state, BlockKind::PoolState)?;
+        area(layout.sb.sessions, BlockKind::SessionTable)?;
+        area(layout.sb.grants, BlockKind::GrantTable)?;
+        for tier in Tier::ALL {
+            let row = layout.sb.tier(tier);
+            area(row.bitmap, BlockKind::Bitmap)?;
+            area(row.checksums, BlockKind::ChecksumTable)?;
+            area(row.units, BlockKind::UnitTable)?;
+        }
+        let id = journal_id(&layout.sb);
+        let len = layout.sb.journal_bytes.get();
+        Journal::format(&devices.journal, id, len)?;
+        let (journal, _) = Journal::open(
+            Arc::clone(&devices.journal),
+            id,
+            len,
+            layout.blocks(Tier::Nvm),
+            |_| Ok(()),
+        )?;
+        let sb = layout.sb;
+        let store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
+        store.make_root(options)?;
+        store.checkpoint()?;
+        write_superblocks(devices, sb)
+    }
+
+    fn make_root(&self, options: &MkfsOptions) -> Result<()> {
+        let mut tx = self.begin()?;
+        let key = tx.alloc_inodes(ROOT_INO, 1)?;
+        if key != [InodeKey::ROOT] {
+            return Err(StoreError::Damaged("the first inode of a new pool is not the root".into()));
+        }
+        tx.create(
+            &InodeAttr {
+                key: InodeKey::ROOT,
+                mode: 0o040_000 | options.root_mode & MODE_PERM_MASK,
+                uid: options.root_uid,
+                gid: options.root_gid,
+                nlink: 2,
+                size_bytes: 0,
+                sectors: 0,
+                rdev: 0,
+                parent: ROOT_INO,
+                atime_ns: options.now_ns,
+                mtime_ns: options.now_ns,
+                ctime_ns: options.now_ns,
+                btime_ns: options.now_ns,
+            },
+            &[],
+        )?;
+        tx.commit().map(drop)
+    }
+}
+
+/// Writes both copies, one after the other; durable when this returns.
+fn write_superblocks(devices: &Devices, sb: Superblock) -> Result<()> {
+    for number in SUPERBLOCK_BLOCKS {
+        let mut block = [0; BLOCK_SIZE];
+        block[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
+        let at = BlockNo(number).offset_bytes();
+        devices.nvm.write(at, &block)?;
+        devices.nvm.fence()?;
+        devices.nvm.sync(at, BLOCK_BYTES)?;
+    }
+    Ok(())
+}

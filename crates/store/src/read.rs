@@ -1,0 +1,344 @@
+//! Reading file data: which blocks, where their checksums are, reading and comparing.
+
+use crate::cache::View;
+use crate::lens::{Lens, POOL_INO, file_root};
+use crate::store::Store;
+use crate::{Result, StoreError};
+use std::sync::Arc;
+use varve_format::inode::Inode;
+use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, ExtentFlags, Ino, Tier, TxId,
+    verify_block,
+};
+
+/// Blocks read at once when they are verified.
+const BATCH_BLOCKS: u64 = 256;
+/// Extents looked up at once.
+const EXTENTS_AT_ONCE: usize = 64;
+/// Attempts of a read whose unit was sealed or reopened meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// Where a run's checksums are.
+#[derive(Debug, Clone)]
+pub(crate) enum Sums {
+    /// Not looked at.
+    Unchecked,
+    /// Here.
+    Known(Vec<u32>),
+    /// In the footer of a sealed unit, from `index` on.
+    Footer {
+        tier: Tier,
+        unit: u64,
+        row: UnitRow,
+        index: usize,
+        count: usize,
+    },
+}
+
+impl Sums {
+    /// The checksums; empty: not to be checked.
+    pub(crate) fn resolve(&self, store: &Store) -> Result<Vec<u32>> {
+        match self {
+            Self::Unchecked => Ok(Vec::new()),
+            Self::Known(sums) => Ok(sums.clone()),
+            Self::Footer {
+                tier,
+                unit,
+                row,
+                index,
+                count,
+            } => {
+                let footer = store.footer(*tier, *unit, row)?;
+                footer
+                    .get(*index..index + count)
+                    .map(<[u32]>::to_vec)
+                    .ok_or(StoreError::Footer {
+                        tier: *tier,
+                        unit: *unit,
+                    })
+            }
+        }
+    }
+}
+
+/// Where the checksums of a run are. A run never crosses a unit.
+pub(crate) fn sums<V: View>(lens: &Lens<'_, V>, tier: Tier, start: u64, count: u64) -> Result<Sums> {
+    let last = start.saturating_add(count.saturating_sub(1));
+    if !lens.layout.usable(tier, start) || !lens.layout.usable(tier, last) {
+        return Err(StoreError::Damaged(format!(
+            "{} blocks {start}+{count} cannot hold data",
+            tier.name()
+        )));
+    }
+    if tier == Tier::Nvm {
+        return lens.table_checksums(tier, start, count).map(Sums::Known);
+    }
+    let unit_blocks = lens.layout.unit_blocks(tier);
+    let (unit, index) = (start / unit_blocks, start % unit_blocks);
+    if last / unit_blocks != unit {
+        return Err(StoreError::Damaged(format!(
+            "{} blocks {start}+{count} lie in two units",
+            tier.name()
+        )));
+    }
+    if lens.open_unit(tier)? == Some(unit) {
+        return lens.table_checksums(tier, index, count).map(Sums::Known);
+    }
+    let row = lens.unit_row(tier, unit)?;
+    if row.state != UnitRow::SEALED {
+        return Err(StoreError::Damaged(format!("{} unit {unit} holds data but is not sealed", tier.name())));
+    }
+    Ok(Sums::Footer {
+        tier,
+        unit,
+        row,
+        index: index as usize,
+        count: count as usize,
+    })
+}
+
+/// One run of a planned read.
+#[derive(Debug)]
+struct Part {
+    /// Where in the reader's buffer.
+    at: usize,
+    len: usize,
+    /// Bytes of the first block that are not wanted.
+    skip: usize,
+    tier: Tier,
+    block: u64,
+    sums: Sums,
+}
+
+/// A planned read: holes are zeroed already.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    parts: Vec<Part>,
+    pub(crate) len: usize,
+}
+
+/// Plans the read of `out.len()` bytes at `offset`, up to the size.
+pub(crate) fn plan<V: View>(
+    lens: &Lens<'_, V>,
+    inode: &Inode,
+    offset: u64,
+    out: &mut [u8],
+    verify_nvm: bool,
+) -> Result<Plan> {
+    let root = file_root(inode)?;
+    let len = (out.len() as u64).min(inode.attr.size_bytes.saturating_sub(offset));
+    let mut plan = Plan {
+        len: len as usize,
+        ..Plan::default()
+    };
+    out[..len as usize].fill(0);
+    let end = offset + len;
+    let mut at = offset / BLOCK_BYTES;
+    let last = end.div_ceil(BLOCK_BYTES);
+    while at < last {
+        let batch = lens.extents(inode.attr.key.ino, &root, at, last, EXTENTS_AT_ONCE)?;
+        for extent in &batch {
+            if extent.flags.contains(ExtentFlags::UNWRITTEN) {
+                continue;
+            }
+            let from = (extent.file_block.0 * BLOCK_BYTES).max(offset);
+            let to = (extent.end().0 * BLOCK_BYTES).min(end);
+            let sums = if extent.tier == Tier::Nvm && !verify_nvm {
+                Sums::Unchecked
+            } else {
+                sums(lens, extent.tier, extent.block.0, u64::from(extent.len))?
+            };
+            plan.parts.push(Part {
+                at: (from - offset) as usize,
+                len: (to - from) as usize,
+                skip: (from - extent.file_block.0 * BLOCK_BYTES) as usize,
+                tier: extent.tier,
+                block: extent.block.0,
+                sums,
+            });
+        }
+        match batch.last() {
+            Some(extent) if batch.len() == EXTENTS_AT_ONCE => at = extent.end().0,
+            _ => break,
+        }
+    }
+    Ok(plan)
+}
+
+/// Carries out a plan. `read_blocks` reads whole blocks.
+pub(crate) fn fill(
+    store: &Store,
+    plan: &Plan,
+    out: &mut [u8],
+    mut read_blocks: impl FnMut(Tier, u64, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    for part in &plan.parts {
+        let target = &mut out[part.at..part.at + part.len];
+        let sums = part.sums.resolve(store)?;
+        if sums.is_empty() {
+            store
+                .devices
+                .nvm
+                .read(part.block * BLOCK_BYTES + part.skip as u64, target)?;
+            continue;
+        }
+        let blocks = ((part.skip + part.len) as u64).div_ceil(BLOCK_BYTES);
+        let mut done = 0;
+        while done < blocks {
+            let count = (blocks - done).min(BATCH_BLOCKS);
+            let from = (done * BLOCK_BYTES) as usize;
+            let mut direct = None;
+            // Whole blocks go where they are wanted; edges through a buffer.
+            let whole = from >= part.skip && from - part.skip + count as usize * BLOCK_SIZE <= part.len;
+            let mut buffer = Vec::new();
+            let bytes: &mut [u8] = if whole {
+                direct = Some(from - part.skip);
+                let at = from - part.skip;
+                &mut target[at..at + count as usize * BLOCK_SIZE]
+            } else {
+                buffer.resize(count as usize * BLOCK_SIZE, 0);
+                &mut buffer
+            };
+            read_blocks(part.tier, part.block + done, bytes)?;
+            compare(
+                part.tier,
+                part.block + done,
+                bytes,
+                &sums[done as usize..(done + count) as usize],
+            )?;
+            if direct.is_none() {
+                let skip = part.skip.saturating_sub(from);
+                let at = from.saturating_sub(part.skip);
+                let take = (buffer.len() - skip).min(part.len - at);
+                target[at..at + take].copy_from_slice(&buffer[skip..skip + take]);
+            }
+            done += count;
+        }
+    }
+    Ok(())
+}
+
+/// Compares blocks with their checksums (none: nothing to compare).
+pub(crate) fn compare(tier: Tier, start: u64, bytes: &[u8], sums: &[u32]) -> Result<()> {
+    for (block, (content, sum)) in (start..).zip(bytes.chunks(BLOCK_SIZE).zip(sums)) {
+        if crc32c::crc32c(content) != *sum {
+            return Err(StoreError::DataChecksum {
+                tier,
+                block: BlockNo(block),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Keeps blocks of one state from being reused while they are read.
+struct Reader<'s> {
+    store: &'s Store,
+    tx: TxId,
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.store.space.lock().leave(self.tx);
+    }
+}
+
+impl Store {
+    /// Reads file data; returns how many bytes (fewer than asked for only at the end of the file). Holes read as zeros. Data on SSD and HDD is
+    /// verified, on NVM if the pool was opened so.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, `DataChecksum`, a device's error.
+    pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let mut attempt = 1;
+        loop {
+            match self.try_read(ino, offset, out) {
+                // The unit may have been sealed or opened again between the look at its row and the read of its footer.
+                Err(StoreError::DataChecksum { .. } | StoreError::Footer { .. }) if attempt < ATTEMPTS => attempt += 1,
+                result => return result,
+            }
+        }
+    }
+
+    fn try_read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let (plan, _reader) = {
+            let snapshot = self.snapshot();
+            let inode = snapshot.lens().get(ino)?;
+            let plan = plan(&snapshot.lens(), &inode, offset, out, self.verify_nvm)?;
+            (plan, self.enter(snapshot.tx()))
+        };
+        fill(self, &plan, out, |tier, start, bytes| self.read_blocks(tier, start, bytes))?;
+        Ok(plan.len)
+    }
+
+    fn enter(&self, tx: TxId) -> Reader<'_> {
+        self.space.lock().enter(tx);
+        Reader { store: self, tx }
+    }
+
+    /// Reads whole blocks of a tier.
+    pub(crate) fn read_blocks(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        match tier {
+            Tier::Nvm => self.devices.nvm.read(start * BLOCK_BYTES, out)?,
+            _ => self.device(tier)?.read(start * BLOCK_BYTES, out)?,
+        }
+        Ok(())
+    }
+
+    /// Reads a data block and compares it with its checksum. Only blocks that a written extent maps have one.
+    ///
+    /// # Errors
+    /// `DataChecksum`, `Footer`, a device's error.
+    pub fn verify_block(&self, tier: Tier, block: BlockNo) -> Result<()> {
+        let (sums, _reader) = {
+            let snapshot = self.snapshot();
+            (
+                sums(&snapshot.lens(), tier, block.0, 1)?,
+                self.enter(snapshot.tx()),
+            )
+        };
+        let mut bytes = vec![0; BLOCK_SIZE];
+        self.read_blocks(tier, block.0, &mut bytes)?;
+        compare(tier, block.0, &bytes, &sums.resolve(self)?)
+    }
+
+    /// Checksums of a sealed unit, from its footer.
+    pub(crate) fn footer(&self, tier: Tier, unit: u64, row: &UnitRow) -> Result<Arc<Vec<u32>>> {
+        let key = (tier, unit, row.sealed_tx.get(), row.footer_crc32c.get());
+        if let Some(found) = self.footers.lock().get(&key) {
+            return Ok(Arc::clone(found));
+        }
+        let bad = StoreError::Footer { tier, unit };
+        let data = self.layout.unit_data_blocks(tier);
+        let start = unit * self.layout.unit_blocks(tier) + data;
+        let mut sums = Vec::with_capacity(data as usize);
+        let mut crc = 0;
+        for index in 0..data.div_ceil(CHECKSUMS_PER_BLOCK) {
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            self.read_blocks(tier, start + index, &mut block[..])?;
+            let expected = BlockNo(start + index);
+            if verify_block(&block).is_err()
+                || BlockHeader::of(&block)
+                    .expect(BlockKind::UnitFooter, POOL_INO, expected)
+                    .is_err()
+            {
+                return Err(bad);
+            }
+            crc = crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]);
+            let left = data as usize - sums.len();
+            sums.extend(
+                block[BLOCK_HEADER_SIZE..]
+                    .chunks_exact(4)
+                    .take(left)
+                    .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
+            );
+        }
+        if crc != row.footer_crc32c.get() {
+            return Err(bad);
+        }
+        let sums = Arc::new(sums);
+        self.footers.lock().put(key, Arc::clone(&sums));
+        Ok(sums)
+    }
+}

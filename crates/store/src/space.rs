@@ -1,0 +1,574 @@
+//! Free space in DRAM: which blocks can be given out now. What is in use on media is the bitmaps' business; the two agree whenever no
+//! transaction is open, but for blocks that were freed and are not released yet.
+
+use crate::layout::Layout;
+use crate::{PendingFrees, Result, SpaceStats, StoreError, TierStats};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use varve_format::{Tier, TxId};
+
+/// A run of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) tier: Tier,
+    pub(crate) start: u64,
+    pub(crate) len: u64,
+}
+
+/// Blocks freed by a committed transaction.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pending {
+    pub(crate) tx: TxId,
+    pub(crate) span: Span,
+    /// Data waits for readers, metadata for the journal.
+    pub(crate) data: bool,
+}
+
+/// A bit a block; set: cannot be given out.
+#[derive(Debug, Default)]
+struct Bits {
+    words: Vec<u64>,
+    len: u64,
+}
+
+impl Bits {
+    fn new(len: u64) -> Self {
+        let mut bits = Self {
+            words: vec![0; len.div_ceil(64) as usize],
+            len,
+        };
+        if !len.is_multiple_of(64)
+            && let Some(last) = bits.words.last_mut()
+        {
+            *last = !0 << (len % 64);
+        }
+        bits
+    }
+
+    fn get(&self, at: u64) -> bool {
+        self.words[(at / 64) as usize] >> (at % 64) & 1 == 1
+    }
+
+    fn set(&mut self, at: u64, value: bool) {
+        let word = &mut self.words[(at / 64) as usize];
+        let mask = 1 << (at % 64);
+        if value { *word |= mask } else { *word &= !mask }
+    }
+
+    /// First clear bit in `from..to`.
+    fn next_clear(&self, from: u64, to: u64) -> Option<u64> {
+        let to = to.min(self.len);
+        let mut at = from;
+        while at < to {
+            let word = !self.words[(at / 64) as usize] & (!0 << (at % 64));
+            if word != 0 {
+                let found = at / 64 * 64 + u64::from(word.trailing_zeros());
+                return (found < to).then_some(found);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Clear bits from `from` on, at most up to `to`.
+    fn clear_run(&self, from: u64, to: u64) -> u64 {
+        let to = to.min(self.len);
+        let mut at = from;
+        while at < to {
+            let word = self.words[(at / 64) as usize] & (!0 << (at % 64));
+            if word != 0 {
+                return (at / 64 * 64 + u64::from(word.trailing_zeros())).min(to) - from;
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        to.saturating_sub(from)
+    }
+}
+
+/// One tier.
+#[derive(Debug)]
+struct TierSpace {
+    busy: Bits,
+    total: u64,
+    free: u64,
+    pending: u64,
+    cursor: u64,
+    unit_blocks: u64,
+    unit_data: u64,
+    /// Busy data blocks of each unit.
+    live: Vec<u32>,
+    open: Option<u64>,
+    empty: BTreeSet<u64>,
+}
+
+/// What must be put back when a transaction is given up.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Saved {
+    cursor: [u64; 3],
+    open: [Option<u64>; 3],
+}
+
+/// How the next unit of a tier is to be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextUnit {
+    /// Nothing is in it.
+    Empty(u64),
+    /// Sealed, with holes.
+    Holes(u64),
+}
+
+/// Free space of all tiers.
+#[derive(Debug)]
+pub(crate) struct Space {
+    tiers: [Option<TierSpace>; 3],
+    first_free: u64,
+    reserved: u64,
+    pending: VecDeque<Pending>,
+    tail: TxId,
+    horizon: TxId,
+    readers: BTreeMap<TxId, u32>,
+    /// Units that became empty and may be trimmed.
+    trims: Vec<Span>,
+}
+
+impl Space {
+    /// Nothing but the fixed areas and footers in use.
+    pub(crate) fn new(layout: &Layout) -> Self {
+        let tier_space = |tier: Tier| {
+            let blocks = layout.blocks(tier);
+            if blocks == 0 {
+                return None;
+            }
+            let mut busy = Bits::new(blocks);
+            let unit_blocks = layout.unit_blocks(tier);
+            let mut space = if tier == Tier::Nvm {
+                (0..layout.first_free()).for_each(|block| busy.set(block, true));
+                TierSpace {
+                    busy,
+                    total: blocks - layout.first_free(),
+                    free: 0,
+                    pending: 0,
+                    cursor: layout.first_free(),
+                    unit_blocks: 0,
+                    unit_data: 0,
+                    live: Vec::new(),
+                    open: None,
+                    empty: BTreeSet::new(),
+                }
+            } else {
+                let data = layout.unit_data_blocks(tier);
+                let units = blocks / unit_blocks;
+                for unit in 0..units {
+                    (unit * unit_blocks + data..(unit + 1) * unit_blocks).for_each(|block| busy.set(block, true));
+                }
+                TierSpace {
+                    busy,
+                    total: units * data,
+                    free: 0,
+                    pending: 0,
+                    cursor: 0,
+                    unit_blocks,
+                    unit_data: data,
+                    live: vec![0; units as usize],
+                    open: None,
+                    empty: (0..units).collect(),
+                }
+            };
+            space.free = space.total;
+            Some(space)
+        };
+        Self {
+            tiers: Tier::ALL.map(tier_space),
+            first_free: layout.first_free(),
+            reserved: 0,
+            pending: VecDeque::new(),
+            tail: TxId(0),
+            horizon: TxId(u64::MAX),
+            readers: BTreeMap::new(),
+            trims: Vec::new(),
+        }
+    }
+
+    fn tier(&mut self, tier: Tier) -> Option<&mut TierSpace> {
+        self.tiers[tier as usize].as_mut()
+    }
+
+    /// Marks blocks as in use (when the bitmaps are read).
+    pub(crate) fn mark(&mut self, tier: Tier, block: u64) {
+        if let Some(space) = self.tier(tier)
+            && !space.busy.get(block)
+        {
+            space.take(Span {
+                tier,
+                start: block,
+                len: 1,
+            });
+        }
+    }
+
+    /// The unit that was open (when the pool is opened): writing goes on after its last block in use.
+    pub(crate) fn set_open(&mut self, tier: Tier, unit: Option<u64>) {
+        if let Some(space) = self.tier(tier) {
+            space.open = unit;
+            if let Some(unit) = unit {
+                space.cursor = unit * space.unit_blocks;
+                space.empty.remove(&unit);
+            }
+        }
+    }
+
+    /// NVM blocks that only metadata may take.
+    fn metadata_share(&self) -> u64 {
+        self.tiers[0].as_ref().map_or(0, |nvm| nvm.total / 16)
+    }
+
+    /// Blocks that only calls with the reserve may take.
+    fn reserve_share(&self, tier: Tier) -> u64 {
+        match &self.tiers[tier as usize] {
+            Some(space) if tier == Tier::Nvm => space.total / 64,
+            Some(space) => space.unit_data,
+            None => 0,
+        }
+    }
+
+    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's users the reserve.
+    pub(crate) fn alloc_nvm(&mut self, want: u64, data: bool, reserve: bool, near: Option<u64>) -> Option<Span> {
+        let mut keep = if data { self.metadata_share() } else { 0 };
+        if data && !reserve {
+            keep += self.reserve_share(Tier::Nvm);
+        }
+        let first = self.first_free;
+        let nvm = self.tier(Tier::Nvm)?;
+        let want = want.min(nvm.free.saturating_sub(keep));
+        if want == 0 {
+            return None;
+        }
+        let from = near.unwrap_or(nvm.cursor).max(first);
+        let end = nvm.busy.len;
+        let start = nvm
+            .longest_near(from, end, want)
+            .or_else(|| nvm.longest_near(first, end, want))?;
+        let len = nvm.busy.clear_run(start, (start + want).min(end));
+        let span = Span {
+            tier: Tier::Nvm,
+            start,
+            len,
+        };
+        nvm.take(span);
+        if near.is_none() {
+            nvm.cursor = start + len;
+        }
+        Some(span)
+    }
+
+    /// Up to `want` blocks in the open unit of a tier; `None`: it is full, or none is open.
+    pub(crate) fn alloc_unit(&mut self, tier: Tier, want: u64) -> Option<Span> {
+        let space = self.tier(tier)?;
+        let unit = space.open?;
+        let end = unit * space.unit_blocks + space.unit_data;
+        let start = space.busy.next_clear(space.cursor, end)?;
+        let len = space.busy.clear_run(start, end.min(start + want));
+        let span = Span { tier, start, len };
+        space.take(span);
+        space.cursor = start + len;
+        Some(span)
+    }
+
+    /// The unit to open next: an empty one while more than the reserved one is left, else the one with most holes.
+    pub(crate) fn next_unit(&mut self, tier: Tier, reserve: bool) -> Option<NextUnit> {
+        let space = self.tier(tier)?;
+        if space.empty.len() > usize::from(!reserve) {
+            // After the last one, so that units are used in turn.
+            let after = space.cursor / space.unit_blocks;
+            let unit = space
+                .empty
+                .range(after..)
+                .next()
+                .or_else(|| space.empty.first())
+                .copied();
+            return unit.map(NextUnit::Empty);
+        }
+        let open = space.open;
+        let (unit, live) = (0..)
+            .zip(&space.live)
+            .filter(|(unit, _)| Some(*unit) != open && !space.empty.contains(unit))
+            .min_by_key(|(_, live)| **live)?;
+        (u64::from(*live) < space.unit_data).then_some(NextUnit::Holes(unit))
+    }
+
+    /// Makes `unit` the open one.
+    pub(crate) fn open_unit(&mut self, tier: Tier, unit: u64) {
+        self.set_open(tier, Some(unit));
+    }
+
+    pub(crate) fn save(&self) -> Saved {
+        let mut saved = Saved::default();
+        for (index, tier) in self.tiers.iter().enumerate() {
+            if let Some(tier) = tier {
+                saved.cursor[index] = tier.cursor;
+                saved.open[index] = tier.open;
+            }
+        }
+        saved
+    }
+
+    /// Takes back what a transaction did: `spans` are its allocations.
+    pub(crate) fn restore(&mut self, saved: Saved, spans: &[Span]) {
+        for span in spans {
+            self.give_back(*span);
+        }
+        for (index, tier) in self.tiers.iter_mut().enumerate() {
+            if let Some(tier) = tier {
+                let dropped = tier.open.filter(|unit| saved.open[index] != Some(*unit));
+                tier.cursor = saved.cursor[index];
+                tier.open = saved.open[index];
+                if let Some(unit) = dropped
+                    && tier.live[unit as usize] == 0
+                {
+                    tier.empty.insert(unit);
+                }
+                let open = tier.open;
+                for unit in 0..tier.live.len() as u64 {
+                    if tier.live[unit as usize] == 0 && Some(unit) != open {
+                        tier.empty.insert(unit);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Blocks that can be given out again.
+    pub(crate) fn give_back(&mut self, span: Span) {
+        if let Some(space) = self.tier(span.tier) {
+            space.give(span);
+        }
+    }
+
+    /// Blocks freed by a committed transaction.
+    pub(crate) fn freed(&mut self, pending: Pending) {
+        if let Some(space) = self.tier(pending.span.tier) {
+            space.pending += pending.span.len;
+        }
+        self.pending.push_back(pending);
+    }
+
+    /// Everything up to `tail` is in place and durable.
+    pub(crate) fn set_tail(&mut self, tail: TxId) {
+        self.tail = tail;
+        self.release();
+    }
+
+    pub(crate) fn set_horizon(&mut self, horizon: TxId) {
+        self.horizon = horizon;
+        self.release();
+    }
+
+    /// Releases what nobody needs any more.
+    pub(crate) fn release(&mut self) {
+        // A reader that began at transaction n can see blocks freed by n + 1 and later ones.
+        let oldest = self.readers.keys().next().copied().unwrap_or(TxId(u64::MAX));
+        let horizon = self.horizon.min(oldest);
+        let all = crate::seeded::armed(crate::seeded::Bug::ReuseBeforeRelease);
+        let mut kept = VecDeque::with_capacity(self.pending.len());
+        for pending in std::mem::take(&mut self.pending) {
+            let free = if pending.data {
+                pending.tx <= horizon
+            } else {
+                pending.tx <= self.tail
+            };
+            if !(free || all) {
+                kept.push_back(pending);
+                continue;
+            }
+            if let Some(space) = self.tier(pending.span.tier) {
+                space.pending -= pending.span.len;
+                space.give(pending.span);
+                if let Some(trim) = space.emptied(pending.span) {
+                    self.trims.push(trim);
+                }
+            }
+        }
+        self.pending = kept;
+    }
+
+    /// Whether some freed metadata waits for the journal only.
+    pub(crate) fn waits_for_tail(&self) -> bool {
+        self.pending.iter().any(|pending| !pending.data)
+    }
+
+    /// Units that became empty since the last call.
+    pub(crate) fn take_trims(&mut self) -> Vec<Span> {
+        std::mem::take(&mut self.trims)
+    }
+
+    /// Whether a unit is still empty (it may have been opened meanwhile).
+    pub(crate) fn is_empty_unit(&self, tier: Tier, start: u64) -> bool {
+        self.tiers[tier as usize]
+            .as_ref()
+            .is_some_and(|space| space.empty.contains(&(start / space.unit_blocks.max(1))))
+    }
+
+    /// A reader of the state of `tx` begins.
+    pub(crate) fn enter(&mut self, tx: TxId) {
+        *self.readers.entry(tx).or_insert(0) += 1;
+    }
+
+    /// A reader ends.
+    pub(crate) fn leave(&mut self, tx: TxId) {
+        if let Some(count) = self.readers.get_mut(&tx) {
+            *count -= 1;
+            if *count == 0 {
+                self.readers.remove(&tx);
+                self.release();
+            }
+        }
+    }
+
+    /// Blocks that can be promised.
+    fn available(&self) -> u64 {
+        let keep = self.metadata_share() + Tier::ALL.iter().map(|tier| self.reserve_share(*tier)).sum::<u64>();
+        let free: u64 = self.tiers.iter().flatten().map(|tier| tier.free).sum();
+        free.saturating_sub(keep).saturating_sub(self.reserved)
+    }
+
+    pub(crate) fn reserve(&mut self, blocks: u64) -> Result<()> {
+        if blocks > self.available() {
+            return Err(StoreError::NoSpace { blocks });
+        }
+        self.reserved += blocks;
+        Ok(())
+    }
+
+    pub(crate) fn unreserve(&mut self, blocks: u64) {
+        self.reserved = self.reserved.saturating_sub(blocks);
+    }
+
+    pub(crate) fn pending_data(&self) -> PendingFrees {
+        let mut out = PendingFrees::default();
+        for pending in self.pending.iter().filter(|pending| pending.data) {
+            out.blocks += pending.span.len;
+            out.newest_tx = out.newest_tx.max(pending.tx);
+        }
+        out
+    }
+
+    pub(crate) fn stats(&self, inodes_used: u64) -> SpaceStats {
+        let mut stats = SpaceStats {
+            reserved: self.reserved,
+            available: self.available(),
+            inodes_used,
+            ..SpaceStats::default()
+        };
+        for (out, tier) in stats.tiers.iter_mut().zip(&self.tiers) {
+            if let Some(tier) = tier {
+                *out = TierStats {
+                    total: tier.total,
+                    free: tier.free,
+                    pending: tier.pending,
+                    unit_blocks: tier.unit_blocks,
+                    empty_units: tier.empty.len() as u64,
+                };
+            }
+        }
+        stats.inodes_free = stats.tiers[0].free * varve_format::inode::INODES_PER_BLOCK;
+        stats
+    }
+
+    /// Whether a block can be given out.
+    pub(crate) fn is_free(&self, tier: Tier, block: u64) -> bool {
+        self.tiers[tier as usize]
+            .as_ref()
+            .is_some_and(|space| !space.busy.get(block))
+    }
+
+    /// Whether a block was freed and waits.
+    pub(crate) fn is_pending(&self, tier: Tier, block: u64) -> bool {
+        self.pending.iter().any(|pending| {
+            pending.span.tier == tier
+                && pending.span.start <= block
+                && block < pending.span.start + pending.span.len
+        })
+    }
+}
+
+impl TierSpace {
+    fn take(&mut self, span: Span) {
+        for block in span.start..span.start + span.len {
+            debug_assert!(!self.busy.get(block), "block {block} is given out twice");
+            self.busy.set(block, true);
+        }
+        self.free -= span.len;
+        if self.unit_blocks > 0 {
+            let unit = span.start / self.unit_blocks;
+            self.live[unit as usize] += span.len as u32;
+            self.empty.remove(&unit);
+        }
+    }
+
+    fn give(&mut self, span: Span) {
+        for block in span.start..span.start + span.len {
+            debug_assert!(self.busy.get(block), "block {block} is given back twice");
+            self.busy.set(block, false);
+            if self.unit_blocks > 0 {
+                self.live[(block / self.unit_blocks) as usize] -= 1;
+            }
+        }
+        self.free += span.len;
+    }
+
+    /// The unit of `span` if nothing is left in it; it can be opened again from its start.
+    fn emptied(&mut self, span: Span) -> Option<Span> {
+        if self.unit_blocks == 0 {
+            return None;
+        }
+        let unit = span.start / self.unit_blocks;
+        if self.live[unit as usize] > 0 || self.open == Some(unit) || !self.empty.insert(unit) {
+            return None;
+        }
+        Some(Span {
+            start: unit * self.unit_blocks,
+            len: self.unit_blocks,
+            ..span
+        })
+    }
+
+    /// Start of a run of `want` clear bits in `from..to`, or of the longest of the first runs looked at.
+    fn longest_near(&self, from: u64, to: u64, want: u64) -> Option<u64> {
+        let mut best: Option<(u64, u64)> = None;
+        let mut at = from;
+        for _ in 0..64 {
+            let Some(start) = self.busy.next_clear(at, to) else {
+                break;
+            };
+            let len = self.busy.clear_run(start, (start + want).min(to));
+            if len >= want {
+                return Some(start);
+            }
+            if best.is_none_or(|(_, best)| len > best) {
+                best = Some((start, len));
+            }
+            at = start + len;
+        }
+        best.map(|(start, _)| start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Bits;
+
+    #[test]
+    fn bits_find_runs_across_words() {
+        let mut bits = Bits::new(200);
+        for at in 0..70 {
+            bits.set(at, true);
+        }
+        bits.set(150, true);
+        assert_eq!(bits.next_clear(0, 200), Some(70));
+        assert_eq!(bits.next_clear(0, 70), None);
+        assert_eq!(bits.clear_run(70, 200), 80);
+        assert_eq!(bits.clear_run(70, 100), 30);
+        assert_eq!(bits.next_clear(150, 200), Some(151));
+        assert_eq!(bits.clear_run(151, 500), 49);
+        assert_eq!(bits.clear_run(150, 200), 0);
+    }
+}

@@ -1,0 +1,573 @@
+//! The open pool: what is shared between readers and the one writer, and everything that only reads.
+
+use crate::cache::{Committed, MetaCache};
+use crate::core::Core;
+use crate::journal::Journal;
+use crate::layout::Layout;
+use crate::lens::Lens;
+use crate::rows::{Slots, Writer};
+use crate::seeded::{Bug, armed};
+use crate::space::Space;
+use crate::{
+    Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, Tx,
+};
+use lru::LruCache;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, OnceLock};
+use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::session::{GrantRow, SessionRow};
+use varve_format::space::BITS_PER_BLOCK;
+use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
+use varve_format::{
+    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, FileBlock, HashKey, Ino, InodeKey, Tier, TxId,
+};
+use varve_media::BlockDevice;
+
+/// Footers of sealed units kept in DRAM.
+const FOOTERS_CACHED: NonZeroUsize = NonZeroUsize::new(64).expect("not 0");
+
+pub(crate) type FooterKey = (Tier, u64, u64, u32);
+
+/// An open pool. Share it in an `Arc`: reads go on beside the one transaction.
+pub struct Store {
+    pub(crate) devices: Devices,
+    pub(crate) layout: Layout,
+    pub(crate) cache: MetaCache,
+    /// Newest committed transaction. Read-locked: the committed metadata does not change meanwhile.
+    pub(crate) newest: RwLock<TxId>,
+    pub(crate) space: Mutex<Space>,
+    pub(crate) writer: Mutex<Writer>,
+    pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
+    pub(crate) verify_nvm: bool,
+    latched: OnceLock<Arc<str>>,
+}
+
+/// One consistent view of the committed metadata.
+pub(crate) struct Snapshot<'s> {
+    guard: RwLockReadGuard<'s, TxId>,
+    view: Committed<'s>,
+    layout: &'s Layout,
+}
+
+impl Snapshot<'_> {
+    pub(crate) fn lens(&self) -> Lens<'_, Committed<'_>> {
+        Lens {
+            view: &self.view,
+            layout: self.layout,
+        }
+    }
+
+    pub(crate) fn tx(&self) -> TxId {
+        *self.guard
+    }
+}
+
+impl Store {
+    /// Opens a pool: replays the journal, reads tables and bitmaps.
+    ///
+    /// All sessions of an earlier daemon must be sealed before the first transaction: blocks freed before are free at once.
+    ///
+    /// # Errors
+    /// No pool, a newer version, devices that do not fit, `JournalDamaged`, or damaged tables.
+    pub fn open(devices: Devices, options: OpenOptions) -> Result<(Self, OpenReport)> {
+        let sb = read_superblock(&devices)?;
+        let layout = Layout::validate(sb, &devices)?;
+        let nvm = Arc::clone(&devices.nvm);
+        let nvm_blocks = layout.blocks(Tier::Nvm);
+        let mut report = OpenReport::default();
+        let (mut journal, scan) = Journal::open(
+            Arc::clone(&devices.journal),
+            journal_id(&sb),
+            sb.journal_bytes.get(),
+            nvm_blocks,
+            |ranges| {
+                for (block, offset, bytes) in ranges {
+                    nvm.write(block.offset_bytes() + u64::from(*offset), bytes)?;
+                }
+                Ok(())
+            },
+        )?;
+        if let Some(damage) = scan.damage {
+            if !options.accept_journal_damage {
+                return Err(damage);
+            }
+            report.damage = Some(damage.to_string());
+        }
+        report.replayed = scan.records;
+        report.replayed_bytes = scan.bytes;
+        report.torn_record = scan.torn;
+        if scan.records > 0 || report.damage.is_some() {
+            nvm.fence()?;
+            nvm.sync(0, nvm.len_bytes())?;
+            if report.damage.is_some() {
+                journal.skip_damage()?;
+            } else {
+                journal.advance_tail()?;
+            }
+        }
+        let store = Self::assemble(devices, layout, journal, &options);
+        store.load_space()?;
+        store.load_rows()?;
+        let state = store.snapshot().lens().state()?;
+        report.newest_tx = store.newest_tx();
+        report.inodes = state.inodes_used.get();
+        {
+            let writer = store.writer.lock();
+            report.sessions = writer.sessions.len();
+            report.grants = writer.grants.len();
+        }
+        Ok((store, report))
+    }
+
+    /// The parts put together; nothing is read.
+    pub(crate) fn assemble(devices: Devices, layout: Layout, journal: Journal, options: &OpenOptions) -> Self {
+        let cache = MetaCache::new(
+            Arc::clone(&devices.nvm),
+            layout.blocks(Tier::Nvm),
+            options.cache_blocks,
+        );
+        let newest = journal.newest();
+        let mut space = Space::new(&layout);
+        space.set_tail(journal.tail_tx());
+        Self {
+            cache,
+            newest: RwLock::new(newest),
+            space: Mutex::new(space),
+            writer: Mutex::new(Writer {
+                journal,
+                sessions: Slots::new(layout.session_slots()),
+                grants: Slots::new(layout.grant_slots()),
+                inode_hints: BTreeSet::new(),
+                inode_scan: 0,
+            }),
+            footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
+            verify_nvm: options.verify_nvm,
+            latched: OnceLock::new(),
+            devices,
+            layout,
+        }
+    }
+
+    /// Reads the bitmaps.
+    fn load_space(&self) -> Result<()> {
+        let snapshot = self.snapshot();
+        let state = snapshot.lens().state()?;
+        let mut space = self.space.lock();
+        for tier in Tier::ALL {
+            let blocks = self.layout.blocks(tier);
+            let mut first = 0;
+            while first < blocks {
+                let (at, _) = self.layout.bit(tier, first);
+                let bytes = self.cache.load(at, false)?;
+                varve_format::BlockHeader::of(&bytes)
+                    .expect(BlockKind::Bitmap, Ino(0), at)
+                    .map_err(|fault| StoreError::Block { block: at, fault })?;
+                for (byte, value) in (0_u64..).zip(&bytes[BLOCK_HEADER_SIZE..]) {
+                    for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
+                        let block = first + byte * 8 + bit;
+                        if block < blocks && self.layout.usable(tier, block) {
+                            space.mark(tier, block);
+                        }
+                    }
+                }
+                first += BITS_PER_BLOCK;
+            }
+            if tier != Tier::Nvm && blocks > 0 {
+                let units = blocks / self.layout.unit_blocks(tier);
+                let open = state.open_unit[tier as usize].get().checked_sub(1);
+                if open.is_some_and(|unit| unit >= units) {
+                    return Err(StoreError::Damaged(format!("{}: open unit beyond the tier", tier.name())));
+                }
+                space.set_open(tier, open);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the session and grant rows.
+    fn load_rows(&self) -> Result<()> {
+        let mut twice = false;
+        self.for_rows(|slot, row| twice |= !self.writer.lock().sessions.note(row.id, slot))?;
+        self.for_grants(|slot, row| twice |= !self.writer.lock().grants.note(row.lease, slot))?;
+        if twice {
+            return Err(StoreError::Damaged("a session or a lease has two rows".into()));
+        }
+        Ok(())
+    }
+
+    fn for_rows(&self, mut f: impl FnMut(u64, SessionRow)) -> Result<()> {
+        let snapshot = self.snapshot();
+        for slot in 0..self.layout.session_slots() {
+            let place = self.layout.session_row(slot);
+            let row = snapshot
+                .lens()
+                .row(place, BlockKind::SessionTable, SessionRow::decode)?
+                .map_err(|_| StoreError::Damaged(format!("session row {slot}")))?;
+            if let Some(row) = row {
+                f(slot, row);
+            }
+        }
+        Ok(())
+    }
+
+    fn for_grants(&self, mut f: impl FnMut(u64, GrantRow)) -> Result<()> {
+        let snapshot = self.snapshot();
+        for slot in 0..self.layout.grant_slots() {
+            let place = self.layout.grant_row(slot);
+            let row = snapshot
+                .lens()
+                .row(place, BlockKind::GrantTable, GrantRow::decode)?
+                .map_err(|_| StoreError::Damaged(format!("grant row {slot}")))?;
+            if let Some(row) = row {
+                f(slot, row);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot {
+            guard: self.newest.read(),
+            view: Committed(&self.cache),
+            layout: &self.layout,
+        }
+    }
+
+    /// Name of the pool.
+    #[must_use]
+    pub fn pool_uuid(&self) -> [u8; 16] {
+        self.layout.sb.pool_uuid
+    }
+
+    /// Key of the directories' name hash.
+    #[must_use]
+    pub fn hash_key(&self) -> HashKey {
+        HashKey(self.layout.sb.dir_hash_key)
+    }
+
+    /// The media.
+    #[must_use]
+    pub const fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    pub(crate) fn device(&self, tier: Tier) -> Result<&Arc<dyn BlockDevice>> {
+        self.devices
+            .block_device(tier)
+            .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
+    }
+
+    /// Newest committed transaction.
+    #[must_use]
+    pub fn newest_tx(&self) -> TxId {
+        *self.newest.read()
+    }
+
+    /// Why the pool is read-only, if it is.
+    #[must_use]
+    pub fn latched(&self) -> Option<Arc<str>> {
+        self.latched.get().cloned()
+    }
+
+    /// Makes the pool read-only until it is opened again. The first reason stays.
+    pub fn latch(&self, reason: &str) {
+        if self.latched.set(Arc::from(reason)).is_ok() {
+            tracing::error!(reason, "the pool is read-only from now on");
+        }
+    }
+
+    pub(crate) fn latch_on(&self, error: &StoreError) {
+        if error.is_device() {
+            self.latch(&error.to_string());
+        }
+    }
+
+    /// Starts a transaction; waits for the one under way.
+    ///
+    /// # Errors
+    /// `Latched`.
+    pub fn begin(&self) -> Result<Tx<'_>> {
+        let writer = self.writer.lock();
+        if let Some(reason) = self.latched() {
+            return Err(StoreError::Latched(reason));
+        }
+        Ok(Tx {
+            core: Core::new(self, writer),
+        })
+    }
+
+    /// Syncs what is in place and empties the journal, so that freed metadata blocks are released and the next open replays nothing.
+    /// Durable when this returns.
+    ///
+    /// # Errors
+    /// `Latched`, or a device failed (then the pool is latched).
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.checkpoint_with(&mut writer)
+    }
+
+    pub(crate) fn checkpoint_with(&self, writer: &mut Writer) -> Result<()> {
+        if let Some(reason) = self.latched() {
+            return Err(StoreError::Latched(reason));
+        }
+        if writer.journal.tail_tx() < writer.journal.newest() {
+            self.move_tail(writer).inspect_err(|error| {
+                self.latch(&format!("syncing metadata failed: {error}"));
+            })?;
+        }
+        self.space.lock().set_tail(writer.journal.tail_tx());
+        Ok(())
+    }
+
+    fn move_tail(&self, writer: &mut Writer) -> Result<()> {
+        if !armed(Bug::NoSyncBeforeTail) {
+            self.devices.nvm.fence()?;
+            self.devices.nvm.sync(0, self.devices.nvm.len_bytes())?;
+        }
+        writer.journal.advance_tail()
+    }
+
+    /// Trims units that became empty; called under the writer's lock. A failed trim costs nothing but its effect.
+    pub(crate) fn trim_empty(&self) {
+        let trims = self.space.lock().take_trims();
+        for span in trims {
+            if !self.space.lock().is_empty_unit(span.tier, span.start) {
+                continue;
+            }
+            let (at, len) = (
+                span.start * varve_format::BLOCK_BYTES,
+                span.len * varve_format::BLOCK_BYTES,
+            );
+            if let Ok(device) = self.device(span.tier)
+                && let Err(error) = device.trim(at, len)
+            {
+                tracing::warn!(%error, "trim failed");
+            }
+        }
+    }
+
+    // ---- space
+
+    /// Sets `blocks` aside for somebody. DRAM only; allocations do not touch it.
+    ///
+    /// # Errors
+    /// `NoSpace` if they are not there.
+    pub fn reserve(&self, blocks: u64) -> Result<()> {
+        self.space.lock().reserve(blocks)
+    }
+
+    /// Gives reserved blocks back, used or not.
+    pub fn unreserve(&self, blocks: u64) {
+        self.space.lock().unreserve(blocks);
+    }
+
+    /// Free and used space.
+    #[must_use]
+    pub fn space(&self) -> SpaceStats {
+        let used = self
+            .snapshot()
+            .lens()
+            .state()
+            .map_or(0, |state| state.inodes_used.get());
+        self.space.lock().stats(used)
+    }
+
+    /// Data blocks freed by transactions up to here may be reused: no session can still read them. `TxId(u64::MAX)` at first.
+    pub fn set_reader_horizon(&self, tx: TxId) {
+        self.space.lock().set_horizon(tx);
+    }
+
+    /// Freed data blocks that wait for the horizon.
+    #[must_use]
+    pub fn pending_frees(&self) -> PendingFrees {
+        self.space.lock().pending_data()
+    }
+
+    // ---- reads: each one sees one consistent state
+
+    /// The inode with this number.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn get(&self, ino: Ino) -> Result<Inode> {
+        self.snapshot().lens().get(ino)
+    }
+
+    /// The inode with this number and generation.
+    ///
+    /// # Errors
+    /// `NoInode` (also for another generation), or damage.
+    pub fn get_key(&self, key: InodeKey) -> Result<Inode> {
+        self.snapshot().lens().get_key(key)
+    }
+
+    /// What is at an inode number.
+    ///
+    /// # Errors
+    /// `NoInode` beyond the inode file; damage.
+    pub fn slot(&self, ino: Ino) -> Result<InodeSlot> {
+        self.snapshot().lens().slot(ino)
+    }
+
+    /// What `name` in `dir` is.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn dir_lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<DirItem>> {
+        self.snapshot().lens().dir_lookup(dir, name)
+    }
+
+    /// At most `max` entries after `cookie` (0: from the start), without "." and "..".
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn dir_iter(&self, dir: Ino, cookie: u64, max: usize) -> Result<Vec<DirItem>> {
+        self.snapshot().lens().dir_iter(dir, cookie, max)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.snapshot().lens().read_link(ino)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn xattr_get(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.snapshot().lens().xattr_get(ino, name)
+    }
+
+    /// Names of all extended attributes, with the lengths of their values.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn xattr_list(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>> {
+        self.snapshot().lens().xattr_list(ino)
+    }
+
+    /// At most `max` extents from `from` on, clipped, holes left out.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
+        self.snapshot().lens().map(ino, from, max)
+    }
+
+    /// First byte of data at or after `offset`, below the size.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        self.snapshot().lens().seek(ino, offset, true)
+    }
+
+    /// First byte of a hole at or after `offset` (the end counts as one); `None` if `offset` is not below the size.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        self.snapshot().lens().seek(ino, offset, false)
+    }
+
+    /// Inodes in the orphan list: without a name (nlink 0), or with an unfinished truncation.
+    ///
+    /// # Errors
+    /// The list is damaged.
+    pub fn orphans(&self) -> Result<Vec<InodeKey>> {
+        let snapshot = self.snapshot();
+        let lens = snapshot.lens();
+        let state = lens.state()?;
+        let mut out = Vec::new();
+        let mut next = Ino(state.orphan_head.get());
+        while next.0 != 0 {
+            let inode = lens.get(next)?;
+            let links = inode
+                .orphan
+                .filter(|_| (out.len() as u64) < state.orphans.get())
+                .ok_or_else(|| StoreError::Damaged(format!("orphan list at inode {next}")))?;
+            out.push(inode.attr.key);
+            next = links.next;
+        }
+        Ok(out)
+    }
+
+    /// Calls `f` for every inode number in use or reserved, ascending, until it says false. Not one consistent state.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
+        let blocks = self.snapshot().lens().state()?.inode_blocks.get();
+        for index in 0..blocks {
+            let slots = {
+                let snapshot = self.snapshot();
+                let lens = snapshot.lens();
+                let numbers = (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK;
+                numbers
+                    .map(|ino| lens.slot(Ino(ino)).map(|slot| (Ino(ino), slot)))
+                    .collect::<Result<Vec<_>>>()?
+            };
+            for (ino, slot) in slots {
+                if !matches!(slot, InodeSlot::Free(_)) && !f(ino, slot) {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All session rows.
+    ///
+    /// # Errors
+    /// A row is damaged.
+    pub fn sessions(&self) -> Result<Vec<SessionRow>> {
+        let mut out = Vec::new();
+        self.for_rows(|_, row| out.push(row))?;
+        Ok(out)
+    }
+
+    /// All grant rows.
+    ///
+    /// # Errors
+    /// A row is damaged.
+    pub fn grants(&self) -> Result<Vec<GrantRow>> {
+        let mut out = Vec::new();
+        self.for_grants(|_, row| out.push(row))?;
+        Ok(out)
+    }
+}
+
+/// Name of the journal's records: a record can be made up by nobody who does not know the pool's secret.
+pub(crate) fn journal_id(sb: &Superblock) -> [u8; 16] {
+    let mut id = sb.pool_uuid;
+    id.iter_mut().zip(sb.dir_hash_key).for_each(|(a, b)| *a ^= b);
+    id
+}
+
+/// The newer valid copy.
+pub(crate) fn read_superblock(devices: &Devices) -> Result<Superblock> {
+    let mut best: Option<Superblock> = None;
+    let mut fault = SuperblockError::Magic;
+    for block in SUPERBLOCK_BLOCKS {
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        devices.nvm.read(BlockNo(block).offset_bytes(), &mut bytes)?;
+        match Superblock::parse(&bytes) {
+            Ok(sb) if best.is_none_or(|best| sb.sequence.get() > best.sequence.get()) => best = Some(sb),
+            Ok(_) => {}
+            // The most telling one: a newer version, then damage, then nothing at all.
+            Err(found) if fault == SuperblockError::Magic || matches!(found, SuperblockError::Version(_)) => {
+                fault = found;
+            }
+            Err(_) => {}
+        }
+    }
+    best.ok_or_else(|| StoreError::Superblock {
+        device: devices.nvm.info().name.to_string(),
+        fault,
+    })
+}

@@ -1,0 +1,1 @@
+//! Tests on simulated media.
