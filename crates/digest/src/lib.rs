@@ -20,3 +20,6 @@ pub use scan::{
     Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, Refused, ScanError, SealScan, Transaction,
     gather, seal_scan,
 };
+
+#[cfg(test)]
+mod tests;
