@@ -142,6 +142,12 @@ impl UpcallQueue {
         }
     }
 
+    /// Whether it was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        lock(&self.state).closed
+    }
+
     /// No more upcalls; those waiting can still be taken.
     pub fn close(&self) {
         lock(&self.state).closed = true;

@@ -1,1 +1,50 @@
 //! The KernelFS daemon: sessions, leases, digest, recovery, placement.
+//!
+//! [`KernelFs`] is the daemon as an object; a transport of `varve_ipc` calls it, and [`Daemon`] adds its background threads.
+//!
+//! # Lock order
+//! A thread that holds a lock takes only those further down:
+//! 1. `KernelFs::rename`: one move of a directory at a time;
+//! 2. leases of a mediated operation (waits for clients, bounded by `wait_ms`);
+//! 3. `Session::row_changes` of one session;
+//! 4. `Session::reader` of one session: held while its log is scanned or digested;
+//! 5. a store transaction (the store has one at a time);
+//! 6. `KernelFs::core`: leases, holds, sessions. Held for table work only: never across media, a digest, or a wait other than on its own
+//!    condition variables;
+//! 7. leaves: `Session::turn`, upcall queues, `Bell`.
+//!
+//! A digest (4 to 6) waits for no client, so a release, which needs one, always ends: a client that obeys is never kept from giving back.
+//! Nothing waits for a session that is late: it is sealed by whoever notices (waiting threads do).
+//!
+//! # What a device's error does
+//! It makes the pool read-only (`latched`): waiting requests end with EIO, changes are refused with EROFS, reads and read-only sessions go
+//! on, logs keep what was not digested for the next start.
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod core;
+mod daemon;
+pub mod digest;
+mod digesting;
+mod error;
+mod hello;
+mod kernel;
+pub mod leases;
+mod leasing;
+pub mod logs;
+mod mediating;
+mod process;
+mod reads;
+mod rows;
+mod sealing;
+mod service;
+mod session;
+mod status;
+
+pub use config::{Config, ConfigError};
+pub use daemon::Daemon;
+pub use error::{KernelError, errno};
+pub use hello::LocalSession;
+pub use kernel::{Hook, KernelFs, Parts};
+pub use logs::{LogStore, SessionArea, SimLogs};
+pub use status::{DigestStatus, LeaseStatus, SessionStatus, Status, TierStatus};

@@ -1,0 +1,198 @@
+//! What can be set about a pool's daemon. Owns names, meanings, defaults and bounds; refuses to know who reads them.
+
+use serde::{Deserialize, Serialize};
+
+/// Settings of a pool, the section `[daemon]` of `varve.toml`. Every field may be left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Time that a client has to give a lease back before its session is sealed, in milliseconds. Default 2,000; 100 to 60,000.
+    pub lease_ms: u64,
+    /// Least time that a lease is left to its holder, in milliseconds. Default 2; 0 to 100.
+    pub min_hold_ms: u64,
+    /// Bound of every wait, in milliseconds; then EIO. Default 30,000; `lease_ms` to 600,000.
+    pub wait_ms: u64,
+    /// Time after a start in which inodes without a name are kept for clients that come back, in milliseconds. Default 5,000; 0 to
+    /// 600,000.
+    pub grace_ms: u64,
+    /// Share of its log at which a client asks for a digest, in percent. Default 30; 5 to 90.
+    pub digest_percent: u8,
+    /// Bytes of a log at first. Default 4 MiB; 1 to 512 chunks of 2 MiB.
+    pub log_initial_bytes: u64,
+    /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else `log_initial_bytes` to 16 GiB.
+    pub log_max_bytes: u64,
+    /// Most sessions at once, those that ended and may be resumed included. Default 512; 1 to 4,096.
+    pub sessions_max: u32,
+    /// Most leases of one session; beyond that its oldest ones are asked back. Default 16,384; 64 to 1,048,576.
+    pub leases_max: u32,
+    /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
+    pub credits_max_blocks: u64,
+    /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
+    pub read_ahead_bytes: u64,
+    /// How often a client makes its log durable in the background, in milliseconds; only where that needs a write (`file`). Default
+    /// 1,000; 0 (never) to 60,000.
+    pub sync_ms: u64,
+    /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to 3,600,000.
+    pub solo_ms: u64,
+    /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
+    pub idle_digest_ms: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lease_ms: 2_000,
+            min_hold_ms: 2,
+            wait_ms: 30_000,
+            grace_ms: 5_000,
+            digest_percent: 30,
+            log_initial_bytes: 4 << 20,
+            log_max_bytes: 0,
+            sessions_max: 512,
+            leases_max: 16_384,
+            credits_max_blocks: 262_144,
+            read_ahead_bytes: 256 << 10,
+            sync_ms: 1_000,
+            solo_ms: 30_000,
+            idle_digest_ms: 500,
+        }
+    }
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not TOML, an unknown field, or a value of the wrong type.
+    #[error("the configuration cannot be read: {0}")]
+    Syntax(String),
+    /// Out of bounds.
+    #[error("`{field} = {value}` is out of bounds: it must be {least} to {most}")]
+    OutOfBounds {
+        /// Field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// Least that works.
+        least: u64,
+        /// Most that works.
+        most: u64,
+    },
+    /// Logs are cut in chunks.
+    #[error("`{0}` must be a multiple of 2 MiB")]
+    NotChunks(&'static str),
+}
+
+const CHUNK: u64 = varve_format::log::CHUNK_BYTES;
+
+impl Config {
+    /// Reads and checks TOML text.
+    ///
+    /// # Errors
+    /// A [`ConfigError`] that names the field.
+    pub fn from_toml(text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks every field against its bounds.
+    ///
+    /// # Errors
+    /// The first field that is out of them.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let bounds = [
+            ("lease_ms", self.lease_ms, 100, 60_000),
+            ("min_hold_ms", self.min_hold_ms, 0, 100),
+            ("wait_ms", self.wait_ms, self.lease_ms, 600_000),
+            ("grace_ms", self.grace_ms, 0, 600_000),
+            ("digest_percent", u64::from(self.digest_percent), 5, 90),
+            ("log_initial_bytes", self.log_initial_bytes, CHUNK, 512 * CHUNK),
+            ("sessions_max", u64::from(self.sessions_max), 1, 4_096),
+            ("leases_max", u64::from(self.leases_max), 64, 1 << 20),
+            ("credits_max_blocks", self.credits_max_blocks, 256, 1 << 24),
+            ("read_ahead_bytes", self.read_ahead_bytes, 0, 1 << 20),
+            ("sync_ms", self.sync_ms, 0, 60_000),
+            ("solo_ms", self.solo_ms, 0, 3_600_000),
+            ("idle_digest_ms", self.idle_digest_ms, 10, 60_000),
+        ];
+        for (field, value, least, most) in bounds {
+            if value < least || value > most {
+                return Err(ConfigError::OutOfBounds {
+                    field,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        let (value, least, most) = (self.log_max_bytes, self.log_initial_bytes, 16 << 30);
+        if value != 0 && (value < least || value > most) {
+            return Err(ConfigError::OutOfBounds {
+                field: "log_max_bytes",
+                value,
+                least,
+                most,
+            });
+        }
+        for (field, value) in [
+            ("log_initial_bytes", self.log_initial_bytes),
+            ("log_max_bytes", self.log_max_bytes),
+        ] {
+            if value % CHUNK != 0 {
+                return Err(ConfigError::NotChunks(field));
+            }
+        }
+        Ok(())
+    }
+
+    /// Most bytes of one log on a pool with this much NVM.
+    #[must_use]
+    pub fn log_limit(&self, nvm_bytes: u64) -> u64 {
+        if self.log_max_bytes != 0 {
+            return self.log_max_bytes;
+        }
+        let share = (nvm_bytes / 8).min(1 << 30) / CHUNK * CHUNK;
+        share.max(self.log_initial_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{Config, ConfigError};
+
+    #[test]
+    fn defaults_are_within_their_bounds() {
+        Config::default().validate().unwrap();
+        assert_eq!(Config::from_toml("").unwrap(), Config::default());
+        let text = toml::to_string(&Config::default()).unwrap();
+        assert_eq!(Config::from_toml(&text).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn fields_are_refused_by_name_when_out_of_bounds() {
+        for (text, field) in [
+            ("lease_ms = 5", "lease_ms"),
+            ("wait_ms = 500", "wait_ms"),
+            ("digest_percent = 99", "digest_percent"),
+            ("log_max_bytes = 2097152", "log_max_bytes"),
+            ("log_initial_bytes = 3000000", "log_initial_bytes"),
+            ("no_such_field = 1", "no_such_field"),
+        ] {
+            let error = Config::from_toml(text).unwrap_err();
+            assert!(error.to_string().contains(field), "{error}");
+        }
+        assert!(matches!(
+            Config::from_toml("lease_ms = 'x'"),
+            Err(ConfigError::Syntax(_))
+        ));
+    }
+
+    #[test]
+    fn log_limit_is_an_eighth_of_the_nvm_up_to_a_gibibyte() {
+        let config = Config::default();
+        assert_eq!(config.log_limit(256 << 20), 32 << 20);
+        assert_eq!(config.log_limit(64 << 30), 1 << 30);
+        assert_eq!(config.log_limit(16 << 20), config.log_initial_bytes);
+    }
+}

@@ -1,0 +1,213 @@
+//! What all sessions share, under one lock. Owns leases, holds, rows and who waits; never touches media, and never waits for anything
+//! but itself.
+
+use crate::leases::{Decision, Holds, Table, Ticket};
+use crate::rows::Rows;
+use crate::session::Session;
+use parking_lot::Condvar;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use varve_format::{InodeKey, Seal, SessionId, TxId};
+use varve_ipc::Upcall;
+
+/// Where a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Logs and asks.
+    Live,
+    /// Its page says SEALED; its leases are kept until its log is digested.
+    Sealing,
+}
+
+/// A session and what others need to know of it.
+pub(crate) struct Member {
+    pub(crate) session: Arc<Session>,
+    pub(crate) phase: Phase,
+    /// Knows that it is not alone.
+    pub(crate) company: bool,
+    /// Barriers not acknowledged yet, and until when they must be.
+    pub(crate) barriers: BTreeMap<TxId, u64>,
+}
+
+/// A sealed session whose client may still come back.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) id: SessionId,
+    pub(crate) token: u128,
+    pub(crate) uid: u32,
+    pub(crate) process: crate::process::ProcessId,
+    pub(crate) seal: Seal,
+    pub(crate) last_mediated: u64,
+    /// Its holds count until then; `None`: as long as its process lives.
+    pub(crate) holds_until_ms: Option<u64>,
+    /// It has a row on media.
+    pub(crate) row: bool,
+}
+
+/// How a request for leases ended.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Granted(Decision),
+    /// The session is over.
+    Over,
+    /// The pool became read-only.
+    Latched,
+}
+
+/// A waiting thread.
+pub(crate) struct Seat {
+    pub(crate) woken: Arc<Condvar>,
+    pub(crate) verdict: Option<Verdict>,
+}
+
+pub(crate) struct Core {
+    pub(crate) table: Table,
+    pub(crate) holds: Holds,
+    pub(crate) rows: Rows,
+    pub(crate) members: HashMap<SessionId, Member>,
+    pub(crate) ended: Vec<Ended>,
+    pub(crate) seats: HashMap<Ticket, Seat>,
+    /// To be sealed by whoever finds time.
+    pub(crate) doomed: BTreeSet<SessionId>,
+    /// Sealed on media; their logs are still to be digested.
+    pub(crate) to_finish: Vec<(Arc<Session>, Seal, bool)>,
+    /// Sealed on media; digesting them failed for want of space.
+    pub(crate) unfinished: Vec<(Arc<Session>, Seal, bool)>,
+    /// Sessions that asked for a digest and do not wait for it.
+    pub(crate) to_digest: BTreeSet<SessionId>,
+    /// Inodes that lost their last hold: freed if they have no name.
+    pub(crate) unheld: BTreeSet<InodeKey>,
+    /// Since when there has been one session at most.
+    pub(crate) alone_since_ms: u64,
+    pub(crate) latched: bool,
+    pub(crate) next_read_only: u64,
+    /// Newest transaction when each change under way began: what it frees is newer.
+    pub(crate) changes: BTreeMap<u64, TxId>,
+    pub(crate) next_change: u64,
+}
+
+/// Sessions without a row are numbered from here.
+pub(crate) const READ_ONLY_SESSIONS: u64 = 1 << 62;
+
+impl Core {
+    pub(crate) fn new(table: Table) -> Self {
+        Self {
+            table,
+            holds: Holds::default(),
+            rows: Rows::default(),
+            members: HashMap::new(),
+            ended: Vec::new(),
+            seats: HashMap::new(),
+            doomed: BTreeSet::new(),
+            to_finish: Vec::new(),
+            unfinished: Vec::new(),
+            to_digest: BTreeSet::new(),
+            unheld: BTreeSet::new(),
+            alone_since_ms: 0,
+            latched: false,
+            next_read_only: READ_ONLY_SESSIONS,
+            changes: BTreeMap::new(),
+            next_change: 0,
+        }
+    }
+
+    /// Grants what can be granted, asks back what is waited for, and marks sessions that are late. To be called after every change and
+    /// when time has passed.
+    pub(crate) fn pump(&mut self, now_ms: u64) {
+        if self.latched {
+            for seat in self.seats.values_mut().filter(|seat| seat.verdict.is_none()) {
+                seat.verdict = Some(Verdict::Latched);
+                seat.woken.notify_all();
+            }
+        }
+        for decision in self.table.decide(now_ms) {
+            if !Table::is_internal(decision.session) {
+                for lease in &decision.leases {
+                    self.holds.add(decision.session, lease.key);
+                }
+            }
+            match self.seats.get_mut(&decision.ticket) {
+                Some(seat) if seat.verdict.is_none() => {
+                    seat.woken.notify_all();
+                    seat.verdict = Some(Verdict::Granted(decision));
+                }
+                _ => self.table.undo(decision.session, &decision.leases),
+            }
+        }
+        let revocations = self.table.revocations(now_ms);
+        self.send_revocations(&revocations);
+        for session in self.table.expired(now_ms) {
+            self.doomed.insert(session);
+        }
+        for (id, member) in &self.members {
+            if member.barriers.values().any(|until_ms| now_ms >= *until_ms) {
+                self.doomed.insert(*id);
+            }
+        }
+    }
+
+    pub(crate) fn send_revocations(&mut self, revocations: &[crate::leases::Revocation]) {
+        for revocation in revocations {
+            let upcall = Upcall::Revoke {
+                key: revocation.key,
+                lease: revocation.lease,
+                keep: revocation.keep,
+            };
+            self.send(revocation.session, upcall);
+        }
+    }
+
+    /// Puts an upcall into a session's queue; one that takes no more is doomed.
+    pub(crate) fn send(&mut self, session: SessionId, upcall: Upcall) {
+        let Some(member) = self.members.get(&session) else {
+            return;
+        };
+        if member.phase == Phase::Live && !member.session.upcalls.push(upcall) {
+            self.doomed.insert(session);
+        }
+    }
+
+    /// The live session of that number.
+    pub(crate) fn live(&self, id: SessionId) -> Option<Arc<Session>> {
+        let member = self.members.get(&id)?;
+        (member.phase == Phase::Live).then(|| Arc::clone(&member.session))
+    }
+
+    /// The session of these requests is over.
+    pub(crate) fn end_waits(&mut self, tickets: &[Ticket]) {
+        for ticket in tickets {
+            if let Some(seat) = self.seats.get_mut(ticket)
+                && seat.verdict.is_none()
+            {
+                seat.verdict = Some(Verdict::Over);
+                seat.woken.notify_all();
+            }
+        }
+    }
+
+    /// Whether a session has company.
+    pub(crate) fn has_company(&self, session: SessionId) -> bool {
+        self.members.keys().any(|other| *other != session)
+    }
+
+    /// A session holds `key` no more.
+    pub(crate) fn unhold(&mut self, session: SessionId, key: InodeKey) {
+        if self.holds.remove(session, key) {
+            self.unheld.insert(key);
+        }
+    }
+
+    /// What transactions up to here freed is read by nobody any more: those below the oldest barrier under way, and those before the
+    /// oldest change whose barriers are not known yet.
+    pub(crate) fn reader_horizon(&self) -> TxId {
+        let barriers = self
+            .members
+            .values()
+            .filter_map(|member| member.barriers.keys().next());
+        let oldest = barriers.map(|tx| TxId(tx.0.saturating_sub(1)));
+        oldest
+            .chain(self.changes.values().copied())
+            .min()
+            .unwrap_or(TxId(u64::MAX))
+    }
+}

@@ -1,0 +1,108 @@
+//! The daemon's own threads. Owns when background work runs; what it does is [`KernelFs::tick`]'s.
+
+use crate::KernelFs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use varve_store::StoreError;
+
+/// How often late sessions and ended processes are looked for, in milliseconds.
+const TICK_MS: u64 = 50;
+
+/// Background threads of a [`KernelFs`]; [`stop`](Self::stop) or the drop ends them.
+pub struct Daemon {
+    kernel: Arc<KernelFs>,
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Daemon {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn start(kernel: Arc<KernelFs>) -> io::Result<Self> {
+        let over = Arc::new(AtomicBool::new(false));
+        let worker = std::thread::Builder::new().name("varve-work".into()).spawn({
+            let (kernel, over) = (Arc::clone(&kernel), Arc::clone(&over));
+            move || work(&kernel, &over)
+        })?;
+        kernel.background.store(true, Ordering::Release);
+        Ok(Self {
+            kernel,
+            over,
+            threads: vec![worker],
+        })
+    }
+
+    /// The daemon's object.
+    #[must_use]
+    pub const fn kernel(&self) -> &Arc<KernelFs> {
+        &self.kernel
+    }
+
+    fn join(&mut self) {
+        self.kernel.background.store(false, Ordering::Release);
+        self.over.store(true, Ordering::Release);
+        self.kernel.bell.ring();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// Ends the threads, then all sessions.
+    ///
+    /// # Errors
+    /// As [`KernelFs::shutdown`].
+    pub fn stop(mut self) -> Result<(), StoreError> {
+        self.join();
+        self.kernel.shutdown()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+fn work(kernel: &KernelFs, over: &AtomicBool) {
+    let mut idle_since_ms = kernel.now_ms();
+    while !over.load(Ordering::Acquire) {
+        kernel.bell.wait(TICK_MS);
+        kernel.tick();
+        kernel.digest_asked();
+        let now_ms = kernel.now_ms();
+        if now_ms >= idle_since_ms + kernel.config().idle_digest_ms {
+            idle_since_ms = now_ms;
+            // What clients have left lying; errors were noted where they happened.
+            let _ = kernel.digest_all();
+        }
+    }
+}
+
+impl KernelFs {
+    /// Digests for those who asked and do not wait.
+    pub(crate) fn digest_asked(&self) {
+        loop {
+            let session = {
+                let mut core = self.locked();
+                let Some(id) = core.to_digest.pop_first() else {
+                    return;
+                };
+                core.live(id)
+            };
+            if let Some(session) = session {
+                // Noted and logged where it failed; the client hears of it at its next call.
+                let _ = self.digest_session(&session, None);
+            }
+        }
+    }
+
+    /// Whether an operator has asked the daemon to end.
+    #[must_use]
+    pub fn shutdown_asked(&self) -> bool {
+        self.shutdown_asked.load(Ordering::Acquire)
+    }
+}

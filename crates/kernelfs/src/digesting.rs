@@ -1,0 +1,272 @@
+//! Running digests, and what follows from them: pages, barriers, credits, holds, rows.
+
+use crate::digest::{self, Applied, Client, Cut, Environment, GatherLimits, Leases, Source};
+use crate::kernel::{BaseLimit, KernelFs};
+use crate::rows::RowChange;
+use crate::session::{Reader, Session};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::session::GrantRow;
+use varve_format::{InodeKey, LogSeq, Seal, SessionId};
+use varve_ipc::Upcall;
+use varve_store::StoreError;
+
+/// Most files that one barrier names.
+const BARRIER_KEYS_MAX: usize = 4096;
+
+/// The leases as a digest sees them.
+pub(crate) struct LeaseView<'k>(pub(crate) &'k KernelFs);
+
+impl Leases for LeaseView<'_> {
+    fn grants(&self, session: SessionId, key: InodeKey, out: &mut Vec<GrantRow>) {
+        out.extend(self.0.locked().rows.find(session, key).copied());
+    }
+
+    fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {
+        // Clients that have not come back yet may hold anything.
+        self.0.in_grace() || self.0.locked().holds.held(key, except)
+    }
+}
+
+impl KernelFs {
+    pub(crate) fn environment<'a>(&'a self, leases: &'a LeaseView<'a>) -> Environment<'a> {
+        Environment {
+            leases,
+            placement: &*self.placement,
+            now_ns: self.clock.now_ns(),
+        }
+    }
+
+    /// Digests a session's log as far as it is contiguous and, if given, up to `upto`. Answers how far it is digested. Durable.
+    ///
+    /// # Errors
+    /// The store's. A device's error latches the pool.
+    pub(crate) fn digest_session(
+        &self,
+        session: &Arc<Session>,
+        upto: Option<LogSeq>,
+    ) -> Result<LogSeq, StoreError> {
+        let mut reader = session.reader.lock();
+        self.digest_reader(session, &mut reader, Cut::Live(upto), BaseLimit::Now)
+    }
+
+    /// Digests a sealed log to its end.
+    ///
+    /// # Errors
+    /// As [`digest_session`](Self::digest_session).
+    pub(crate) fn digest_sealed(
+        &self,
+        session: &Arc<Session>,
+        seal: &Seal,
+        limit: BaseLimit,
+    ) -> Result<LogSeq, StoreError> {
+        let mut reader = session.reader.lock();
+        self.digest_reader(session, &mut reader, Cut::Sealed(seal), limit)
+    }
+
+    fn digest_reader(
+        &self,
+        session: &Arc<Session>,
+        reader: &mut Reader,
+        cut: Cut<'_>,
+        limit: BaseLimit,
+    ) -> Result<LogSeq, StoreError> {
+        let Some(log) = session.log.as_deref() else {
+            return Ok(reader.digested);
+        };
+        let limits = GatherLimits::default();
+        let result = loop {
+            let newest_tx = match limit {
+                BaseLimit::Now => self.store.newest_tx(),
+                BaseLimit::AtStart(tx) => tx,
+            };
+            let gathered = reader.log.gather(log, reader.digested, newest_tx, cut, &limits);
+            let batch = match gathered {
+                Ok(batch) => batch,
+                Err(error) => break Err(StoreError::from(error)),
+            };
+            if batch.upto <= reader.digested {
+                break Ok(reader.digested);
+            }
+            let before = reader.digested;
+            for refused in &batch.refused {
+                tracing::warn!(session = %session.id, "left out of the digest: {}", refused.why);
+            }
+            self.counters
+                .refused
+                .fetch_add(batch.refused.len() as u64, Ordering::Relaxed);
+            let client = Client {
+                session: session.id,
+                uid: session.peer.uid,
+                privileged: session.privileged,
+            };
+            let view = LeaseView(self);
+            let env = self.environment(&view);
+            let change = self.begin_change();
+            let sources = [Source {
+                batch: &batch,
+                client,
+            }];
+            let mut gone = Vec::new();
+            let done = digest::digest(&self.store, &sources, &env, &mut |applied| {
+                for (id, upto) in &applied.digested {
+                    if *id == session.id {
+                        reader.digested = reader.digested.max(*upto);
+                    }
+                }
+                gone.extend(self.take_over(applied));
+                session.page.set_digested(reader.digested);
+            });
+            drop(change);
+            let done = done.and_then(|()| self.write_rows(&gone));
+            if let Err(error) = done {
+                break Err(error);
+            }
+            reader.log.digested(&batch);
+            reader.digested = reader.digested.max(batch.upto);
+            session.page.set_digested(reader.digested);
+            self.counters.digests.fetch_add(1, Ordering::Relaxed);
+            if !batch.more || reader.digested == before {
+                break Ok(reader.digested);
+            }
+        };
+        result.inspect_err(|error| {
+            tracing::error!(session = %session.id, "the log cannot be digested: {error}");
+            self.note_error(error);
+        })
+    }
+
+    /// Takes over what one durable record changed. Answers row changes that are still to be written.
+    pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
+        let until_ms = self.now_ms() + self.config.lease_ms;
+        self.counters.add(&applied.counts);
+        for (session, refused) in &applied.refused {
+            tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
+        }
+        let mut core = self.locked();
+        let core = &mut *core;
+        for member in core.members.values() {
+            member.session.page.set_committed_tx(applied.tx);
+        }
+        for (id, blocks) in &applied.charged {
+            if let Some(member) = core.members.get(id) {
+                self.store.unreserve(member.session.spend(*blocks));
+            }
+        }
+        for (session, key) in &applied.unheld {
+            core.unhold(*session, *key);
+        }
+        let ids: Vec<_> = core.members.keys().copied().collect();
+        for id in &ids {
+            let mapped = |key: &&InodeKey| core.table.mappers(**key).any(|mapper| mapper == *id);
+            let keys: Vec<_> = applied.remapped.iter().filter(mapped).copied().collect();
+            for part in keys.chunks(BARRIER_KEYS_MAX) {
+                core.send(
+                    *id,
+                    Upcall::Barrier {
+                        tx: applied.tx,
+                        keys: part.to_vec(),
+                    },
+                );
+            }
+            if let Some(member) = core.members.get_mut(id)
+                && !keys.is_empty()
+            {
+                member.barriers.insert(applied.tx, until_ms);
+            }
+        }
+        let mut changes = Vec::new();
+        for key in &applied.freed {
+            for id in &ids {
+                changes.extend(core.rows.end_change(*id, *key));
+                core.rows.end(*id, *key);
+            }
+            core.table.forget_inode(*key);
+            core.holds.forget(*key);
+            core.unheld.remove(key);
+        }
+        self.store.set_reader_horizon(core.reader_horizon());
+        changes
+    }
+
+    /// Writes row changes to media. Durable when this returns.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn write_rows(&self, changes: &[RowChange]) -> Result<(), StoreError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let mut tx = self.store.begin()?;
+        for change in changes {
+            match change {
+                RowChange::Put(row) => tx.grant_put(row)?,
+                RowChange::Remove(lease) => match tx.grant_remove(*lease) {
+                    Ok(()) | Err(StoreError::NoGrant(_)) => {}
+                    Err(error) => return Err(error),
+                },
+            }
+            if tx.room() < varve_store::OP_ROOM {
+                tx.commit()?;
+                tx = self.store.begin()?;
+            }
+        }
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// A session has obeyed a barrier.
+    pub(crate) fn barrier_ack(&self, session: &Session, tx: varve_format::TxId) {
+        let mut core = self.locked();
+        if let Some(member) = core.members.get_mut(&session.id) {
+            // Barriers come in order: this one was read after those before it.
+            member.barriers = member
+                .barriers
+                .split_off(&varve_format::TxId(tx.0.saturating_add(1)));
+        }
+        self.store.set_reader_horizon(core.reader_horizon());
+    }
+
+    /// Frees inodes that lost their last hold and have no name.
+    pub(crate) fn free_unheld(&self) {
+        if self.in_grace() || self.store.latched().is_some() {
+            return;
+        }
+        loop {
+            let Some(key) = self.locked().unheld.pop_first() else {
+                return;
+            };
+            let change = self.begin_change();
+            let freed = digest::free_orphan(&self.store, key, &LeaseView(self));
+            drop(change);
+            match freed {
+                Ok(true) => {
+                    let changes: Vec<_> = {
+                        let mut core = self.locked();
+                        let core = &mut *core;
+                        core.table.forget_inode(key);
+                        core.holds.forget(key);
+                        let ids: Vec<_> = core.members.keys().copied().collect();
+                        let rows = &mut core.rows;
+                        ids.iter()
+                            .filter_map(|id| {
+                                let change = rows.end_change(*id, key);
+                                rows.end(*id, key);
+                                change
+                            })
+                            .collect()
+                    };
+                    if let Err(error) = self.write_rows(&changes) {
+                        self.note_error(&error);
+                    }
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!("inode {key} without a name cannot be freed: {error}");
+                    self.note_error(&error);
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Errors of the daemon, and the one place where the store's become an errno.
+
+use varve_ipc::IpcError;
+use varve_media::MediaError;
+use varve_store::StoreError;
+
+/// Why a daemon cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// The shared area.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A log.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// Files of the host.
+    #[error("{what}: {error}")]
+    Io {
+        /// What was tried, with the path.
+        what: String,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// A setting.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// The pool cannot be used as it is; the text says what to do.
+    #[error("{0}")]
+    Pool(String),
+}
+
+impl KernelError {
+    /// An [`Io`](Self::Io) with what was tried.
+    pub fn io(what: impl Into<String>, error: impl Into<std::io::Error>) -> Self {
+        Self::Io {
+            what: what.into(),
+            error: error.into(),
+        }
+    }
+}
+
+/// What a client is told.
+#[must_use]
+pub fn errno(error: &StoreError) -> i32 {
+    match error {
+        StoreError::NoSpace { .. } => libc::ENOSPC,
+        StoreError::TableFull(_) => libc::ENOSPC,
+        StoreError::NoInode(_) => libc::ESTALE,
+        StoreError::WrongKind { wanted, .. } if *wanted == "directory" => libc::ENOTDIR,
+        StoreError::WrongKind { .. } | StoreError::Invalid(_) => libc::EINVAL,
+        StoreError::NotFound => libc::ENOENT,
+        StoreError::Exists => libc::EEXIST,
+        StoreError::Unfinished(_) => libc::EAGAIN,
+        StoreError::Latched(_) => libc::EROFS,
+        _ => libc::EIO,
+    }
+}
+
+/// As [`errno`], logged here if it is not the client's own doing.
+pub(crate) fn refuse(error: &StoreError) -> IpcError {
+    let errno = errno(error);
+    if errno == libc::EIO {
+        tracing::error!("a request failed: {error}");
+    }
+    IpcError::Errno(errno)
+}
+
+/// Short form for a refusal.
+pub(crate) const fn no(errno: i32) -> IpcError {
+    IpcError::Errno(errno)
+}

@@ -1,0 +1,345 @@
+//! How sessions begin: numbers, tokens, company, resumption.
+
+use crate::core::{Member, Phase};
+use crate::error::{no, refuse};
+use crate::kernel::KernelFs;
+use crate::session::{Parts, Session};
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::session::SessionState;
+use varve_format::{InodeKey, LogSeq, ROOT_INO, SessionId};
+use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
+use varve_store::StoreError;
+
+/// Most inodes that one session keeps alive.
+pub(crate) const HOLDS_MAX: usize = 1 << 20;
+
+/// A session that was opened, for a client in this process.
+pub struct LocalSession {
+    /// The answer.
+    pub welcome: Welcome,
+    /// Upcalls.
+    pub upcalls: Arc<varve_ipc::UpcallQueue>,
+    /// The page.
+    pub page: Arc<varve_ipc::Page>,
+    /// The log; `None` for a session that only reads.
+    pub log: Option<Arc<dyn varve_media::Region>>,
+    /// The NVM region; privileged sessions only.
+    pub nvm: Option<Arc<dyn varve_media::Region>>,
+}
+
+impl KernelFs {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// `Protocol` for another version; `Errno` with EUSERS (too many sessions), ENOSPC (no room for its log) and others.
+    pub fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
+        if hello.version != PROTOCOL_VERSION {
+            return Err(IpcError::Protocol(format!(
+                "the daemon speaks version {PROTOCOL_VERSION}, the client {}",
+                hello.version
+            )));
+        }
+        if hello.held.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(IpcError::Gone("the daemon is stopping".into()));
+        }
+        let predecessor = hello.resume.and_then(|token| self.end_predecessor(token, peer));
+        self.reap(self.now_ms());
+        self.check_room(peer)?;
+        let latched = self.store.latched();
+        let read_only = hello.read_only || latched.is_some();
+        let session = Arc::new(self.make_session(peer, &hello, read_only).inspect_err(|error| {
+            tracing::warn!(pid = peer.pid, "no session: {error}");
+        })?);
+        let company = self.enter(&session, &hello, predecessor.as_ref().map(|ended| ended.id));
+        if company {
+            self.announce_company(session.id);
+        }
+        if let Some(ended) = &predecessor {
+            self.forget_ended(ended.id);
+        }
+        let root = self.store.get(ROOT_INO).map_err(|error| {
+            self.seal(session.id, "its opening failed", false);
+            self.finish_or_leave();
+            refuse(&error)
+        })?;
+        let nvm = &self.store.devices().nvm;
+        let welcome = Welcome {
+            session: session.id,
+            token: session.token,
+            pool_uuid: self.store.pool_uuid(),
+            root: root.attr,
+            privileged: session.privileged,
+            read_only,
+            latched: latched.map(|reason| reason.to_string()),
+            company,
+            log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
+            log_max_bytes: self.config.log_limit(nvm.len_bytes()),
+            nvm_bytes: nvm.len_bytes(),
+            lease_ms: self.config.lease_ms,
+            wait_ms: self.config.wait_ms,
+            digest_percent: self.config.digest_percent,
+            read_ahead_bytes: self.config.read_ahead_bytes,
+            sync_ms: if self.logs.needs_sync() {
+                self.config.sync_ms
+            } else {
+                0
+            },
+            seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
+            last_mediated: predecessor.as_ref().map_or(0, |ended| ended.last_mediated),
+            leases_max: self.config.leases_max,
+        };
+        Ok(LocalSession {
+            welcome,
+            upcalls: Arc::clone(&session.upcalls),
+            page: Arc::clone(&session.page),
+            log: session.log.clone(),
+            nvm: session.privileged.then(|| Arc::clone(nvm)),
+        })
+    }
+
+    /// Seals and digests the session of this token, if it still lives, and finds what is kept of it.
+    fn end_predecessor(&self, token: u128, peer: Peer) -> Option<crate::core::Ended> {
+        let alive = {
+            let core = self.locked();
+            let mut members = core.members.values();
+            members
+                .find(|member| member.session.token == token && member.session.peer.uid == peer.uid)
+                .map(|member| member.session.id)
+        };
+        if let Some(id) = alive {
+            self.seal_session(id, "its client resumes");
+            self.finish_sealed();
+            // Another thread may be at it.
+            let until_ms = self.now_ms() + self.config.wait_ms;
+            while self.locked().members.contains_key(&id) {
+                if self.now_ms() >= until_ms || self.store.latched().is_some() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                self.finish_sealed();
+            }
+        }
+        let core = self.locked();
+        core.ended
+            .iter()
+            .find(|ended| ended.token == token && ended.uid == peer.uid)
+            .cloned()
+    }
+
+    fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
+        let core = self.locked();
+        let most = self.config.sessions_max as usize;
+        let all = core.members.len() + core.ended.len();
+        let own = core
+            .members
+            .values()
+            .filter(|member| member.session.peer.uid == peer.uid)
+            .count();
+        let own_most = if self.is_privileged(peer.uid) {
+            most
+        } else {
+            most.div_ceil(4)
+        };
+        if all >= most || own >= own_most {
+            Err(no(libc::EUSERS))
+        } else {
+            Ok(())
+        }
+    }
+
+    fn make_session(&self, peer: Peer, hello: &Hello, read_only: bool) -> Result<Session, IpcError> {
+        let id = if read_only {
+            let mut core = self.locked();
+            core.next_read_only += 1;
+            SessionId(core.next_read_only)
+        } else {
+            let taken = self.store.begin().and_then(|mut tx| {
+                let id = tx.next_session_id()?;
+                tx.commit()?;
+                Ok(id)
+            });
+            taken.map_err(|error| self.refused(&error))?
+        };
+        let token = random_bytes().map_err(|error| {
+            tracing::error!("no random numbers from /dev/urandom: {error}");
+            no(libc::EIO)
+        })?;
+        let token = u128::from_le_bytes(token);
+        let limit = self.config.log_limit(self.store.devices().nvm.len_bytes());
+        let initial = self.config.log_initial_bytes.min(limit);
+        let area = self
+            .logs
+            .create(id, (!read_only).then_some((initial, limit)))
+            .map_err(|error| {
+                tracing::error!("no room for a session's log: {error}");
+                no(if error.is_no_space() {
+                    libc::ENOSPC
+                } else {
+                    libc::EIO
+                })
+            })?;
+        area.page.set_committed_tx(self.store.newest_tx());
+        let session = Session::new(Parts {
+            id,
+            kind: hello.kind,
+            peer,
+            privileged: self.is_privileged(peer.uid),
+            read_only,
+            token,
+            created_ns: self.clock.now_ns(),
+            page: area.page,
+            log: area.log,
+            process: None,
+        });
+        if !read_only {
+            let put = self.store.begin().and_then(|mut tx| {
+                tx.session_put(&session.row(SessionState::Live, LogSeq(0), 0))?;
+                tx.commit()
+            });
+            put.map_err(|error| {
+                self.logs.remove(id);
+                self.refused(&error)
+            })?;
+        }
+        Ok(session)
+    }
+
+    /// The new session is one of all from here on. Answers whether there are others.
+    fn enter(&self, session: &Arc<Session>, hello: &Hello, predecessor: Option<SessionId>) -> bool {
+        let mut core = self.locked();
+        let company = core.has_company(session.id);
+        let member = Member {
+            session: Arc::clone(session),
+            phase: Phase::Live,
+            company,
+            barriers: BTreeMap::new(),
+        };
+        core.members.insert(session.id, member);
+        for key in &hello.held {
+            core.holds.add(session.id, *key);
+        }
+        drop(core);
+        // What it could name before it may name again.
+        if predecessor.is_some() {
+            hello.held.iter().for_each(|key| session.learn(*key));
+        }
+        company
+    }
+
+    /// Tells mounts that they are not alone any more, and waits until their kernels' caches have run out. Bounded: one that does not say
+    /// so is sealed.
+    fn announce_company(&self, newcomer: SessionId) {
+        let mut told: Vec<SessionId> = Vec::new();
+        {
+            let mut core = self.locked();
+            let lonely: Vec<_> = core
+                .members
+                .iter()
+                .filter(|(id, member)| **id != newcomer && !member.company)
+                .map(|(id, member)| (*id, member.session.kind))
+                .collect();
+            for (id, kind) in lonely {
+                if kind == ClientKind::Shim {
+                    core.send(id, Upcall::Company);
+                    told.push(id);
+                } else if let Some(member) = core.members.get_mut(&id) {
+                    member.company = true;
+                }
+            }
+        }
+        let until_ms = self.now_ms() + self.config.lease_ms + 1000;
+        for id in told {
+            loop {
+                let mut core = self.locked();
+                let waiting = core
+                    .members
+                    .get(&id)
+                    .is_some_and(|member| member.phase == Phase::Live && !member.company);
+                if !waiting {
+                    break;
+                }
+                if self.now_ms() >= until_ms {
+                    drop(core);
+                    self.seal_session(id, "it did not give its kernel's caches up in time");
+                    self.finish_or_leave();
+                    break;
+                }
+                let _ = self
+                    .company_changed
+                    .wait_for(&mut core, std::time::Duration::from_millis(20));
+            }
+        }
+    }
+
+    /// A mount's kernel caches have run out.
+    pub(crate) fn company_ack(&self, id: SessionId) {
+        if let Some(member) = self.locked().members.get_mut(&id) {
+            member.company = true;
+        }
+        self.company_changed.notify_all();
+    }
+
+    /// Inodes that a client holds open.
+    pub(crate) fn hold(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if keys.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let mut core = self.locked();
+        if core.holds.count(session.id) + keys.len() > HOLDS_MAX {
+            return Err(no(libc::EMFILE));
+        }
+        for key in keys {
+            core.holds.add(session.id, *key);
+        }
+        Ok(())
+    }
+
+    /// Last closes.
+    pub(crate) fn drop_holds(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if keys.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        {
+            let mut core = self.locked();
+            for key in keys {
+                // A lease keeps the hold.
+                if core.table.mode(session.id, *key).is_none() {
+                    core.unhold(session.id, *key);
+                }
+            }
+        }
+        self.free_or_leave();
+        Ok(())
+    }
+
+    /// Frees inodes without a name here, unless there is a thread for it.
+    pub(crate) fn free_or_leave(&self) {
+        if self.locked().unheld.is_empty() {
+            return;
+        }
+        if self.background.load(Ordering::Acquire) {
+            self.bell.ring();
+        } else {
+            self.free_unheld();
+        }
+    }
+
+    /// Logs and latches as needed; what the client is told.
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        self.note_error(error);
+        refuse(error)
+    }
+}
+
+/// Sixteen bytes that nobody can guess.
+pub(crate) fn random_bytes() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

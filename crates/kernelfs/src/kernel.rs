@@ -1,0 +1,312 @@
+//! The daemon's object: what it is made of, how it starts, ticks and ends. The calls are in the modules beside it.
+
+use crate::config::Config;
+use crate::core::Core;
+use crate::digest::{Hierarchy, Placement};
+use crate::error::KernelError;
+use crate::leases::{Limits, Table};
+use crate::logs::LogStore;
+use crate::status::Counters;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use varve_format::{LeaseNo, TxId};
+use varve_ipc::{Clock, IpcError};
+use varve_store::{Store, StoreError};
+
+/// Lease numbers taken from the journal at once: for one run of the daemon.
+const LEASE_NUMBERS: u64 = 1 << 40;
+
+/// What operators ask for and others implement. Answers JSON.
+pub type Hook = Box<dyn Fn(&KernelFs) -> Result<String, String> + Send + Sync>;
+
+/// What a daemon is made of.
+pub struct Parts {
+    /// The shared area.
+    pub store: Store,
+    /// Logs and pages.
+    pub logs: Arc<dyn LogStore>,
+    /// Settings, validated.
+    pub config: Config,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Where new data goes.
+    pub placement: Box<dyn Placement>,
+    /// Owner of the pool: privileged besides root.
+    pub owner_uid: u32,
+    /// For `fsck` of the running pool.
+    pub fsck: Option<Hook>,
+    /// For `scrub`.
+    pub scrub: Option<Hook>,
+}
+
+impl Parts {
+    /// Default policies, this process' user as the owner.
+    pub fn new(store: Store, logs: Arc<dyn LogStore>, config: Config, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            store,
+            logs,
+            config,
+            clock,
+            placement: Box::new(Hierarchy),
+            owner_uid: rustix::process::geteuid().as_raw(),
+            fsck: None,
+            scrub: None,
+        }
+    }
+}
+
+/// The daemon. Threads call it; it has none of its own (see [`crate::Daemon`]).
+pub struct KernelFs {
+    pub(crate) store: Store,
+    pub(crate) logs: Arc<dyn LogStore>,
+    pub(crate) config: Config,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) placement: Box<dyn Placement>,
+    pub(crate) owner_uid: u32,
+    pub(crate) fsck: Option<Hook>,
+    pub(crate) scrub: Option<Hook>,
+    pub(crate) core: Mutex<Core>,
+    /// One move of a directory to another parent at a time.
+    pub(crate) rename: Mutex<()>,
+    pub(crate) counters: Counters,
+    /// No inode without a name is freed before.
+    pub(crate) grace_until_ms: AtomicU64,
+    /// Somebody else runs [`tick`](Self::tick), so that work may be left to it.
+    pub(crate) background: AtomicBool,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) shutdown_asked: AtomicBool,
+    pub(crate) bell: Bell,
+    /// A mount has given its kernel's caches up.
+    pub(crate) company_changed: parking_lot::Condvar,
+}
+
+/// Wakes the background thread.
+#[derive(Default)]
+pub(crate) struct Bell {
+    rung: Mutex<bool>,
+    changed: parking_lot::Condvar,
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        *self.rung.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for a ring, at most `ms`.
+    pub(crate) fn wait(&self, ms: u64) {
+        let mut rung = self.rung.lock();
+        if !*rung {
+            let _ = self
+                .changed
+                .wait_for(&mut rung, std::time::Duration::from_millis(ms));
+        }
+        *rung = false;
+    }
+}
+
+impl KernelFs {
+    /// Takes a pool into service: seals and digests every session of an earlier daemon, then is ready.
+    ///
+    /// # Errors
+    /// Settings out of bounds; the store's and the logs', unless a device failed after the pool was open: then it starts read-only.
+    pub fn open(parts: Parts) -> Result<Arc<Self>, KernelError> {
+        parts.config.validate()?;
+        let Parts {
+            store,
+            logs,
+            config,
+            clock,
+            placement,
+            owner_uid,
+            fsck,
+            scrub,
+        } = parts;
+        // Before the first transaction: from here on no client of an earlier daemon believes what it reads or wrote.
+        for page in logs.pages()? {
+            page.seal();
+        }
+        varve_ipc::page::membarrier();
+        let base_limit = store.newest_tx();
+        let limits = Limits {
+            min_hold_ms: config.min_hold_ms,
+            lease_ms: config.lease_ms,
+        };
+        let first_lease = match first_lease(&store) {
+            Ok(lease) => lease,
+            Err(error) if error.is_device() => LeaseNo(1),
+            Err(error) => return Err(error.into()),
+        };
+        let kernel = Self {
+            core: Mutex::new(Core::new(Table::new(limits, first_lease))),
+            grace_until_ms: AtomicU64::new(clock.monotonic_ms() + config.grace_ms),
+            store,
+            logs,
+            config,
+            clock,
+            placement,
+            owner_uid,
+            fsck,
+            scrub,
+            rename: Mutex::new(()),
+            counters: Counters::default(),
+            background: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            shutdown_asked: AtomicBool::new(false),
+            bell: Bell::default(),
+            company_changed: parking_lot::Condvar::new(),
+        };
+        kernel.recover(base_limit)?;
+        Ok(Arc::new(kernel))
+    }
+
+    /// The shared area.
+    #[must_use]
+    pub const fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Settings.
+    #[must_use]
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.clock.monotonic_ms()
+    }
+
+    /// Whether inodes without a name are kept for clients that may come back.
+    pub(crate) fn in_grace(&self) -> bool {
+        self.now_ms() < self.grace_until_ms.load(Ordering::Acquire)
+    }
+
+    /// Makes the pool read-only after a device's error, and ends every wait. Other errors do nothing.
+    pub(crate) fn note_error(&self, error: &StoreError) {
+        if !error.is_device() {
+            return;
+        }
+        if self.store.latched().is_none() {
+            self.store.latch(&error.to_string());
+        }
+        let now_ms = self.now_ms();
+        let mut core = self.core.lock();
+        if !core.latched {
+            core.latched = true;
+            tracing::error!("the pool is read-only from now on: {error}");
+        }
+        core.pump(now_ms);
+    }
+
+    /// Refused because the pool is read-only, if it is.
+    pub(crate) fn check_writable(&self) -> Result<(), IpcError> {
+        if self.stopping.load(Ordering::Acquire) {
+            return Err(IpcError::Gone("the daemon is stopping".into()));
+        }
+        match self.store.latched() {
+            Some(_) => Err(IpcError::Errno(libc::EROFS)),
+            None => Ok(()),
+        }
+    }
+
+    /// Blocks that are freed while the answer lives are not reused before the sessions that may read them have been told.
+    pub(crate) fn begin_change(&self) -> Change<'_> {
+        let mut core = self.core.lock();
+        let number = core.next_change;
+        core.next_change += 1;
+        core.changes.insert(number, self.store.newest_tx());
+        self.store.set_reader_horizon(core.reader_horizon());
+        Change { kernel: self, number }
+    }
+
+    /// Work that time or others' misbehaviour makes necessary: late sessions, ended processes, logs left to digest, inodes to free. Also
+    /// what background threads do; a deterministic test calls it instead of them.
+    pub fn tick(&self) {
+        let now_ms = self.now_ms();
+        self.core.lock().pump(now_ms);
+        self.seal_doomed();
+        self.finish_sealed();
+        self.reap(now_ms);
+        self.free_unheld();
+        self.note_solitude(now_ms);
+    }
+
+    /// Digests what is committed in all logs.
+    ///
+    /// # Errors
+    /// The store's; every log was tried.
+    pub fn digest_all(&self) -> Result<(), StoreError> {
+        let sessions: Vec<_> = {
+            let core = self.core.lock();
+            core.members
+                .values()
+                .map(|member| Arc::clone(&member.session))
+                .collect()
+        };
+        let mut first = Ok(());
+        for session in sessions {
+            if let Err(error) = self.digest_session(&session, None)
+                && first.is_ok()
+            {
+                first = Err(error);
+            }
+        }
+        first
+    }
+
+    /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on. Always ends: what a failed device keeps from being
+    /// digested stays in the logs.
+    ///
+    /// # Errors
+    /// The first error of a device; everything else was done.
+    pub fn shutdown(&self) -> Result<(), StoreError> {
+        self.stopping.store(true, Ordering::Release);
+        let ids: Vec<_> = self.core.lock().members.keys().copied().collect();
+        for id in ids {
+            self.seal_session(id, "the daemon stops");
+        }
+        self.finish_sealed();
+        match self.store.latched() {
+            Some(reason) => Err(StoreError::Latched(reason)),
+            None => self
+                .store
+                .checkpoint()
+                .inspect_err(|error| self.note_error(error)),
+        }
+    }
+
+    pub(crate) fn locked(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+}
+
+fn first_lease(store: &Store) -> Result<LeaseNo, StoreError> {
+    let mut tx = store.begin()?;
+    let first = tx.next_lease_nos(LEASE_NUMBERS)?;
+    tx.commit()?;
+    Ok(first)
+}
+
+/// See [`KernelFs::begin_change`].
+pub(crate) struct Change<'k> {
+    kernel: &'k KernelFs,
+    number: u64,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        let mut core = self.kernel.core.lock();
+        core.changes.remove(&self.number);
+        self.kernel.store.set_reader_horizon(core.reader_horizon());
+    }
+}
+
+/// The newest transaction that an entry of a log may rest on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum BaseLimit {
+    /// Whatever is committed now: the session lives in this run.
+    Now,
+    /// What was in the journal at the start.
+    AtStart(TxId),
+}

@@ -1,0 +1,81 @@
+//! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who frees it is not known here.
+
+use std::collections::{HashMap, HashSet};
+use varve_format::{InodeKey, SessionId};
+
+/// Holds of all sessions.
+#[derive(Debug, Default)]
+pub struct Holds {
+    by_key: HashMap<InodeKey, Vec<SessionId>>,
+    by_session: HashMap<SessionId, HashSet<InodeKey>>,
+}
+
+impl Holds {
+    /// `session` holds `key` from now on.
+    pub fn add(&mut self, session: SessionId, key: InodeKey) {
+        if self.by_session.entry(session).or_default().insert(key) {
+            self.by_key.entry(key).or_default().push(session);
+        }
+    }
+
+    /// `session` holds `key` no more. Answers whether that was the last hold.
+    pub fn remove(&mut self, session: SessionId, key: InodeKey) -> bool {
+        let had = self
+            .by_session
+            .get_mut(&session)
+            .is_some_and(|keys| keys.remove(&key));
+        had && self.unlink(session, key)
+    }
+
+    fn unlink(&mut self, session: SessionId, key: InodeKey) -> bool {
+        let Some(sessions) = self.by_key.get_mut(&key) else {
+            return false;
+        };
+        sessions.retain(|other| *other != session);
+        let last = sessions.is_empty();
+        if last {
+            self.by_key.remove(&key);
+        }
+        last
+    }
+
+    /// `session` holds nothing more; answers the inodes that nobody holds now.
+    pub fn drop_session(&mut self, session: SessionId) -> Vec<InodeKey> {
+        let keys = self.by_session.remove(&session).unwrap_or_default();
+        keys.into_iter()
+            .filter(|key| self.unlink(session, *key))
+            .collect()
+    }
+
+    /// What `from` held `to` holds now too (its client resumed).
+    pub fn copy(&mut self, from: SessionId, to: SessionId, keys: &[InodeKey]) {
+        for key in keys {
+            if self.by_session.get(&from).is_some_and(|held| held.contains(key)) {
+                self.add(to, *key);
+            }
+        }
+    }
+
+    /// Nobody holds `key` any more: it is gone.
+    pub fn forget(&mut self, key: InodeKey) {
+        for session in self.by_key.remove(&key).unwrap_or_default() {
+            if let Some(keys) = self.by_session.get_mut(&session) {
+                keys.remove(&key);
+            }
+        }
+    }
+
+    /// Whether a session outside `except` holds `key`.
+    #[must_use]
+    pub fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {
+        self.by_key
+            .get(&key)
+            .is_some_and(|sessions| sessions.iter().any(|session| !except.contains(session)))
+    }
+
+    /// Inodes that `session` holds.
+    #[must_use]
+    pub fn count(&self, session: SessionId) -> usize {
+        self.by_session.get(&session).map_or(0, HashSet::len)
+    }
+}

@@ -1,0 +1,11 @@
+//! Who may touch which inode now. Owns leases, their queue and the holds on open inodes, as plain state machines: no locks, no clock,
+//! no I/O. The caller brings the time, makes grants durable, and carries messages.
+
+mod contention;
+mod holds;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use holds::Holds;
+pub use table::{Decision, GrantedLease, Limits, Refusal, Revocation, Table, Ticket};

@@ -1,0 +1,777 @@
+//! The lease table.
+//!
+//! Rules, each kept by construction and by the property tests:
+//! - *exclusive means exclusive*: a write lease never stands beside any lease of another session;
+//! - *first come, first served*: a request is not granted while an earlier one that conflicts with it waits;
+//! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: what its session already has can be
+//!   revoked meanwhile;
+//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or space for rows runs out).
+//!
+//! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a holder that does not answer
+//! within `lease_ms` shows up in [`Table::expired`].
+
+use super::contention::Contention;
+use std::collections::{BTreeMap, HashMap};
+use varve_format::{InodeKey, LeaseNo, SessionId};
+use varve_ipc::{LeaseMode, Want};
+
+/// Times of the protocol.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Least time between a grant and its revocation.
+    pub min_hold_ms: u64,
+    /// Time to give a lease back.
+    pub lease_ms: u64,
+}
+
+/// Names a waiting request; later ones are larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// One lease of a decided request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GrantedLease {
+    /// Inode.
+    pub key: InodeKey,
+    /// Mode.
+    pub mode: LeaseMode,
+    /// Number.
+    pub lease: LeaseNo,
+    /// The session did not have it before: it must be made durable if it is a write lease, then confirmed or undone.
+    pub fresh: bool,
+    /// The read lease that it replaces.
+    pub replaces: Option<LeaseNo>,
+}
+
+/// A request that has its leases now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Which request.
+    pub ticket: Ticket,
+    /// Whose.
+    pub session: SessionId,
+    /// In the order of the wants.
+    pub leases: Vec<GrantedLease>,
+}
+
+/// A lease to be asked back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Revocation {
+    /// Whose.
+    pub session: SessionId,
+    /// Inode.
+    pub key: InodeKey,
+    /// Number.
+    pub lease: LeaseNo,
+    /// What may be kept.
+    pub keep: Option<LeaseMode>,
+}
+
+/// Why a request is not even queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// An inode in it is contended: mediate.
+    Contended,
+    /// No wants, or the same inode twice.
+    Malformed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Decided, not durable yet.
+    Granting,
+    Held {
+        since_ms: u64,
+    },
+    Revoking {
+        first_ms: u64,
+        last_ms: u64,
+    },
+    /// Given back; its log is being digested.
+    Releasing,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Holder {
+    session: SessionId,
+    lease: LeaseNo,
+    mode: LeaseMode,
+    phase: Phase,
+    /// The session was told where the file's blocks are.
+    mapped: bool,
+    /// Asked back for want of space, not because somebody waits.
+    unwanted: bool,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    session: SessionId,
+    wants: Vec<Want>,
+}
+
+/// First number of the daemon's own sessions: one for each operation that it mediates.
+const INTERNAL: u64 = 1 << 63;
+
+/// All leases and those who wait for them.
+#[derive(Debug)]
+pub struct Table {
+    limits: Limits,
+    holders: HashMap<InodeKey, Vec<Holder>>,
+    /// Leases by session, oldest first.
+    by_session: HashMap<SessionId, BTreeMap<LeaseNo, InodeKey>>,
+    /// Write leases of clients, oldest first.
+    writes_by_age: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
+    waiters: BTreeMap<Ticket, Waiter>,
+    /// Who waits for an inode, in order.
+    queues: HashMap<InodeKey, Vec<Ticket>>,
+    contention: Contention,
+    next_ticket: u64,
+    next_lease: u64,
+    next_internal: u64,
+    /// Leases that are being asked back.
+    asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
+}
+
+impl Table {
+    /// Empty; the first lease has the number `first_lease`.
+    #[must_use]
+    pub fn new(limits: Limits, first_lease: LeaseNo) -> Self {
+        Self {
+            limits,
+            holders: HashMap::new(),
+            by_session: HashMap::new(),
+            writes_by_age: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            queues: HashMap::new(),
+            contention: Contention::default(),
+            next_ticket: 1,
+            next_lease: first_lease.0.max(1),
+            next_internal: INTERNAL,
+            asked: BTreeMap::new(),
+        }
+    }
+
+    /// A session of the daemon's own, for one operation.
+    pub fn internal_session(&mut self) -> SessionId {
+        self.next_internal += 1;
+        SessionId(self.next_internal)
+    }
+
+    /// Whether `session` is one of the daemon's own.
+    #[must_use]
+    pub const fn is_internal(session: SessionId) -> bool {
+        session.0 >= INTERNAL
+    }
+
+    /// A number that no lease has.
+    pub fn fresh_lease(&mut self) -> LeaseNo {
+        let lease = LeaseNo(self.next_lease);
+        self.next_lease += 1;
+        lease
+    }
+
+    /// Queues a request. Call [`decide`](Self::decide) next.
+    ///
+    /// # Errors
+    /// A [`Refusal`].
+    pub fn request(&mut self, session: SessionId, wants: &[Want], now_ms: u64) -> Result<Ticket, Refusal> {
+        let mut keys: Vec<_> = wants.iter().map(|want| want.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        if wants.is_empty() || keys.len() != wants.len() {
+            return Err(Refusal::Malformed);
+        }
+        let contended = |want: &Want| {
+            want.mode == LeaseMode::Write
+                && self.contention.is_contended(want.key, now_ms)
+                && !self.settled(session, want)
+        };
+        if !Self::is_internal(session) && wants.iter().any(contended) {
+            return Err(Refusal::Contended);
+        }
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        for key in keys {
+            self.queues.entry(key).or_default().push(ticket);
+        }
+        self.waiters.insert(
+            ticket,
+            Waiter {
+                session,
+                wants: wants.to_vec(),
+            },
+        );
+        Ok(ticket)
+    }
+
+    /// Takes a request back. Leases that [`decide`](Self::decide) gave it meanwhile stay.
+    pub fn cancel(&mut self, ticket: Ticket) {
+        if let Some(waiter) = self.waiters.remove(&ticket) {
+            for want in &waiter.wants {
+                self.leave_queue(want.key, ticket);
+            }
+        }
+    }
+
+    fn leave_queue(&mut self, key: InodeKey, ticket: Ticket) {
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.retain(|other| *other != ticket);
+            if queue.is_empty() {
+                self.queues.remove(&key);
+            }
+        }
+    }
+
+    fn holder(&self, session: SessionId, key: InodeKey) -> Option<&Holder> {
+        self.holders
+            .get(&key)?
+            .iter()
+            .find(|holder| holder.session == session)
+    }
+
+    fn holder_mut(&mut self, session: SessionId, key: InodeKey) -> Option<&mut Holder> {
+        self.holders
+            .get_mut(&key)?
+            .iter_mut()
+            .find(|holder| holder.session == session)
+    }
+
+    /// Whether the session has what it wants already, and may keep it.
+    fn settled(&self, session: SessionId, want: &Want) -> bool {
+        self.holder(session, want.key)
+            .is_some_and(|holder| holder.mode >= want.mode && matches!(holder.phase, Phase::Held { .. }))
+    }
+
+    /// Whether `want` could be granted now as far as holders go.
+    fn free_for(&self, session: SessionId, want: &Want) -> bool {
+        let Some(holders) = self.holders.get(&want.key) else {
+            return true;
+        };
+        holders.iter().all(|holder| {
+            if holder.session == session {
+                matches!(holder.phase, Phase::Held { .. })
+            } else {
+                want.mode == LeaseMode::Read && holder.mode == LeaseMode::Read
+            }
+        })
+    }
+
+    fn conflicts(a: LeaseMode, b: LeaseMode) -> bool {
+        a == LeaseMode::Write || b == LeaseMode::Write
+    }
+
+    /// Whether an earlier request stands before `ticket` at one of its inodes.
+    fn overtakes(&self, ticket: Ticket, waiter: &Waiter) -> bool {
+        waiter.wants.iter().any(|want| {
+            // What the session has already is no overtaking, unless it is an upgrade.
+            !self.settled(waiter.session, want)
+                && self.queues.get(&want.key).is_some_and(|queue| {
+                    queue.iter().take_while(|other| **other < ticket).any(|other| {
+                        self.waiters.get(other).is_some_and(|earlier| {
+                            earlier.wants.iter().any(|theirs| {
+                                theirs.key == want.key && Self::conflicts(theirs.mode, want.mode)
+                            })
+                        })
+                    })
+                })
+        })
+    }
+
+    /// Grants every request that can have all its leases now, earliest first. The leases are taken at once; each is to be
+    /// [confirmed](Self::confirm) or [undone](Self::undo).
+    pub fn decide(&mut self, now_ms: u64) -> Vec<Decision> {
+        let mut decisions = Vec::new();
+        let tickets: Vec<_> = self.waiters.keys().copied().collect();
+        for ticket in tickets {
+            let Some(waiter) = self.waiters.get(&ticket) else {
+                continue;
+            };
+            let possible = waiter
+                .wants
+                .iter()
+                .all(|want| self.free_for(waiter.session, want));
+            if !possible || self.overtakes(ticket, waiter) {
+                continue;
+            }
+            let Some(waiter) = self.waiters.remove(&ticket) else {
+                continue;
+            };
+            let mut leases = Vec::with_capacity(waiter.wants.len());
+            for want in &waiter.wants {
+                self.leave_queue(want.key, ticket);
+                leases.push(self.take(waiter.session, want, now_ms));
+            }
+            decisions.push(Decision {
+                ticket,
+                session: waiter.session,
+                leases,
+            });
+        }
+        decisions
+    }
+
+    fn take(&mut self, session: SessionId, want: &Want, now_ms: u64) -> GrantedLease {
+        let key = want.key;
+        if let Some(holder) = self.holder(session, key)
+            && holder.mode >= want.mode
+        {
+            return GrantedLease {
+                key,
+                mode: holder.mode,
+                lease: holder.lease,
+                fresh: false,
+                replaces: None,
+            };
+        }
+        let replaces = self.holder(session, key).map(|holder| holder.lease);
+        let mapped = self.holder(session, key).is_some_and(|holder| holder.mapped);
+        if let Some(old) = replaces {
+            self.remove(session, key, old);
+        }
+        let lease = self.fresh_lease();
+        self.insert(session, key, lease, want.mode, Phase::Granting);
+        if let Some(holder) = self.holder_mut(session, key) {
+            holder.mapped = mapped;
+        }
+        if want.mode == LeaseMode::Write && !Self::is_internal(session) {
+            self.contention.note(key, session, false, now_ms);
+        }
+        GrantedLease {
+            key,
+            mode: want.mode,
+            lease,
+            fresh: true,
+            replaces,
+        }
+    }
+
+    fn insert(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo, mode: LeaseMode, phase: Phase) {
+        let holder = Holder {
+            session,
+            lease,
+            mode,
+            phase,
+            mapped: false,
+            unwanted: false,
+        };
+        self.holders.entry(key).or_default().push(holder);
+        self.by_session.entry(session).or_default().insert(lease, key);
+        if mode == LeaseMode::Write && !Self::is_internal(session) {
+            self.writes_by_age.insert(lease, (session, key));
+        }
+    }
+
+    fn remove(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo) {
+        if let Some(holders) = self.holders.get_mut(&key) {
+            holders.retain(|holder| holder.lease != lease);
+            if holders.is_empty() {
+                self.holders.remove(&key);
+            }
+        }
+        if let Some(leases) = self.by_session.get_mut(&session) {
+            leases.remove(&lease);
+            if leases.is_empty() {
+                self.by_session.remove(&session);
+            }
+        }
+        self.writes_by_age.remove(&lease);
+        self.asked.remove(&lease);
+    }
+
+    /// An exclusive lease on an inode that nobody else can know yet; held at once.
+    pub fn add_new(&mut self, session: SessionId, key: InodeKey, now_ms: u64) -> LeaseNo {
+        let lease = self.fresh_lease();
+        self.insert(
+            session,
+            key,
+            lease,
+            LeaseMode::Write,
+            Phase::Held { since_ms: now_ms },
+        );
+        lease
+    }
+
+    /// The fresh leases of a decision are durable: from now on they can be asked back.
+    pub fn confirm(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
+        for granted in leases {
+            if let Some(holder) = self.holder_mut(session, granted.key)
+                && holder.lease == granted.lease
+                && holder.phase == Phase::Granting
+            {
+                holder.phase = Phase::Held { since_ms: now_ms };
+            }
+        }
+    }
+
+    /// The fresh leases of a decision could not be made durable: they are gone (so are the read leases that they replaced).
+    pub fn undo(&mut self, session: SessionId, leases: &[GrantedLease]) {
+        for granted in leases.iter().filter(|granted| granted.fresh) {
+            self.remove(session, granted.key, granted.lease);
+        }
+    }
+
+    /// A client gives a lease back. Answers its mode, or `None` if the number is not that of a lease that the session holds. Nobody
+    /// gets the inode before [`finish_release`](Self::finish_release).
+    pub fn begin_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo) -> Option<LeaseMode> {
+        let holder = self.holder_mut(session, key)?;
+        if holder.lease != lease || matches!(holder.phase, Phase::Granting | Phase::Releasing) {
+            return None;
+        }
+        let mode = holder.mode;
+        holder.phase = Phase::Releasing;
+        self.asked.remove(&lease);
+        Some(mode)
+    }
+
+    /// The log is digested as far as the lease needs it. With `downgrade` a read lease of the same number stays, unless somebody waits to
+    /// write. Answers whether a lease stayed.
+    pub fn finish_release(
+        &mut self,
+        session: SessionId,
+        key: InodeKey,
+        lease: LeaseNo,
+        downgrade: bool,
+        now_ms: u64,
+    ) -> bool {
+        let writer_waits = self.someone_wants(key, session, LeaseMode::Read);
+        let Some(holder) = self.holder_mut(session, key) else {
+            return false;
+        };
+        if holder.lease != lease || holder.phase != Phase::Releasing {
+            return false;
+        }
+        if downgrade && !writer_waits && !holder.unwanted {
+            holder.mode = LeaseMode::Read;
+            holder.phase = Phase::Held { since_ms: now_ms };
+            self.writes_by_age.remove(&lease);
+            return true;
+        }
+        self.remove(session, key, lease);
+        false
+    }
+
+    /// The digest for a release failed for now: the lease is held as before, and asked back again.
+    pub fn abort_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo, now_ms: u64) {
+        if let Some(holder) = self.holder_mut(session, key)
+            && holder.lease == lease
+            && holder.phase == Phase::Releasing
+        {
+            holder.phase = Phase::Revoking {
+                first_ms: now_ms,
+                last_ms: now_ms,
+            };
+            self.asked.insert(lease, (session, key));
+        }
+    }
+
+    /// Whether a request of another session waits for `key` and cannot share it with a lease of mode `with`.
+    fn someone_wants(&self, key: InodeKey, session: SessionId, with: LeaseMode) -> bool {
+        self.queues.get(&key).is_some_and(|queue| {
+            queue
+                .iter()
+                .filter_map(|ticket| self.waiters.get(ticket))
+                .any(|waiter| {
+                    waiter.session != session
+                        && waiter
+                            .wants
+                            .iter()
+                            .any(|want| want.key == key && Self::conflicts(want.mode, with))
+                })
+        })
+    }
+
+    /// Leases to be asked back now, because somebody waits for them; each again after a quarter of `lease_ms`, in case the first message
+    /// overtook the grant.
+    pub fn revocations(&mut self, now_ms: u64) -> Vec<Revocation> {
+        let again_ms = self.again_ms();
+        let awaited = self
+            .queues
+            .keys()
+            .filter_map(|key| Some((*key, self.holders.get(key)?)));
+        let mut due: Vec<_> = awaited
+            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, *holder)))
+            .filter(|(key, holder)| {
+                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.limits.min_hold_ms)
+                    && !Self::is_internal(holder.session)
+                    && self.someone_wants(*key, holder.session, holder.mode)
+            })
+            .collect();
+        due.extend(self.asked.values().filter_map(|(session, key)| {
+            let holder = self.holder(*session, *key)?;
+            matches!(holder.phase, Phase::Revoking { last_ms, .. } if now_ms >= last_ms + again_ms)
+                .then_some((*key, *holder))
+        }));
+        due.sort_unstable_by_key(|(_, holder)| holder.lease);
+        let mut out = Vec::with_capacity(due.len());
+        for (key, holder) in due {
+            let first_ms = match holder.phase {
+                Phase::Revoking { first_ms, .. } => first_ms,
+                Phase::Granting | Phase::Held { .. } | Phase::Releasing => now_ms,
+            };
+            let keep_read = holder.mode == LeaseMode::Write
+                && !holder.unwanted
+                && !self.someone_wants(key, holder.session, LeaseMode::Read);
+            if let Some(live) = self.holder_mut(holder.session, key) {
+                live.phase = Phase::Revoking {
+                    first_ms,
+                    last_ms: now_ms,
+                };
+            }
+            self.asked.insert(holder.lease, (holder.session, key));
+            let keep = keep_read.then_some(LeaseMode::Read);
+            out.push(Revocation {
+                session: holder.session,
+                key,
+                lease: holder.lease,
+                keep,
+            });
+        }
+        out
+    }
+
+    fn again_ms(&self) -> u64 {
+        (self.limits.lease_ms / 4).max(1)
+    }
+
+    /// Asks back the `count` write leases that were granted longest ago: space for rows runs out.
+    pub fn revoke_oldest(&mut self, count: usize, now_ms: u64) -> Vec<Revocation> {
+        let oldest: Vec<_> = self
+            .writes_by_age
+            .iter()
+            .map(|(lease, at)| (*lease, *at))
+            .collect();
+        self.revoke_these(oldest, count, now_ms)
+    }
+
+    /// Asks back the oldest leases of a session that has more than `most`.
+    pub fn revoke_excess(&mut self, session: SessionId, most: usize, now_ms: u64) -> Vec<Revocation> {
+        let Some(leases) = self.by_session.get(&session) else {
+            return Vec::new();
+        };
+        let excess = leases.len().saturating_sub(most);
+        let oldest: Vec<_> = leases
+            .iter()
+            .take(excess)
+            .map(|(lease, key)| (*lease, (session, *key)))
+            .collect();
+        self.revoke_these(oldest, excess, now_ms)
+    }
+
+    fn revoke_these(
+        &mut self,
+        leases: Vec<(LeaseNo, (SessionId, InodeKey))>,
+        count: usize,
+        now_ms: u64,
+    ) -> Vec<Revocation> {
+        let mut out = Vec::new();
+        for (lease, (session, key)) in leases {
+            if out.len() >= count {
+                break;
+            }
+            let Some(holder) = self.holder_mut(session, key) else {
+                continue;
+            };
+            if holder.lease == lease && matches!(holder.phase, Phase::Held { .. }) {
+                holder.phase = Phase::Revoking {
+                    first_ms: now_ms,
+                    last_ms: now_ms,
+                };
+                holder.unwanted = true;
+                self.asked.insert(lease, (session, key));
+                out.push(Revocation {
+                    session,
+                    key,
+                    lease,
+                    keep: None,
+                });
+            }
+        }
+        out
+    }
+
+    /// Sessions that have not given a lease back in time.
+    #[must_use]
+    pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
+        let late = |(session, key): &&(SessionId, InodeKey)| {
+            self.holder(*session, *key).is_some_and(|holder| {
+                matches!(holder.phase, Phase::Revoking { first_ms, .. } if now_ms >= first_ms + self.limits.lease_ms)
+            })
+        };
+        let mut sessions: Vec<_> = self
+            .asked
+            .values()
+            .filter(late)
+            .map(|(session, _)| *session)
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions
+    }
+
+    /// Takes all leases and requests of a session away; answers the tickets that will not be decided any more.
+    pub fn drop_session(&mut self, session: SessionId) -> Vec<Ticket> {
+        let leases = self.by_session.get(&session).cloned().unwrap_or_default();
+        for (lease, key) in leases {
+            self.remove(session, key, lease);
+        }
+        let tickets: Vec<_> = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| waiter.session == session)
+            .map(|(ticket, _)| *ticket)
+            .collect();
+        for ticket in &tickets {
+            self.cancel(*ticket);
+        }
+        tickets
+    }
+
+    /// The inode is gone: so are its leases.
+    pub fn forget_inode(&mut self, key: InodeKey) {
+        for holder in self.holders.get(&key).cloned().unwrap_or_default() {
+            self.remove(holder.session, key, holder.lease);
+        }
+        self.contention.forget(key);
+    }
+
+    /// An operation of `session` on `key` was mediated.
+    pub fn note_mediated(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
+        self.contention.note(key, session, true, now_ms);
+    }
+
+    /// Mode in which `session` may use `key` at the moment (also while it is being asked back).
+    #[must_use]
+    pub fn mode(&self, session: SessionId, key: InodeKey) -> Option<LeaseMode> {
+        self.holder(session, key).map(|holder| holder.mode)
+    }
+
+    /// The lease of `session` on `key`.
+    #[must_use]
+    pub fn lease(&self, session: SessionId, key: InodeKey) -> Option<(LeaseNo, LeaseMode)> {
+        self.holder(session, key)
+            .map(|holder| (holder.lease, holder.mode))
+    }
+
+    /// Whether another session may be changing `key`.
+    #[must_use]
+    pub fn written_by_other(&self, session: SessionId, key: InodeKey) -> bool {
+        self.holders.get(&key).is_some_and(|holders| {
+            holders
+                .iter()
+                .any(|holder| holder.session != session && holder.mode == LeaseMode::Write)
+        })
+    }
+
+    /// Remembers that `session` learned where the blocks of `key` are; `false` if it has no lease.
+    pub fn note_mapped(&mut self, session: SessionId, key: InodeKey) -> bool {
+        match self.holder_mut(session, key) {
+            Some(holder) => {
+                holder.mapped = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Sessions that know where the blocks of `key` were.
+    pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
+        let holders = self.holders.get(&key).map_or(&[][..], Vec::as_slice);
+        holders
+            .iter()
+            .filter(|holder| holder.mapped)
+            .map(|holder| holder.session)
+    }
+
+    /// Leases of a session.
+    #[must_use]
+    pub fn count(&self, session: SessionId) -> usize {
+        self.by_session.get(&session).map_or(0, BTreeMap::len)
+    }
+
+    /// Requests of a session that wait.
+    #[must_use]
+    pub fn waiting(&self, session: SessionId) -> usize {
+        self.waiters
+            .values()
+            .filter(|waiter| waiter.session == session)
+            .count()
+    }
+
+    /// Those requests.
+    #[must_use]
+    pub fn waiting_tickets(&self, session: SessionId) -> Vec<Ticket> {
+        let own = self
+            .waiters
+            .iter()
+            .filter(|(_, waiter)| waiter.session == session);
+        own.map(|(ticket, _)| *ticket).collect()
+    }
+
+    /// Whether anybody waits.
+    #[must_use]
+    pub fn anyone_waits(&self) -> bool {
+        !self.waiters.is_empty()
+    }
+
+    /// When, after `now_ms`, [`revocations`](Self::revocations) or [`expired`](Self::expired) may have something new because of time
+    /// alone.
+    #[must_use]
+    pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
+        let again_ms = self.again_ms();
+        let at = |holder: &Holder| match holder.phase {
+            Phase::Granting | Phase::Releasing => None,
+            Phase::Held { since_ms } => Some(since_ms + self.limits.min_hold_ms),
+            Phase::Revoking { first_ms, last_ms } => {
+                Some((last_ms + again_ms).min(first_ms + self.limits.lease_ms))
+            }
+        };
+        let awaited = self
+            .queues
+            .keys()
+            .filter_map(|key| self.holders.get(key))
+            .flatten();
+        let asked = self
+            .asked
+            .values()
+            .filter_map(|(session, key)| self.holder(*session, *key));
+        awaited
+            .chain(asked)
+            .filter_map(at)
+            .filter(|at_ms| *at_ms > now_ms)
+            .min()
+    }
+
+    /// Panics (in tests) if a rule is broken.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        for holders in self.holders.values() {
+            let writers = holders
+                .iter()
+                .filter(|holder| holder.mode == LeaseMode::Write)
+                .count();
+            assert!(
+                writers == 0 || holders.len() == 1,
+                "a write lease beside another: {holders:?}"
+            );
+            let mut sessions: Vec<_> = holders.iter().map(|holder| holder.session).collect();
+            sessions.sort_unstable();
+            sessions.dedup();
+            assert_eq!(sessions.len(), holders.len(), "two leases of one session");
+        }
+        let revoking = self
+            .holders
+            .values()
+            .flatten()
+            .filter(|h| matches!(h.phase, Phase::Revoking { .. }))
+            .count();
+        assert_eq!(revoking, self.asked.len());
+        let indexed: usize = self.by_session.values().map(BTreeMap::len).sum();
+        assert_eq!(indexed, self.holders.values().map(Vec::len).sum::<usize>());
+        for (key, queue) in &self.queues {
+            assert!(!queue.is_empty() && queue.is_sorted());
+            for ticket in queue {
+                assert!(self.waiters[ticket].wants.iter().any(|want| want.key == *key));
+            }
+        }
+    }
+}

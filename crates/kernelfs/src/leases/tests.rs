@@ -1,0 +1,362 @@
+#![allow(clippy::unwrap_used)]
+use super::{Decision, Holds, Limits, Refusal, Table, Ticket};
+use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
+use std::collections::HashMap;
+use varve_format::{InodeKey, LeaseNo, SessionId};
+use varve_ipc::{LeaseMode, Want};
+
+const LIMITS: Limits = Limits {
+    min_hold_ms: 2,
+    lease_ms: 2000,
+};
+const A: SessionId = SessionId(1);
+const B: SessionId = SessionId(2);
+
+fn table() -> Table {
+    Table::new(LIMITS, LeaseNo(1))
+}
+
+fn key(n: u64) -> InodeKey {
+    InodeKey::new(n, 1)
+}
+
+fn want(n: u64, mode: LeaseMode) -> Want {
+    Want { key: key(n), mode }
+}
+
+fn write(n: u64) -> Want {
+    want(n, LeaseMode::Write)
+}
+
+fn read(n: u64) -> Want {
+    want(n, LeaseMode::Read)
+}
+
+/// Requests and confirms; the request must be granted at once.
+fn grant(table: &mut Table, session: SessionId, wants: &[Want], now: u64) -> Decision {
+    let ticket = table.request(session, wants, now).unwrap();
+    let decisions = table.decide(now);
+    let decision = decisions
+        .into_iter()
+        .find(|decision| decision.ticket == ticket)
+        .unwrap();
+    table.confirm(session, &decision.leases, now);
+    decision
+}
+
+fn give_back(table: &mut Table, session: SessionId, n: u64, now: u64) {
+    let (lease, _) = table.lease(session, key(n)).unwrap();
+    table.begin_release(session, key(n), lease).unwrap();
+    table.finish_release(session, key(n), lease, false, now);
+}
+
+#[test]
+fn read_leases_are_shared_and_a_writer_waits_for_all_of_them() {
+    let mut table = table();
+    grant(&mut table, A, &[read(5)], 0);
+    grant(&mut table, B, &[read(5)], 0);
+    let ticket = table.request(SessionId(3), &[write(5)], 0).unwrap();
+    assert!(table.decide(0).is_empty());
+    assert!(table.revocations(1).is_empty(), "minimum hold");
+    assert_eq!(table.revocations(2).len(), 2);
+    assert!(table.revocations(3).is_empty(), "asked once");
+    give_back(&mut table, A, 5, 3);
+    assert!(table.decide(3).is_empty());
+    give_back(&mut table, B, 5, 4);
+    let decisions = table.decide(4);
+    assert_eq!((decisions.len(), decisions[0].ticket), (1, ticket));
+    table.check();
+}
+
+#[test]
+fn reader_does_not_overtake_a_waiting_writer() {
+    let mut table = table();
+    grant(&mut table, A, &[read(5)], 0);
+    table.request(B, &[write(5)], 0).unwrap();
+    table.request(SessionId(3), &[read(5)], 0).unwrap();
+    assert!(table.decide(0).is_empty());
+    assert_eq!(table.revocations(10)[0].keep, None);
+    give_back(&mut table, A, 5, 10);
+    let decisions = table.decide(10);
+    assert_eq!((decisions.len(), decisions[0].session), (1, B));
+}
+
+#[test]
+fn waiting_request_pins_nothing_so_crossed_requests_both_end() {
+    let mut table = table();
+    grant(&mut table, A, &[write(1)], 0);
+    grant(&mut table, B, &[write(2)], 0);
+    // Each wants both: what each has is asked back while it waits.
+    table.request(A, &[write(1), write(2)], 5).unwrap();
+    table.request(B, &[write(2), write(1)], 5).unwrap();
+    assert!(table.decide(5).is_empty());
+    let asked: Vec<_> = table.revocations(5).iter().map(|r| (r.session, r.key)).collect();
+    assert_eq!(asked, [(A, key(1)), (B, key(2))]);
+    give_back(&mut table, A, 1, 5);
+    give_back(&mut table, B, 2, 5);
+    let decisions = table.decide(5);
+    assert_eq!((decisions.len(), decisions[0].session), (1, A), "first come");
+    table.confirm(A, &decisions[0].leases, 5);
+    assert_eq!(table.revocations(7).len(), 2);
+    give_back(&mut table, A, 1, 8);
+    assert!(table.decide(8).is_empty(), "all or nothing");
+    give_back(&mut table, A, 2, 8);
+    assert_eq!(table.decide(8)[0].session, B);
+}
+
+#[test]
+fn two_readers_that_both_upgrade_are_served_in_order() {
+    let mut table = table();
+    grant(&mut table, A, &[read(1)], 0);
+    grant(&mut table, B, &[read(1)], 0);
+    table.request(A, &[write(1)], 5).unwrap();
+    table.request(B, &[write(1)], 5).unwrap();
+    assert_eq!(table.revocations(5).len(), 2);
+    give_back(&mut table, A, 1, 6);
+    assert!(table.decide(6).is_empty());
+    give_back(&mut table, B, 1, 6);
+    assert_eq!(table.decide(6)[0].session, A);
+    table.check();
+}
+
+#[test]
+fn upgrade_is_granted_at_once_when_nobody_else_reads() {
+    let mut table = table();
+    let first = grant(&mut table, A, &[read(1)], 0);
+    let second = grant(&mut table, A, &[write(1)], 0);
+    assert_eq!(second.leases[0].replaces, Some(first.leases[0].lease));
+    assert_eq!(table.count(A), 1);
+    let third = grant(&mut table, A, &[read(1)], 0);
+    assert_eq!(
+        (third.leases[0].fresh, third.leases[0].mode),
+        (false, LeaseMode::Write)
+    );
+}
+
+#[test]
+fn lease_being_asked_back_is_not_confirmed_again() {
+    let mut table = table();
+    grant(&mut table, A, &[write(1)], 0);
+    table.request(B, &[read(1)], 5).unwrap();
+    assert_eq!(table.revocations(5)[0].keep, Some(LeaseMode::Read));
+    table.request(A, &[read(1)], 5).unwrap();
+    assert!(table.decide(5).is_empty());
+    let (lease, _) = table.lease(A, key(1)).unwrap();
+    assert_eq!(table.begin_release(A, key(1), lease), Some(LeaseMode::Write));
+    assert!(
+        table.finish_release(A, key(1), lease, true, 6),
+        "a read lease stays"
+    );
+    assert_eq!(table.decide(6).len(), 2);
+    table.check();
+}
+
+#[test]
+fn stale_release_is_ignored_when_the_number_is_another() {
+    let mut table = table();
+    let decision = grant(&mut table, A, &[write(1)], 0);
+    let lease = decision.leases[0].lease;
+    assert_eq!(table.begin_release(A, key(1), LeaseNo(lease.0 + 1)), None);
+    assert_eq!(table.begin_release(B, key(1), lease), None);
+    assert_eq!(table.begin_release(A, key(2), lease), None);
+    assert!(table.begin_release(A, key(1), lease).is_some());
+    assert_eq!(table.begin_release(A, key(1), lease), None, "once");
+}
+
+#[test]
+fn session_expires_when_it_keeps_a_lease_too_long() {
+    let mut table = table();
+    grant(&mut table, A, &[write(1)], 0);
+    table.request(B, &[write(1)], 10).unwrap();
+    assert_eq!(table.revocations(10).len(), 1);
+    assert_eq!(table.revocations(510).len(), 1, "asked again");
+    assert!(table.expired(2009).is_empty());
+    assert_eq!(table.expired(2010), [A]);
+    table.drop_session(A);
+    assert!(table.expired(2010).is_empty());
+    assert_eq!(table.decide(2010)[0].session, B);
+}
+
+#[test]
+fn contended_inode_is_refused_for_writing_until_it_is_quiet() {
+    let mut table = table();
+    let mut now = 0;
+    let mut last = A;
+    loop {
+        let session = if last == A { B } else { A };
+        match table.request(session, &[write(1)], now) {
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::Contended);
+                break;
+            }
+            Ok(ticket) => {
+                let decision = table.decide(now).pop().unwrap();
+                assert_eq!(decision.ticket, ticket);
+                table.confirm(session, &decision.leases, now);
+                give_back(&mut table, session, 1, now);
+            }
+        }
+        last = session;
+        now += 5;
+        assert!(now < 100);
+    }
+    assert!(table.request(A, &[read(1)], now).is_ok());
+    table.drop_session(A);
+    let internal = table.internal_session();
+    assert!(table.request(internal, &[write(1)], now).is_ok());
+    assert!(table.request(A, &[write(1)], now + 150).is_err());
+    assert!(table.request(A, &[write(1)], now + 300).is_ok());
+}
+
+#[test]
+fn oldest_write_leases_are_asked_back_when_rows_run_out() {
+    let mut table = table();
+    for n in 1..=10 {
+        grant(&mut table, A, &[write(n)], n);
+    }
+    grant(&mut table, B, &[read(20)], 20);
+    let asked = table.revoke_oldest(3, 30);
+    assert_eq!(
+        asked.iter().map(|r| r.key).collect::<Vec<_>>(),
+        [key(1), key(2), key(3)]
+    );
+    assert_eq!(
+        table.revoke_excess(A, 5, 30).len(),
+        2,
+        "three of the five oldest are asked already"
+    );
+    table.check();
+}
+
+#[test]
+fn malformed_requests_are_refused() {
+    let mut table = table();
+    assert_eq!(table.request(A, &[], 0), Err(Refusal::Malformed));
+    assert_eq!(table.request(A, &[read(1), write(1)], 0), Err(Refusal::Malformed));
+    table.check();
+}
+
+#[test]
+fn holds_name_the_inodes_that_nobody_keeps_when_a_session_ends() {
+    let mut holds = Holds::default();
+    holds.add(A, key(1));
+    holds.add(A, key(1));
+    holds.add(A, key(2));
+    holds.add(B, key(2));
+    assert!(holds.held(key(2), &[A]) && !holds.held(key(1), &[A]));
+    holds.copy(A, SessionId(3), &[key(1), key(9)]);
+    assert_eq!(holds.drop_session(A), []);
+    assert!(holds.remove(SessionId(3), key(1)));
+    assert!(!holds.remove(SessionId(3), key(1)));
+    assert_eq!(holds.drop_session(B), [key(2)]);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Request { session: u64, wants: Vec<(u64, bool)> },
+    Release { session: u64, n: u64, downgrade: bool },
+    Time(u64),
+    Drop(u64),
+    Cancel(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1_u64..5, prop::collection::vec((1_u64..6, any::<bool>()), 1..4))
+            .prop_map(|(session, wants)| Step::Request { session, wants }),
+        3 => (1_u64..5, 1_u64..6, any::<bool>())
+            .prop_map(|(session, n, downgrade)| Step::Release { session, n, downgrade }),
+        2 => (1_u64..30).prop_map(Step::Time),
+        1 => (1_u64..5).prop_map(Step::Drop),
+        1 => any::<usize>().prop_map(Step::Cancel),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// Grants what can be granted and checks that nothing was overtaken.
+fn settle(table: &mut Table, waiting: &mut Vec<(Ticket, SessionId, Vec<Want>)>, now: u64) {
+    for decision in table.decide(now) {
+        let at = waiting
+            .iter()
+            .position(|(ticket, ..)| *ticket == decision.ticket)
+            .unwrap();
+        let (_, session, wants) = waiting.remove(at);
+        assert_eq!(session, decision.session);
+        assert_eq!(wants.len(), decision.leases.len());
+        for (want, lease) in wants.iter().zip(&decision.leases) {
+            assert!(lease.mode >= want.mode && lease.key == want.key);
+        }
+        for (_, other, earlier) in &waiting[..at] {
+            let fresh = decision.leases.iter().filter(|lease| lease.fresh);
+            for lease in fresh {
+                let crossed = earlier.iter().any(|want| {
+                    want.key == lease.key && (want.mode == LeaseMode::Write || lease.mode == LeaseMode::Write)
+                });
+                assert!(!crossed, "{other} was overtaken at {}", lease.key);
+            }
+        }
+        table.confirm(session, &decision.leases, now);
+        table.check();
+    }
+}
+
+proptest! {
+    #[test]
+    fn table_keeps_its_rules_and_everyone_is_served(steps in steps()) {
+        let mut table = table();
+        let mut now = 0;
+        let mut waiting: Vec<(Ticket, SessionId, Vec<Want>)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Request { session, wants } => {
+                    let wants: HashMap<_, _> = wants.into_iter().collect();
+                    let wants: Vec<_> = wants
+                        .into_iter()
+                        .map(|(n, exclusive)| if exclusive { write(n) } else { read(n) })
+                        .collect();
+                    if let Ok(ticket) = table.request(SessionId(session), &wants, now) {
+                        waiting.push((ticket, SessionId(session), wants));
+                    }
+                }
+                Step::Release { session, n, downgrade } => {
+                    let session = SessionId(session);
+                    if let Some((lease, _)) = table.lease(session, key(n))
+                        && table.begin_release(session, key(n), lease).is_some()
+                    {
+                        settle(&mut table, &mut waiting, now);
+                        table.finish_release(session, key(n), lease, downgrade, now);
+                    }
+                }
+                Step::Time(ms) => now += ms,
+                Step::Drop(session) => {
+                    let gone = table.drop_session(SessionId(session));
+                    waiting.retain(|(ticket, ..)| !gone.contains(ticket));
+                }
+                Step::Cancel(n) => {
+                    if !waiting.is_empty() {
+                        let at = n % waiting.len();
+                        table.cancel(waiting.remove(at).0);
+                    }
+                }
+            }
+            table.check();
+            settle(&mut table, &mut waiting, now);
+            table.revocations(now);
+            table.check();
+        }
+        // Obedient clients from here on: every request is served.
+        for _ in 0..200 {
+            if waiting.is_empty() {
+                break;
+            }
+            now += LIMITS.min_hold_ms + LIMITS.lease_ms / 4;
+            for revocation in table.revocations(now) {
+                if table.begin_release(revocation.session, revocation.key, revocation.lease).is_some() {
+                    table.finish_release(revocation.session, revocation.key, revocation.lease, true, now);
+                }
+            }
+            settle(&mut table, &mut waiting, now);
+        }
+        assert!(waiting.is_empty(), "not served: {waiting:?}");
+    }
+}

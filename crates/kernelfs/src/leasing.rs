@@ -1,0 +1,503 @@
+//! Leases as clients ask for them: waiting, making grants durable, giving back.
+
+use crate::core::{Seat, Verdict};
+use crate::digest::rights;
+use crate::error::no;
+use crate::hello::HOLDS_MAX;
+use crate::kernel::KernelFs;
+use crate::leases::{Decision, GrantedLease, Refusal, Ticket};
+use crate::rows::RowChange;
+use crate::session::Session;
+use crate::status::Counters;
+use parking_lot::Condvar;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use varve_format::session::GrantRow;
+use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
+use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, ReleaseItem, Want};
+use varve_store::StoreError;
+
+/// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
+const NAP_MS: u64 = 20;
+/// Write leases asked back at once when the grant table is full.
+const ROWS_WANTED: usize = 64;
+
+impl KernelFs {
+    /// `Request::Acquire`.
+    pub(crate) fn acquire(&self, session: &Arc<Session>, wants: &[Want]) -> Result<Vec<Grant>, IpcError> {
+        if wants.len() > ITEMS_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let writes = wants.iter().any(|want| want.mode == LeaseMode::Write);
+        if writes && session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        if writes {
+            self.check_writable()?;
+        }
+        for want in wants {
+            if !session.knows(want.key) {
+                return Err(no(libc::ESTALE));
+            }
+            self.attr_of(session, want.key)?;
+        }
+        self.make_room(session);
+        let until_ms = self.now_ms() + self.config.wait_ms;
+        loop {
+            let decision = self.obtain(session.id, wants, until_ms)?;
+            match self.make_durable(session, &decision) {
+                Ok(grants) => return Ok(grants),
+                Err(StoreError::TableFull(_)) if self.now_ms() < until_ms => self.await_rows(until_ms),
+                Err(error) => return Err(self.refused(&error)),
+            }
+        }
+    }
+
+    /// Asks old leases of a session back that has too many.
+    fn make_room(&self, session: &Session) {
+        let mut core = self.locked();
+        let revocations =
+            core.table
+                .revoke_excess(session.id, self.config.leases_max as usize, self.now_ms());
+        core.send_revocations(&revocations);
+    }
+
+    /// Waits for leases; all or nothing. They are decided, not durable.
+    pub(crate) fn obtain(
+        &self,
+        owner: SessionId,
+        wants: &[Want],
+        until_ms: u64,
+    ) -> Result<Decision, IpcError> {
+        let woken = Arc::new(Condvar::new());
+        let mut core = self.locked();
+        let internal = crate::leases::Table::is_internal(owner);
+        if !internal && core.live(owner).is_none() {
+            return Err(IpcError::Sealed);
+        }
+        if core.holds.count(owner) + wants.len() > HOLDS_MAX {
+            return Err(no(libc::EMFILE));
+        }
+        let ticket = core
+            .table
+            .request(owner, wants, self.now_ms())
+            .map_err(|refusal| match refusal {
+                Refusal::Contended => IpcError::Mediate,
+                Refusal::Malformed => no(libc::EINVAL),
+            })?;
+        core.seats.insert(
+            ticket,
+            Seat {
+                woken: Arc::clone(&woken),
+                verdict: None,
+            },
+        );
+        let mut waited = false;
+        loop {
+            let now_ms = self.now_ms();
+            core.pump(now_ms);
+            if let Some(verdict) = core.seats.get_mut(&ticket).and_then(|seat| seat.verdict.take()) {
+                core.seats.remove(&ticket);
+                if !matches!(verdict, Verdict::Granted(_)) {
+                    core.table.cancel(ticket);
+                }
+                Counters::bump(&self.counters.grants);
+                self.counters
+                    .waits
+                    .fetch_add(u64::from(waited), Ordering::Relaxed);
+                return match verdict {
+                    Verdict::Granted(decision) => Ok(decision),
+                    Verdict::Over => Err(IpcError::Sealed),
+                    Verdict::Latched => Err(no(libc::EIO)),
+                };
+            }
+            let stopping = self.stopping.load(Ordering::Acquire);
+            if now_ms >= until_ms || stopping {
+                self.give_up(&mut core, ticket);
+                return Err(if stopping {
+                    IpcError::Gone("the daemon is stopping".into())
+                } else {
+                    no(libc::ETIMEDOUT)
+                });
+            }
+            if !core.doomed.is_empty() {
+                drop(core);
+                self.seal_doomed();
+                core = self.locked();
+                continue;
+            }
+            waited = true;
+            let next_ms = core.table.next_event_ms(now_ms).unwrap_or(until_ms).min(until_ms);
+            let nap_ms = next_ms.saturating_sub(now_ms).clamp(1, NAP_MS);
+            let _ = woken.wait_for(&mut core, Duration::from_millis(nap_ms));
+        }
+    }
+
+    fn give_up(&self, core: &mut crate::core::Core, ticket: Ticket) {
+        core.table.cancel(ticket);
+        core.seats.remove(&ticket);
+        core.pump(self.now_ms());
+    }
+
+    /// Writes the rows of a decision, then lets it count.
+    fn make_durable(&self, session: &Arc<Session>, decision: &Decision) -> Result<Vec<Grant>, StoreError> {
+        let attempt = self.write_grants(session, decision);
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        match attempt {
+            Ok((grants, rows)) => {
+                core.table.confirm(session.id, &decision.leases, now_ms);
+                rows.into_iter().for_each(|row| core.rows.insert(row));
+                core.pump(now_ms);
+                Ok(grants)
+            }
+            Err(error) => {
+                // Leases that the session had before stay; read leases that were to be replaced are gone with the new ones, so tell.
+                core.table.undo(session.id, &decision.leases);
+                let lost = decision
+                    .leases
+                    .iter()
+                    .filter_map(|lease| Some((lease.key, lease.replaces?)));
+                for (key, lease) in lost.collect::<Vec<_>>() {
+                    core.send(
+                        session.id,
+                        varve_ipc::Upcall::Revoke {
+                            key,
+                            lease,
+                            keep: None,
+                        },
+                    );
+                }
+                core.pump(now_ms);
+                Err(error)
+            }
+        }
+    }
+
+    fn write_grants(
+        &self,
+        session: &Arc<Session>,
+        decision: &Decision,
+    ) -> Result<(Vec<Grant>, Vec<GrantRow>), StoreError> {
+        let mut grants = Vec::with_capacity(decision.leases.len());
+        let mut rows = Vec::new();
+        let first_seq = varve_ipc::SessionPage::digested(&*session.page).next();
+        for granted in &decision.leases {
+            let attr = self
+                .attr_of(session, granted.key)
+                .map_err(|_| StoreError::NoInode(granted.key))?;
+            if granted.fresh && granted.mode == LeaseMode::Write {
+                rows.push(grant_row(session, granted, &attr, first_seq));
+            }
+            grants.push(Grant {
+                lease: granted.lease,
+                mode: granted.mode,
+                attr,
+            });
+        }
+        if !rows.is_empty() {
+            let mut tx = self.store.begin()?;
+            for row in &rows {
+                tx.grant_put(row)?;
+            }
+            tx.commit()?;
+        }
+        Ok((grants, rows))
+    }
+
+    /// Attributes as digested. Of an inode that this session has made and that is not digested yet, after a digest.
+    pub(crate) fn attr_of(&self, session: &Arc<Session>, key: InodeKey) -> Result<InodeAttr, IpcError> {
+        match self.store.get_key(key) {
+            Ok(inode) => Ok(inode.attr),
+            Err(StoreError::NoInode(_)) if self.locked().table.mode(session.id, key).is_some() => {
+                self.digest_session(session, None)
+                    .map_err(|error| self.refused(&error))?;
+                self.store
+                    .get_key(key)
+                    .map(|inode| inode.attr)
+                    .map_err(|error| self.refused(&error))
+            }
+            Err(error) => Err(self.refused(&error)),
+        }
+    }
+
+    /// The grant table is full: asks old leases back and waits until some are.
+    fn await_rows(&self, until_ms: u64) {
+        let mut core = self.locked();
+        let now_ms = self.now_ms();
+        let rows = core.rows.len();
+        let revocations = core.table.revoke_oldest(ROWS_WANTED, now_ms);
+        core.send_revocations(&revocations);
+        let give_up_ms = until_ms.min(now_ms + 2 * self.config.lease_ms);
+        while core.rows.len() >= rows && self.now_ms() < give_up_ms && !core.latched {
+            drop(core);
+            self.seal_doomed();
+            std::thread::sleep(Duration::from_millis(1));
+            core = self.locked();
+            let now_ms = self.now_ms();
+            core.pump(now_ms);
+        }
+    }
+
+    /// `Request::AllocInodes`: numbers with exclusive leases, under one row.
+    pub(crate) fn alloc_inodes(
+        &self,
+        session: &Arc<Session>,
+        near: InodeKey,
+        count: u8,
+    ) -> Result<Vec<(InodeKey, LeaseNo)>, IpcError> {
+        if count == 0 || count > 16 {
+            return Err(no(libc::EINVAL));
+        }
+        if session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        self.check_writable()?;
+        if !session.knows(near) {
+            return Err(no(libc::ESTALE));
+        }
+        self.make_room(session);
+        let until_ms = self.now_ms() + self.config.wait_ms;
+        loop {
+            match self.alloc_batch(session, near, count) {
+                Ok(inodes) => return Ok(inodes),
+                Err(StoreError::TableFull(what)) if what.contains("grant") && self.now_ms() < until_ms => {
+                    self.await_rows(until_ms);
+                }
+                Err(error) => return Err(self.refused(&error)),
+            }
+        }
+    }
+
+    fn alloc_batch(
+        &self,
+        session: &Arc<Session>,
+        near: InodeKey,
+        count: u8,
+    ) -> Result<Vec<(InodeKey, LeaseNo)>, StoreError> {
+        let mut tx = self.store.begin()?;
+        let keys = tx.alloc_inodes(near.ino, count)?;
+        let first = *keys.first().ok_or(StoreError::Invalid("no inodes"))?;
+        let lease = self.locked().table.fresh_lease();
+        let mask = keys
+            .iter()
+            .fold(0_u16, |mask, key| mask | 1 << (key.ino.0 - first.ino.0));
+        let row = GrantRow {
+            session: session.id,
+            lease,
+            key: first,
+            rights: rights::WRITE | rights::OWN,
+            first_seq: varve_ipc::SessionPage::digested(&*session.page).next(),
+            last_seq: None,
+            batch: mask,
+        };
+        tx.grant_put(&row)?;
+        tx.commit()?;
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        if core.live(session.id).is_none() {
+            // Sealed meanwhile: the row goes with the session's others.
+            core.rows.insert(row);
+            return Ok(Vec::new());
+        }
+        core.rows.insert(row);
+        let leases = keys.iter().map(|key| {
+            core.holds.add(session.id, *key);
+            session.learn(*key);
+            (*key, core.table.add_new(session.id, *key, now_ms))
+        });
+        Ok(leases.collect())
+    }
+
+    /// `Request::Release`.
+    pub(crate) fn release(&self, session: &Arc<Session>, items: &[ReleaseItem]) -> Result<(), IpcError> {
+        if items.len() > ITEMS_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let (begun, upto) = {
+            let mut core = self.locked();
+            let mut begun = Vec::new();
+            let mut upto = LogSeq(0);
+            for item in items {
+                if let Some(mode) = core.table.begin_release(session.id, item.key, item.lease) {
+                    if mode == LeaseMode::Write {
+                        upto = upto.max(item.last_seq);
+                    }
+                    begun.push((*item, mode));
+                }
+            }
+            (begun, upto)
+        };
+        let done = self
+            .digest_until(session, upto)
+            .and_then(|()| self.end_rows(session, &begun));
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        for (item, _) in &begun {
+            if done.is_err() {
+                core.table.abort_release(session.id, item.key, item.lease, now_ms);
+                continue;
+            }
+            let stays = core
+                .table
+                .finish_release(session.id, item.key, item.lease, item.downgrade, now_ms);
+            if !stays && !item.open {
+                core.unhold(session.id, item.key);
+            }
+        }
+        core.pump(now_ms);
+        drop(core);
+        self.free_or_leave();
+        done
+    }
+
+    /// Removes the rows of write leases that end; in DRAM too.
+    fn end_rows(&self, session: &Arc<Session>, begun: &[(ReleaseItem, LeaseMode)]) -> Result<(), IpcError> {
+        let ending = || {
+            begun
+                .iter()
+                .filter(|(_, mode)| *mode == LeaseMode::Write)
+                .map(|(item, _)| item.key)
+        };
+        // Rows of a batch are shared: all of it under one lock and in one order.
+        let _one_at_a_time = session.row_changes.lock();
+        let changes: Vec<RowChange> = {
+            let mut core = self.locked();
+            let mut changes: Vec<RowChange> = Vec::new();
+            for key in ending() {
+                let change = core.rows.end_change(session.id, key);
+                core.rows.end(session.id, key);
+                changes.extend(change);
+            }
+            changes
+        };
+        self.write_rows(&changes).map_err(|error| self.refused(&error))
+    }
+
+    /// Digests a session's log up to `upto`. Numbers below that other threads have not committed yet are waited for, within `lease_ms`.
+    fn digest_until(&self, session: &Arc<Session>, upto: LogSeq) -> Result<(), IpcError> {
+        let until_ms = self.now_ms() + self.config.lease_ms;
+        let mut tries = 0;
+        while varve_ipc::SessionPage::digested(&*session.page) < upto {
+            let digested = self
+                .digest_session(session, Some(upto))
+                .map_err(|error| self.refused(&error))?;
+            if digested >= upto {
+                break;
+            }
+            tries += 1;
+            if self.now_ms() >= until_ms || tries > 4 * self.config.lease_ms {
+                return Err(no(libc::EAGAIN));
+            }
+            if self.locked().live(session.id).is_none() {
+                return Err(IpcError::Sealed);
+            }
+            std::thread::sleep(Duration::from_micros(250));
+        }
+        Ok(())
+    }
+
+    /// `Request::Digest`.
+    pub(crate) fn digest_request(
+        &self,
+        session: &Arc<Session>,
+        upto: LogSeq,
+        wait: bool,
+    ) -> Result<LogSeq, IpcError> {
+        if self.store.latched().is_some() {
+            return Err(no(libc::EIO));
+        }
+        let digested = varve_ipc::SessionPage::digested(&*session.page);
+        if digested >= upto && upto > LogSeq(0) {
+            return Ok(digested);
+        }
+        if !wait && self.background.load(Ordering::Acquire) {
+            self.locked().to_digest.insert(session.id);
+            self.bell.ring();
+            return Ok(digested);
+        }
+        self.digest_session(session, None)
+            .map_err(|error| self.refused(&error))
+    }
+
+    /// `Request::GrowLog`.
+    pub(crate) fn grow_log(&self, session: &Session, len_bytes: u64) -> Result<u64, IpcError> {
+        let Some(log) = &session.log else {
+            return Err(no(libc::EROFS));
+        };
+        let limit = self.config.log_limit(self.store.devices().nvm.len_bytes());
+        let chunk = varve_format::log::CHUNK_BYTES;
+        if len_bytes % chunk != 0 || len_bytes > limit {
+            return Err(no(libc::EINVAL));
+        }
+        log.grow(len_bytes).map_err(|error| {
+            no(if error.is_no_space() {
+                libc::ENOSPC
+            } else {
+                libc::EIO
+            })
+        })?;
+        Ok(log.len_bytes())
+    }
+
+    /// `Request::Credits`.
+    pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
+        if session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        self.check_writable()?;
+        if least > blocks {
+            return Err(no(libc::EINVAL));
+        }
+        let most = self.config.credits_max_blocks;
+        for round in 0..3 {
+            let has = session.credits.load(Ordering::Acquire);
+            let wish = u64::from(blocks).min(most.saturating_sub(has));
+            let mut amount = wish;
+            while amount >= u64::from(least).max(1) {
+                if self.store.reserve(amount).is_ok() {
+                    session.credits.fetch_add(amount, Ordering::AcqRel);
+                    return Ok(amount as u32);
+                }
+                amount /= 2;
+            }
+            let floor = u64::from(least);
+            if floor > 0 && floor <= wish && self.store.reserve(floor).is_ok() {
+                session.credits.fetch_add(floor, Ordering::AcqRel);
+                return Ok(least);
+            }
+            // A digest gives used credits back, and makes superseded blocks free.
+            let digested = if round == 0 {
+                self.digest_session(session, None).map(|_| ())
+            } else {
+                self.free_unheld();
+                self.digest_all()
+            };
+            digested.map_err(|error| self.refused(&error))?;
+        }
+        Err(no(libc::ENOSPC))
+    }
+}
+
+/// What a grant lets a session log: everything for privileged ones, else what its user may do to the inode now. A row without any right
+/// still lets it add and remove names of the inode.
+fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_seq: LogSeq) -> GrantRow {
+    let mut bits = 0;
+    if session.privileged || session.cred.uid == attr.uid {
+        bits |= rights::OWN;
+    }
+    let mask = if attr.is_dir() { 3 } else { 2 };
+    if session.may(attr, mask) {
+        bits |= rights::WRITE;
+    }
+    GrantRow {
+        session: session.id,
+        lease: granted.lease,
+        key: granted.key,
+        rights: bits,
+        first_seq,
+        last_seq: None,
+        batch: 0,
+    }
+}

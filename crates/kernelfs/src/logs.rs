@@ -1,0 +1,127 @@
+//! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in [`crate::host`].
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use varve_format::SessionId;
+use varve_ipc::{Descriptors, Page};
+use varve_media::sim::{SimMedium, SimWorld};
+use varve_media::{MediaError, Region};
+
+/// Log and page of one session.
+#[derive(Clone)]
+pub struct SessionArea {
+    /// The page, as the daemon writes it.
+    pub page: Arc<Page>,
+    /// The log; `None` for a session that only reads.
+    pub log: Option<Arc<dyn Region>>,
+}
+
+/// Makes, finds and removes logs and pages.
+pub trait LogStore: Send + Sync {
+    /// A log of `log_bytes` zeros that can grow to `log_max_bytes`, and a live page. With `None` a page only.
+    ///
+    /// # Errors
+    /// `NoSpace` and others of the medium; nothing is left behind then.
+    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError>;
+
+    /// Pages of all sessions of earlier daemons that clients may still look at.
+    ///
+    /// # Errors
+    /// Of the medium.
+    fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError>;
+
+    /// The log of a session of an earlier daemon; `None` if there is none (the session never logged, or it ended).
+    ///
+    /// # Errors
+    /// Of the medium.
+    fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError>;
+
+    /// Logs that there are, of whatever session.
+    ///
+    /// # Errors
+    /// Of the medium.
+    fn list(&self) -> Result<Vec<SessionId>, MediaError>;
+
+    /// Removes log and page. A client that maps them keeps its mapping.
+    fn remove(&self, session: SessionId);
+
+    /// Descriptors for a client in another process; none where that is not possible.
+    ///
+    /// # Errors
+    /// Of the medium.
+    fn descriptors(&self, session: SessionId, nvm: bool) -> Result<Descriptors, MediaError> {
+        let _ = (session, nvm);
+        Ok(Descriptors::default())
+    }
+
+    /// Whether clients must write their logs back for power failures.
+    fn needs_sync(&self) -> bool {
+        false
+    }
+}
+
+/// Logs in a simulated machine; pages in the heap, which survive the daemon but not the machine.
+pub struct SimLogs {
+    world: SimWorld,
+    medium: SimMedium,
+    pages: Mutex<HashMap<SessionId, Arc<Page>>>,
+}
+
+impl SimLogs {
+    /// Logs are regions `log-<session>` of `world`.
+    #[must_use]
+    pub fn new(world: SimWorld, medium: SimMedium) -> Self {
+        Self {
+            world,
+            medium,
+            pages: Mutex::default(),
+        }
+    }
+
+    fn name(session: SessionId) -> String {
+        format!("log-{session}")
+    }
+}
+
+impl LogStore for SimLogs {
+    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
+        let page = Arc::new(Page::heap(session));
+        let log = log_bytes.map(|(len_bytes, max_bytes)| {
+            let name = Self::name(session);
+            // A session that was never committed may have left one of its name.
+            self.world.remove(&name);
+            self.world.add_region(&name, self.medium, len_bytes, max_bytes) as Arc<dyn Region>
+        });
+        self.pages.lock().insert(session, Arc::clone(&page));
+        Ok(SessionArea { page, log })
+    }
+
+    fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
+        Ok(self.pages.lock().values().cloned().collect())
+    }
+
+    fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
+        Ok(self
+            .world
+            .region(&Self::name(session))
+            .map(|region| region as Arc<dyn Region>))
+    }
+
+    fn list(&self) -> Result<Vec<SessionId>, MediaError> {
+        let names = self.world.names();
+        let numbers = names
+            .iter()
+            .filter_map(|name| name.strip_prefix("log-")?.parse().ok());
+        Ok(numbers.map(SessionId).collect())
+    }
+
+    fn remove(&self, session: SessionId) {
+        self.pages.lock().remove(&session);
+        self.world.remove(&Self::name(session));
+    }
+
+    fn needs_sync(&self) -> bool {
+        self.medium == SimMedium::File
+    }
+}

@@ -1,0 +1,79 @@
+//! Whether a client's process still lives. Asks `/proc`; decides nothing.
+
+/// A process, told from a later one with the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProcessId {
+    /// Number.
+    pub pid: u32,
+    /// Start time in clock ticks since boot; 0 if it was not known.
+    pub start: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        Self {
+            pid,
+            start: start_time(pid).unwrap_or(0),
+        }
+    }
+
+    /// Whether it is still there. One that cannot be looked up counts as gone.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        start_time(self.pid).is_some_and(|start| self.start == 0 || start == self.start)
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`; `None` if there is no such process or it is a zombie.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold anything, so count from its last bracket.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Supplementary groups of a process.
+#[must_use]
+pub fn groups_of(pid: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Groups:"))
+        .unwrap_or("");
+    line.split_ascii_whitespace()
+        .filter_map(|group| group.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::ProcessId;
+
+    #[test]
+    fn process_is_told_from_a_later_one_with_its_number() {
+        let own = ProcessId::of(std::process::id());
+        assert!(own.start > 0 && own.is_alive());
+        assert!(
+            !ProcessId {
+                start: own.start + 1,
+                ..own
+            }
+            .is_alive()
+        );
+    }
+
+    #[test]
+    fn process_counts_as_gone_when_it_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = ProcessId::of(child.id());
+        child.wait().unwrap();
+        assert!(!id.is_alive());
+    }
+}

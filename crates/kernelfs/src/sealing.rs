@@ -1,0 +1,420 @@
+//! How sessions end: by order, by force, by death, at a restart. One way for all: page, barrier, scan, durable seal, digest, end.
+
+use crate::core::{Ended, Phase};
+use crate::kernel::{BaseLimit, KernelFs};
+use crate::process::ProcessId;
+use crate::session::{Parts, Session};
+use crate::status::Counters;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::session::{SessionRow, SessionState};
+use varve_format::{LogSeq, Seal, SessionId, TxId};
+use varve_ipc::{ClientKind, Page, Peer, Upcall};
+use varve_store::StoreError;
+
+/// Most ended sessions of one process that are kept for its return.
+const ENDED_PER_PROCESS_MAX: usize = 64;
+
+impl KernelFs {
+    /// Seals the sessions that are late. Never waits for a client.
+    pub(crate) fn seal_doomed(&self) {
+        loop {
+            let Some(id) = self.locked().doomed.pop_first() else {
+                return;
+            };
+            self.seal_session(id, "it did not answer in time");
+            self.finish_sealed();
+        }
+    }
+
+    /// Ends a session by force: afterwards its log takes no more part, and what is in it is queued to be digested. Its client may resume.
+    pub(crate) fn seal_session(&self, id: SessionId, why: &str) {
+        self.seal(id, why, true);
+    }
+
+    /// Ends a session; with `keep` its client may come back.
+    pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
+        let session = {
+            let mut core = self.locked();
+            let Some(member) = core.members.get_mut(&id) else {
+                return;
+            };
+            if member.phase != Phase::Live {
+                return;
+            }
+            member.phase = Phase::Sealing;
+            let session = Arc::clone(&member.session);
+            // Whoever waits for this session's sake stops now.
+            let tickets: Vec<_> = core.table.waiting_tickets(id);
+            for ticket in &tickets {
+                core.table.cancel(*ticket);
+            }
+            core.end_waits(&tickets);
+            session
+        };
+        if keep {
+            tracing::info!(session = %id, pid = session.peer.pid, "session sealed: {why}");
+        }
+        Counters::bump(&self.counters.seals);
+        session.page.seal();
+        varve_ipc::page::membarrier();
+        let _ = session.upcalls.push(Upcall::Sealed);
+        session.turn.next.notify_all();
+        match self.persist_seal(&session, BaseLimit::Now) {
+            Ok(seal) => self.locked().to_finish.push((session, seal, keep)),
+            Err(error) => {
+                // The log stays as it is, and its leases with it: the next start seals it. Nobody waits for them: the pool is read-only.
+                tracing::error!(session = %id, "the seal cannot be made durable: {error}");
+                self.note_error(&error);
+                session.upcalls.close();
+            }
+        }
+        self.bell.ring();
+    }
+
+    /// Finds the end of a log whose page says SEALED, and makes it durable.
+    fn persist_seal(&self, session: &Arc<Session>, limit: BaseLimit) -> Result<Seal, StoreError> {
+        let reader = session.reader.lock();
+        let newest_tx = match limit {
+            BaseLimit::Now => self.store.newest_tx(),
+            BaseLimit::AtStart(tx) => tx,
+        };
+        let seal = match session.log.as_deref() {
+            None => Seal {
+                last: reader.digested,
+                missing: Vec::new(),
+            },
+            Some(log) => {
+                let scan = reader.log.seal_scan(log, reader.digested, newest_tx)?;
+                if let Some(damage) = scan.damage {
+                    tracing::warn!(session = %session.id, "the log is damaged beyond entry {}: {damage}", scan.seal.last);
+                }
+                scan.seal
+            }
+        };
+        if !session.read_only {
+            let mut tx = self.store.begin()?;
+            // Mediated operations write their number into the row themselves.
+            let last_mediated = tx.session(session.id)?.map_or(0, |row| row.last_mediated);
+            let state = SessionState::Sealed(seal.clone());
+            tx.session_put(&session.row(state, reader.digested, last_mediated))?;
+            tx.commit()?;
+        }
+        Ok(seal)
+    }
+
+    /// Digests sealed logs and ends their sessions.
+    pub(crate) fn finish_sealed(&self) {
+        loop {
+            let Some((session, seal, keep)) = self.locked().to_finish.pop() else {
+                return;
+            };
+            if let Err(error) = self.finish_session(&session, &seal, keep, BaseLimit::Now) {
+                tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
+                self.note_error(&error);
+                session.upcalls.close();
+                if !error.is_device() {
+                    // Out of space, most likely: again when there is some.
+                    self.locked().unfinished.push((session, seal, keep));
+                }
+            }
+        }
+    }
+
+    fn finish_session(
+        &self,
+        session: &Arc<Session>,
+        seal: &Seal,
+        keep: bool,
+        limit: BaseLimit,
+    ) -> Result<(), StoreError> {
+        let digested = self.digest_sealed(session, seal, limit)?;
+        let rows = self.locked().rows.of_session(session.id);
+        let mut last_mediated = *session.turn.last.lock();
+        if !session.read_only {
+            let mut rows = rows.into_iter().peekable();
+            while rows.peek().is_some() {
+                let mut tx = self.store.begin()?;
+                while tx.room() > varve_store::OP_ROOM
+                    && let Some(lease) = rows.next()
+                {
+                    match tx.grant_remove(lease) {
+                        Ok(()) | Err(StoreError::NoGrant(_)) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                tx.commit()?;
+            }
+            let mut tx = self.store.begin()?;
+            last_mediated = tx
+                .session(session.id)?
+                .map_or(last_mediated, |row| row.last_mediated);
+            if keep {
+                let state = SessionState::Ended(seal.clone());
+                tx.session_put(&session.row(state, digested, last_mediated))?;
+            } else {
+                tx.session_remove(session.id)?;
+            }
+            tx.commit()?;
+        }
+        self.store.unreserve(session.spend(u64::MAX));
+        self.logs.remove(session.id);
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        let core = &mut *core;
+        core.rows.drop_session(session.id);
+        let tickets = core.table.drop_session(session.id);
+        core.end_waits(&tickets);
+        core.members.remove(&session.id);
+        core.doomed.remove(&session.id);
+        if core.members.len() <= 1 {
+            core.alone_since_ms = now_ms;
+        }
+        if keep {
+            core.ended.push(Ended {
+                id: session.id,
+                token: session.token,
+                uid: session.peer.uid,
+                process: session.process,
+                seal: seal.clone(),
+                last_mediated,
+                holds_until_ms: None,
+                row: !session.read_only,
+            });
+        } else {
+            core.unheld.extend(core.holds.drop_session(session.id));
+        }
+        self.store.set_reader_horizon(core.reader_horizon());
+        session.upcalls.close();
+        core.pump(now_ms);
+        Ok(())
+    }
+
+    /// The connection of a session is gone. Its client may still live and resume on another one, within the grace time.
+    pub(crate) fn connection_gone(&self, id: SessionId) {
+        if self.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        self.seal_session(id, "its connection is gone");
+        self.finish_or_leave();
+        let until_ms = self.now_ms() + self.config.grace_ms;
+        let mut core = self.locked();
+        if let Some(ended) = core.ended.iter_mut().find(|ended| ended.id == id) {
+            ended.holds_until_ms = Some(until_ms);
+        }
+    }
+
+    /// Digests sealed logs here, unless there is a thread for it.
+    pub(crate) fn finish_or_leave(&self) {
+        if self.background.load(Ordering::Acquire) {
+            self.bell.ring();
+        } else {
+            self.finish_sealed();
+        }
+    }
+
+    /// Forgets ended sessions whose process is gone, or that are too many; ends sessions whose process is gone.
+    pub(crate) fn reap(&self, now_ms: u64) {
+        let retry = std::mem::take(&mut self.locked().unfinished);
+        self.locked().to_finish.extend(retry);
+        let own = std::process::id();
+        let (members, ended) = {
+            let core = self.locked();
+            let members: Vec<_> = core
+                .members
+                .values()
+                .filter(|member| member.phase == Phase::Live && member.session.peer.pid != own)
+                .map(|member| (member.session.id, member.session.process))
+                .collect();
+            (members, core.ended.clone())
+        };
+        for (id, process) in members {
+            if !process.is_alive() {
+                self.seal(id, "its process is gone", false);
+                self.finish_sealed();
+            }
+        }
+        let mut forget = HashSet::new();
+        let mut seen = std::collections::HashMap::<ProcessId, usize>::new();
+        // Newest last: the oldest go when there are too many.
+        for ended in ended.iter().rev() {
+            let count = seen.entry(ended.process).or_default();
+            *count += 1;
+            if *count > ENDED_PER_PROCESS_MAX || !ended.process.is_alive() {
+                forget.insert(ended.id);
+            }
+        }
+        for id in &forget {
+            self.forget_ended(*id);
+        }
+        let mut core = self.locked();
+        let core = &mut *core;
+        for ended in &mut core.ended {
+            if ended.holds_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
+                ended.holds_until_ms = None;
+                core.unheld.extend(core.holds.drop_session(ended.id));
+            }
+        }
+    }
+
+    /// Forgets an ended session: its row, its holds.
+    pub(crate) fn forget_ended(&self, id: SessionId) {
+        let row = {
+            let mut core = self.locked();
+            let core = &mut *core;
+            let Some(at) = core.ended.iter().position(|ended| ended.id == id) else {
+                return;
+            };
+            core.unheld.extend(core.holds.drop_session(id));
+            core.ended.remove(at).row
+        };
+        if !row {
+            return;
+        }
+        let removed = self.store.begin().and_then(|mut tx| {
+            tx.session_remove(id)?;
+            tx.commit()
+        });
+        match removed {
+            Ok(_) | Err(StoreError::NoSession(_)) => {}
+            Err(error) => self.note_error(&error),
+        }
+    }
+
+    /// Tells a mount that has been alone long enough.
+    pub(crate) fn note_solitude(&self, now_ms: u64) {
+        let mut core = self.locked();
+        if core.members.len() != 1 || now_ms < core.alone_since_ms + self.config.solo_ms {
+            return;
+        }
+        let shim = core.members.values_mut().find(|member| member.company);
+        let id = shim.map(|member| {
+            member.company = false;
+            member.session.id
+        });
+        if let Some(id) = id {
+            core.send(id, Upcall::Solo);
+        }
+    }
+
+    /// Ends all sessions of an earlier daemon. Their pages say SEALED already.
+    ///
+    /// # Errors
+    /// Of the store and the logs, if no device failed: then the pool is read-only and the logs keep what they have.
+    pub(crate) fn recover(&self, base_limit: TxId) -> Result<(), StoreError> {
+        let result = self.recover_all(BaseLimit::AtStart(base_limit));
+        match result {
+            Err(error) if error.is_device() => {
+                self.note_error(&error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
+        let rows = self.store.sessions()?;
+        for grant in self.store.grants()? {
+            self.locked().rows.insert(grant);
+        }
+        let mut sealed = Vec::new();
+        for row in rows {
+            let seal = match &row.state {
+                SessionState::Ended(seal) => {
+                    self.locked().ended.push(ended(&row, seal.clone()));
+                    self.logs.remove(row.id);
+                    continue;
+                }
+                SessionState::Sealed(seal) => Some(seal.clone()),
+                SessionState::Live => None,
+            };
+            let session = Arc::new(self.revive(&row)?);
+            let seal = match seal {
+                Some(seal) => seal,
+                None => self.persist_seal(&session, limit)?,
+            };
+            sealed.push((session, seal));
+        }
+        // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was digested.
+        sealed.sort_by_key(|(session, _)| session.id);
+        for (session, seal) in sealed {
+            match self.finish_session(&session, &seal, true, limit) {
+                Ok(()) => {}
+                Err(error) if error.is_device() => return Err(error),
+                Err(error) => {
+                    tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
+                    self.locked().unfinished.push((session, seal, true));
+                }
+            }
+        }
+        let unfinished: HashSet<_> = self
+            .locked()
+            .unfinished
+            .iter()
+            .map(|(session, ..)| session.id)
+            .collect();
+        for id in self.logs.list()? {
+            if !unfinished.contains(&id) {
+                self.logs.remove(id);
+            }
+        }
+        let orphans = self.store.orphans()?;
+        self.locked().unheld.extend(orphans);
+        Ok(())
+    }
+
+    /// A session of an earlier daemon, from its row.
+    fn revive(&self, row: &SessionRow) -> Result<Session, StoreError> {
+        let session = Session::new(Parts {
+            id: row.id,
+            kind: if row.flags & 1 == 1 {
+                ClientKind::Shim
+            } else {
+                ClientKind::Linked
+            },
+            peer: Peer {
+                pid: row.pid,
+                uid: row.uid,
+                gid: row.uid,
+            },
+            privileged: self.is_privileged(row.uid),
+            read_only: false,
+            token: row.token,
+            created_ns: row.created_ns,
+            page: Arc::new(Page::heap(row.id)),
+            log: self.logs.open(row.id)?,
+            process: Some(ProcessId {
+                pid: row.pid,
+                start: row.pid_start,
+            }),
+        });
+        session.page.seal();
+        session.reader.lock().digested = row.digested;
+        *session.turn.last.lock() = row.last_mediated;
+        if session.log.is_none() && row.digested > LogSeq(0) {
+            tracing::warn!(session = %row.id, "the log is gone; what was not digested is lost");
+        }
+        Ok(session)
+    }
+
+    pub(crate) fn is_privileged(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.owner_uid
+    }
+}
+
+fn ended(row: &SessionRow, seal: Seal) -> Ended {
+    Ended {
+        id: row.id,
+        token: row.token,
+        uid: row.uid,
+        process: ProcessId {
+            pid: row.pid,
+            start: row.pid_start,
+        },
+        seal,
+        last_mediated: row.last_mediated,
+        holds_until_ms: None,
+        row: true,
+    }
+}

@@ -1,0 +1,158 @@
+//! The daemon behind a transport: who may ask what, and which module answers.
+
+use crate::core::Phase;
+use crate::error::no;
+use crate::kernel::KernelFs;
+use crate::session::Session;
+use std::sync::Arc;
+use varve_format::SessionId;
+use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service};
+
+impl KernelFs {
+    /// Carries a request out.
+    ///
+    /// # Errors
+    /// An errno; `Sealed` when the session is over; `Mediate` when an inode is contended.
+    pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
+        let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
+        let result = self.dispatch(&session, request);
+        // A request that failed because the session was sealed meanwhile says so.
+        match result {
+            Err(IpcError::Errno(_)) if self.locked().live(id).is_none() => Err(IpcError::Sealed),
+            other => other,
+        }
+    }
+
+    fn dispatch(&self, session: &Arc<Session>, request: Request) -> Result<Response, IpcError> {
+        match request {
+            Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
+            Request::CompanyAck => {
+                self.company_ack(session.id);
+                Ok(Response::Done)
+            }
+            Request::Lookup { dir, name } => self.lookup(session, dir, &name).map(Response::Entry),
+            Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
+            Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
+            Request::Release { items } => self.release(session, &items).map(|()| Response::Done),
+            Request::Drop { keys } => self.drop_holds(session, &keys).map(|()| Response::Done),
+            Request::Hold { keys } => self.hold(session, &keys).map(|()| Response::Done),
+            Request::AllocInodes { near, count } => {
+                self.alloc_inodes(session, near, count).map(Response::Inodes)
+            }
+            Request::ReadDir { dir, cookie, max } => {
+                self.read_dir(session, dir, cookie, max).map(Response::Entries)
+            }
+            Request::ReadLink { key } => self.read_link(session, key).map(Response::Bytes),
+            Request::Xattrs { key } => self.xattrs(session, key).map(Response::Xattrs),
+            Request::MapExtents { key, from, max } => {
+                let (extents, complete) = self.map_extents(session, key, from, max)?;
+                Ok(Response::Extents(extents, complete))
+            }
+            Request::ReadData { key, offset, len } => {
+                self.read_data(session, key, offset, len).map(Response::Bytes)
+            }
+            Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
+            Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
+            Request::Digest { upto, wait } => {
+                self.digest_request(session, upto, wait).map(Response::Digested)
+            }
+            Request::Mediate(op) => self.mediate(session, &op).map(Response::Mediated),
+            Request::BarrierAck { tx } => {
+                self.barrier_ack(session, tx);
+                Ok(Response::Done)
+            }
+            Request::StatFs => Ok(Response::StatFs(self.stat_fs())),
+            Request::Bye => {
+                self.seal(session.id, "it said goodbye", false);
+                self.finish_or_leave();
+                Ok(Response::Done)
+            }
+            Request::Admin(admin) => self.admin_request(session.peer, admin),
+        }
+    }
+
+    /// An operator's request. Root and the pool's owner only, but for the state.
+    ///
+    /// # Errors
+    /// EPERM, EIO with the cause in the daemon's log, ENOSYS where nobody implements it.
+    pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
+        if !self.is_privileged(peer.uid) {
+            return Err(no(libc::EPERM));
+        }
+        let json = match admin {
+            Admin::Status => serde_json::to_string(&self.status()).map_err(|_| no(libc::EIO))?,
+            Admin::DigestAll => {
+                self.digest_all().map_err(|error| self.refused(&error))?;
+                self.tick();
+                serde_json::to_string(&self.status().digest).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Fsck => match &self.fsck {
+                Some(hook) => hook(self).map_err(IpcError::Protocol)?,
+                None => {
+                    let findings = self.store.check().map_err(|error| self.refused(&error))?;
+                    let findings: Vec<_> = findings.iter().map(|finding| format!("{finding:?}")).collect();
+                    serde_json::json!({ "clean": findings.is_empty(), "findings": findings }).to_string()
+                }
+            },
+            Admin::Scrub => match &self.scrub {
+                Some(hook) => hook(self).map_err(IpcError::Protocol)?,
+                None => return Err(no(libc::ENOSYS)),
+            },
+            Admin::Shutdown => {
+                self.shutdown_asked
+                    .store(true, std::sync::atomic::Ordering::Release);
+                self.bell.ring();
+                "{}".into()
+            }
+        };
+        Ok(Response::Json(json))
+    }
+
+    /// Sessions at the moment, those that are being sealed included.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.locked().members.len()
+    }
+
+    /// Whether a session still counts.
+    #[must_use]
+    pub fn is_live(&self, id: SessionId) -> bool {
+        self.locked()
+            .members
+            .get(&id)
+            .is_some_and(|member| member.phase == Phase::Live)
+    }
+}
+
+impl Service for KernelFs {
+    fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
+        let opened = self.open_session(peer, hello)?;
+        let session = opened.welcome.session;
+        let descriptors = self
+            .logs
+            .descriptors(session, opened.welcome.privileged)
+            .map_err(|error| {
+                tracing::error!(%session, "no descriptors for a client: {error}");
+                self.seal(session, "its opening failed", false);
+                self.finish_or_leave();
+                no(libc::EIO)
+            })?;
+        Ok(Opened {
+            welcome: opened.welcome,
+            descriptors,
+            upcalls: opened.upcalls,
+        })
+    }
+
+    fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError> {
+        self.call_session(session, request)
+    }
+
+    fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
+        self.admin_request(peer, admin)
+    }
+
+    fn gone(&self, session: SessionId) {
+        self.connection_gone(session);
+    }
+}

@@ -1,0 +1,222 @@
+//! One session as the daemon sees it. Owns what belongs to a session alone; leases and holds are in the core.
+
+use crate::digest::SessionLog;
+use crate::process::ProcessId;
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use varve_format::session::{SessionRow, SessionState};
+use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId, TimeNs};
+use varve_ipc::{ClientKind, Cred, Page, Peer, UpcallQueue};
+use varve_media::Region;
+
+/// Most inodes that an unprivileged session can name.
+const KNOWN_MAX: usize = 1 << 20;
+
+/// The reading end of a session's log. Held while the log is digested.
+pub(crate) struct Reader {
+    pub(crate) log: SessionLog,
+    pub(crate) digested: LogSeq,
+}
+
+/// Mediated operations are carried out in the order of their numbers.
+#[derive(Default)]
+pub(crate) struct Turn {
+    pub(crate) last: Mutex<u64>,
+    pub(crate) next: Condvar,
+}
+
+/// One session.
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) kind: ClientKind,
+    pub(crate) peer: Peer,
+    pub(crate) process: ProcessId,
+    pub(crate) cred: Cred,
+    pub(crate) privileged: bool,
+    pub(crate) read_only: bool,
+    pub(crate) token: u128,
+    pub(crate) created_ns: TimeNs,
+    pub(crate) upcalls: Arc<UpcallQueue>,
+    pub(crate) page: Arc<Page>,
+    pub(crate) log: Option<Arc<dyn Region>>,
+    pub(crate) reader: Mutex<Reader>,
+    pub(crate) turn: Turn,
+    /// Held while rows of ended leases are written.
+    pub(crate) row_changes: Mutex<()>,
+    /// Blocks reserved and not used up.
+    pub(crate) credits: AtomicU64,
+    /// Inodes that an unprivileged session has looked up.
+    known: Mutex<HashSet<InodeKey>>,
+}
+
+/// What a session is made of.
+pub(crate) struct Parts {
+    pub(crate) id: SessionId,
+    pub(crate) kind: ClientKind,
+    pub(crate) peer: Peer,
+    pub(crate) privileged: bool,
+    pub(crate) read_only: bool,
+    pub(crate) token: u128,
+    pub(crate) created_ns: TimeNs,
+    pub(crate) page: Arc<Page>,
+    pub(crate) log: Option<Arc<dyn Region>>,
+    /// The peer's process, if it is known from a row.
+    pub(crate) process: Option<ProcessId>,
+}
+
+impl Session {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let Parts {
+            id,
+            kind,
+            peer,
+            privileged,
+            read_only,
+            token,
+            created_ns,
+            page,
+            log,
+            process,
+        } = parts;
+        let groups = if privileged {
+            Vec::new()
+        } else {
+            crate::process::groups_of(peer.pid)
+        };
+        Self {
+            id,
+            kind,
+            peer,
+            process: process.unwrap_or_else(|| ProcessId::of(peer.pid)),
+            cred: Cred {
+                uid: peer.uid,
+                gid: peer.gid,
+                groups,
+            },
+            privileged,
+            read_only,
+            token,
+            created_ns,
+            upcalls: Arc::new(UpcallQueue::new()),
+            page,
+            log,
+            reader: Mutex::new(Reader {
+                log: SessionLog::new(id),
+                digested: LogSeq(0),
+            }),
+            turn: Turn::default(),
+            row_changes: Mutex::new(()),
+            credits: AtomicU64::new(0),
+            known: Mutex::new(HashSet::from([InodeKey::ROOT])),
+        }
+    }
+
+    /// The session's row on media.
+    pub(crate) fn row(&self, state: SessionState, digested: LogSeq, last_mediated: u64) -> SessionRow {
+        SessionRow {
+            id: self.id,
+            uid: self.peer.uid,
+            pid: self.process.pid,
+            pid_start: self.process.start,
+            token: self.token,
+            state,
+            digested,
+            last_mediated,
+            log_bytes: self.log.as_ref().map_or(0, |log| log.len_bytes()),
+            created_ns: self.created_ns,
+            flags: u32::from(self.kind == ClientKind::Shim),
+        }
+    }
+
+    /// An unprivileged session may name `key` from now on.
+    pub(crate) fn learn(&self, key: InodeKey) {
+        if !self.privileged {
+            let mut known = self.known.lock();
+            if known.len() < KNOWN_MAX {
+                known.insert(key);
+            }
+        }
+    }
+
+    /// Whether the session may name `key`.
+    pub(crate) fn knows(&self, key: InodeKey) -> bool {
+        self.privileged || self.known.lock().contains(&key)
+    }
+
+    /// Whether the session's user has the permission bits `mask` (4 read, 2 write, 1 search) on a file.
+    pub(crate) fn may(&self, attr: &InodeAttr, mask: u32) -> bool {
+        self.privileged || may(attr, &self.cred, mask)
+    }
+
+    /// Gives up to `blocks` of the reservation up; answers how many that were.
+    pub(crate) fn spend(&self, blocks: u64) -> u64 {
+        let mut spent = 0;
+        let _ = self
+            .credits
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |have| {
+                spent = have.min(blocks);
+                Some(have - spent)
+            });
+        spent
+    }
+}
+
+/// POSIX permission check: owner, group or others, superuser past all but execution.
+pub(crate) fn may(attr: &InodeAttr, cred: &Cred, mask: u32) -> bool {
+    if cred.uid == 0 {
+        return mask & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
+    }
+    let shift = if cred.uid == attr.uid {
+        6
+    } else if cred.in_group(attr.gid) {
+        3
+    } else {
+        0
+    };
+    attr.mode >> shift & mask == mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::may;
+    use varve_format::{InodeAttr, InodeKey};
+    use varve_ipc::Cred;
+
+    fn file(mode: u32) -> InodeAttr {
+        InodeAttr {
+            key: InodeKey::new(5, 1),
+            mode: 0o100_000 | mode,
+            uid: 10,
+            gid: 20,
+            nlink: 1,
+            size_bytes: 0,
+            sectors: 0,
+            rdev: 0,
+            parent: InodeKey::ROOT.ino,
+            atime_ns: 0,
+            mtime_ns: 0,
+            ctime_ns: 0,
+            btime_ns: 0,
+        }
+    }
+
+    #[test]
+    fn permission_is_that_of_the_first_class_that_fits() {
+        let cred = |uid, gid, groups: &[u32]| Cred {
+            uid,
+            gid,
+            groups: groups.to_vec(),
+        };
+        assert!(may(&file(0o600), &cred(10, 1, &[]), 6));
+        assert!(
+            !may(&file(0o066), &cred(10, 20, &[]), 4),
+            "the owner's class decides for the owner"
+        );
+        assert!(may(&file(0o040), &cred(11, 1, &[20]), 4));
+        assert!(!may(&file(0o047), &cred(11, 20, &[]), 2));
+        assert!(may(&file(0o004), &cred(11, 1, &[]), 4));
+        assert!(may(&file(0), &Cred::root(), 6) && !may(&file(0), &Cred::root(), 1));
+    }
+}

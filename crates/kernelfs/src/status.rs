@@ -1,0 +1,249 @@
+//! State and counters for operators. Counts and shows; decides nothing.
+
+use crate::KernelFs;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
+use varve_format::Tier;
+
+/// Counters of one run.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) digests: AtomicU64,
+    pub(crate) operations: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) merged: AtomicU64,
+    pub(crate) vanished: AtomicU64,
+    pub(crate) seals: AtomicU64,
+    pub(crate) grants: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) mediated: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(&self, counts: &varve_digest::Counts) {
+        self.operations.fetch_add(counts.ops, Ordering::Relaxed);
+        self.refused.fetch_add(counts.refused, Ordering::Relaxed);
+        self.bytes_in.fetch_add(counts.bytes_in, Ordering::Relaxed);
+        self.bytes_out.fetch_add(counts.bytes_out, Ordering::Relaxed);
+        self.merged.fetch_add(counts.merged, Ordering::Relaxed);
+        self.vanished.fetch_add(counts.vanished, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bump(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// One tier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// `nvm`, `ssd` or `hdd`.
+    pub tier: String,
+    /// What it is made of.
+    pub device: String,
+    /// Capacity in bytes.
+    pub capacity_bytes: u64,
+    /// In use, in bytes.
+    pub used_bytes: u64,
+    /// Freed, but not to be reused yet, in bytes.
+    pub pending_bytes: u64,
+}
+
+/// One session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Number.
+    pub id: u64,
+    /// Process.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// `shim` or `linked`.
+    pub kind: String,
+    /// `live` or `sealing`.
+    pub state: String,
+    /// Only reads.
+    pub read_only: bool,
+    /// Bytes of its log.
+    pub log_bytes: u64,
+    /// Everything up to this number is digested.
+    pub digested: u64,
+    /// Leases.
+    pub leases: u64,
+    /// Inodes that it keeps alive.
+    pub holds: u64,
+    /// Requests that wait for a lease.
+    pub waits: u64,
+    /// Blocks reserved for it.
+    pub credits: u64,
+}
+
+/// The digest since the daemon started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DigestStatus {
+    /// Batches.
+    pub batches: u64,
+    /// Operations taken in.
+    pub operations: u64,
+    /// Operations refused.
+    pub refused: u64,
+    /// Bytes of file data in them.
+    pub bytes_in: u64,
+    /// Bytes of file data written; the rest was dropped.
+    pub bytes_out: u64,
+    /// Writes merged with a neighbour.
+    pub merged: u64,
+    /// Inodes made and deleted before they were written.
+    pub vanished: u64,
+}
+
+/// Leases since the daemon started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseStatus {
+    /// Requests granted.
+    pub grants: u64,
+    /// Of them, those that waited.
+    pub waits: u64,
+    /// Operations done by the daemon.
+    pub mediated: u64,
+    /// Sessions sealed.
+    pub seals: u64,
+    /// Durable rows at the moment.
+    pub rows: u64,
+}
+
+/// What `varve status` shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The pool, in hexadecimal.
+    pub pool: String,
+    /// The daemon's process.
+    pub pid: u32,
+    /// Newest transaction.
+    pub newest_tx: u64,
+    /// Why the pool is read-only, if it is.
+    pub latched: Option<String>,
+    /// Tiers that there are.
+    pub tiers: Vec<TierStatus>,
+    /// Blocks reserved for sessions.
+    pub reserved_blocks: u64,
+    /// Inodes in use.
+    pub inodes_used: u64,
+    /// Inodes that can still be made.
+    pub inodes_free: u64,
+    /// Sessions, by number.
+    pub sessions: Vec<SessionStatus>,
+    /// Sealed sessions whose client may come back.
+    pub ended_sessions: u64,
+    /// Digest.
+    pub digest: DigestStatus,
+    /// Leases.
+    pub leases: LeaseStatus,
+    /// Background jobs and what they wait for.
+    pub jobs: Vec<String>,
+}
+
+impl KernelFs {
+    /// State and counters at the moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let space = self.store.space();
+        let devices = self.store.devices();
+        let block = varve_format::BLOCK_BYTES;
+        let mut tiers = Vec::new();
+        for (tier, stats) in Tier::ALL.into_iter().zip(&space.tiers) {
+            let device = match (tier, devices.block_device(tier)) {
+                (Tier::Nvm, _) => devices.nvm.info().to_string(),
+                (_, Some(device)) => device.info().to_string(),
+                (_, None) => continue,
+            };
+            tiers.push(TierStatus {
+                tier: tier.name().into(),
+                device,
+                capacity_bytes: stats.total * block,
+                used_bytes: stats.total.saturating_sub(stats.free + stats.pending) * block,
+                pending_bytes: stats.pending * block,
+            });
+        }
+        let core = self.locked();
+        let mut sessions: Vec<_> = core
+            .members
+            .values()
+            .map(|member| {
+                let session = &member.session;
+                SessionStatus {
+                    id: session.id.0,
+                    pid: session.peer.pid,
+                    uid: session.peer.uid,
+                    kind: match session.kind {
+                        varve_ipc::ClientKind::Shim => "shim".into(),
+                        varve_ipc::ClientKind::Linked => "linked".into(),
+                    },
+                    state: match member.phase {
+                        crate::core::Phase::Live => "live".into(),
+                        crate::core::Phase::Sealing => "sealing".into(),
+                    },
+                    read_only: session.read_only,
+                    log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
+                    digested: varve_ipc::SessionPage::digested(&*session.page).0,
+                    leases: core.table.count(session.id) as u64,
+                    holds: core.holds.count(session.id) as u64,
+                    waits: core.table.waiting(session.id) as u64,
+                    credits: get(&session.credits),
+                }
+            })
+            .collect();
+        sessions.sort_unstable_by_key(|session| session.id);
+        let jobs = if core.unheld.is_empty() {
+            Vec::new()
+        } else {
+            let grace = if self.in_grace() {
+                " (waiting: grace time for clients that come back)"
+            } else {
+                ""
+            };
+            vec![format!(
+                "freeing {} inodes without a name{grace}",
+                core.unheld.len()
+            )]
+        };
+        let counters = &self.counters;
+        Status {
+            pool: self
+                .store
+                .pool_uuid()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+            pid: std::process::id(),
+            newest_tx: self.store.newest_tx().0,
+            latched: self.store.latched().map(|reason| reason.to_string()),
+            tiers,
+            reserved_blocks: space.reserved,
+            inodes_used: space.inodes_used,
+            inodes_free: space.inodes_free,
+            sessions,
+            ended_sessions: core.ended.len() as u64,
+            digest: DigestStatus {
+                batches: get(&counters.digests),
+                operations: get(&counters.operations),
+                refused: get(&counters.refused),
+                bytes_in: get(&counters.bytes_in),
+                bytes_out: get(&counters.bytes_out),
+                merged: get(&counters.merged),
+                vanished: get(&counters.vanished),
+            },
+            leases: LeaseStatus {
+                grants: get(&counters.grants),
+                waits: get(&counters.waits),
+                mediated: get(&counters.mediated),
+                seals: get(&counters.seals),
+                rows: core.rows.len() as u64,
+            },
+            jobs,
+        }
+    }
+}
