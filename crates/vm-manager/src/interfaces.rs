@@ -217,6 +217,8 @@ pub trait Policy {
     fn system(&mut self, view: &SystemView);
     /// Forgets a process.
     fn forget(&mut self, proc: ProcId);
+    /// What would put a process' memory back to how it was found.
+    fn undo(&self, proc: ProcId) -> Vec<Action>;
     /// Works for one step at time `now_ms`; does nothing when it is not due.
     ///
     /// # Errors

@@ -3,8 +3,27 @@
 //! Three small seams ([`interfaces`]): trackers see which pages are touched, policies decide, actuators act. The
 //! policies are pure and run the same over a kernel ([`tracker`], [`actuator`], [`sys`]) and over [`sim`].
 
+#![deny(unsafe_code)]
+
+pub mod actuator;
+pub mod cli;
+pub mod config;
+pub mod coop;
+pub mod engine;
+pub mod governor;
+pub mod heat;
 pub mod ingens;
 pub mod interfaces;
+pub mod machine;
+pub mod metrics;
 pub mod multiclock;
+pub mod probe;
+pub mod processes;
+mod report;
 pub mod sim;
+pub mod snapshot;
+pub mod survey;
+#[expect(unsafe_code, reason = "the one module that makes raw system calls")]
+pub mod sys;
+pub mod tracker;
 pub mod types;

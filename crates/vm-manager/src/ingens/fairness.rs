@@ -16,8 +16,7 @@ pub struct Claim {
 /// M = S / (H · (f + τ·(1 − f))), in shares per byte.
 ///
 /// H is taken as one huge page for a process that holds none, which keeps M finite and still the largest among equals.
-/// As printed in the seed the factor would favour the *active* process through a *smaller* denominator: f + τ(1 − f)
-/// is τ when nothing is idle and 1 when everything is.
+/// The factor is τ when nothing is idle and 1 when everything is, so idle holders get the smaller M.
 pub fn promotion_metric(claim: &Claim, tau: f64) -> f64 {
     let held = claim.huge_pages.max(1);
     let f = if claim.huge_pages == 0 {

@@ -141,6 +141,24 @@ impl Ingens {
         total > 0 && (self.view.available_bytes as f64) < total as f64 * self.config.low_memory
     }
 
+    /// Takes in which base pages of a huge page hold anything, as found by looking at its contents.
+    pub fn inspected(&mut self, proc: ProcId, index: HugeIndex, used: &crate::types::UtilVector) {
+        if let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index)) {
+            region.inspected = true;
+            region.hollow = region.huge && used.share() < self.config.demote_below;
+            if region.hollow {
+                region.util = *used;
+            }
+        }
+    }
+
+    /// Starts another round of looking at contents.
+    pub fn restart_inspection(&mut self, proc: ProcId) {
+        if let Some(process) = self.procs.get_mut(&proc) {
+            process.regions.values_mut().for_each(|r| r.inspected = false);
+        }
+    }
+
     /// Asks which huge pages are touched; the frequently used ones only with the sampling probability (§3.4.2).
     fn scan_access(
         &mut self,
@@ -283,7 +301,11 @@ impl Policy for Ingens {
         }
         region.huge = survey.huge;
         region.eligible = survey.eligible && !survey.unevictable;
-        region.util = survey.used;
+        // Until it is split, a page table cannot say that a huge page is hollow: keep what its contents said.
+        region.hollow &= survey.huge;
+        if !region.hollow {
+            region.util = survey.used;
+        }
         let share = region.util.share();
         // Crossing the threshold since the last survey is what the seed's fault handler would have noticed; so is a
         // full region that lost its huge page because somebody freed a page in it, or that sharing broke up.
@@ -301,6 +323,16 @@ impl Policy for Ingens {
     fn forget(&mut self, proc: ProcId) {
         self.procs.remove(&proc);
         self.high.retain(|(p, _)| *p != proc);
+    }
+
+    fn undo(&self, proc: ProcId) -> Vec<Action> {
+        let made = self.regions(proc).filter(|(_, r)| r.made && r.huge);
+        made.map(|(region, r)| Action::Split {
+            proc,
+            region,
+            used: r.util,
+        })
+        .collect()
     }
 
     fn step(

@@ -53,6 +53,7 @@ impl Ingens {
             match outcome {
                 Outcome::Done => {
                     report.split += 1;
+                    region.made = false;
                     region.huge = false;
                     region.was_huge = false;
                 }
@@ -224,6 +225,7 @@ impl Ingens {
         match outcome {
             Outcome::Done => {
                 region.huge = true;
+                region.made = true;
                 region.was_huge = false;
                 region.failures = 0;
                 report.collapsed += 1;

@@ -2,9 +2,6 @@
 
 use crate::types::UtilVector;
 
-/// Bits of the access vector.
-pub const ACCESS_BITS: f32 = 8.0;
-
 /// One region of one process.
 #[derive(Debug, Clone, Default)]
 pub struct Region {
@@ -14,6 +11,14 @@ pub struct Region {
     pub access: u8,
     /// Exponential moving average F of the weight of `access` (equation 3.1).
     pub frequency: f32,
+    /// Looks so far, saturating; 0 means that nothing is known of accesses.
+    pub looks: u8,
+    /// Whether its contents were looked at in this round.
+    pub inspected: bool,
+    /// Whether it was found hollow by its contents; the next survey must not overwrite that with "all used".
+    pub hollow: bool,
+    /// Whether we made it a huge page.
+    pub made: bool,
     /// Whether one huge page maps it now.
     pub huge: bool,
     /// Whether it was a huge page before and lost that (a base page was freed in it).
@@ -33,6 +38,7 @@ pub struct Region {
 impl Region {
     /// Takes in one look: shifts the access vector and updates F = α·weight + (1 − α)·F.
     pub fn looked(&mut self, touched: bool, alpha: f64) {
+        self.looks = self.looks.saturating_add(1);
         self.access = self.access << 1 | u8::from(touched);
         let weight = self.access.count_ones() as f32;
         self.frequency = alpha as f32 * weight + (1.0 - alpha as f32) * self.frequency;

@@ -159,7 +159,7 @@ impl MultiClock {
 
     /// Most active pages for each inactive one: √(10·n) for n GiB, at least 1 (§6.2.3).
     pub fn active_ratio(&self, tier: TierId) -> u64 {
-        let gib = self.capacity[tier.index()] * PAGE_BYTES >> 30;
+        let gib = (self.capacity[tier.index()] * PAGE_BYTES) >> 30;
         ((10 * gib) as f64).sqrt().floor().max(1.0) as u64
     }
 
@@ -391,6 +391,24 @@ impl Policy for MultiClock {
             used = crate::types::UtilVector::default();
             used.set(0, true);
         }
+        let base = survey.region.page(0).0;
+        let known = used
+            .0
+            .iter()
+            .enumerate()
+            .all(|(i, w)| self.table.present(survey.proc, base + i as u64 * 64) == *w);
+        let first = used.first().and_then(|o| {
+            self.table
+                .slot(PageKey::new(survey.proc, survey.region.page(o as u64)))
+        });
+        let same = first.is_some_and(|s| {
+            let meta = self.table.meta(s);
+            meta.huge() == survey.huge && (meta.list() == ListKind::Unevictable) == survey.unevictable
+        });
+        // The ordinary case, and the one that must be cheap: nothing changed.
+        if known && (same || used.weight() == 0) {
+            return;
+        }
         let mut fresh = Vec::new();
         for offset in 0..HUGE_PAGES as usize {
             let key = PageKey::new(survey.proc, survey.region.page(offset as u64));
@@ -422,6 +440,20 @@ impl Policy for MultiClock {
         for slot in self.table.slots_of(proc) {
             self.drop_slot(slot);
         }
+    }
+
+    fn undo(&self, proc: ProcId) -> Vec<Action> {
+        let slots = self.table.slots_of(proc);
+        let moved = slots.into_iter().filter(|s| {
+            let meta = self.table.meta(*s);
+            meta.origin() != meta.tier()
+        });
+        moved
+            .map(|s| Action::Move {
+                page: self.table.key(s),
+                to: self.table.meta(s).origin(),
+            })
+            .collect()
     }
 
     fn step(

@@ -42,7 +42,8 @@ pub(super) struct Meta {
     tier: u8,
     /// Importance: decayed sum of touches, writes weighted.
     pub(super) heat: u8,
-    reserved: u8,
+    /// The tier it was found in.
+    origin: u8,
 }
 
 const _: () = assert!(size_of::<Meta>() == 12);
@@ -54,7 +55,7 @@ impl Meta {
         flags: 0,
         tier: 0,
         heat: 0,
-        reserved: 0,
+        origin: 0,
     };
 
     pub(super) fn list(&self) -> ListKind {
@@ -101,6 +102,9 @@ impl Meta {
         } else {
             PageClass::Anon
         }
+    }
+    pub(super) fn origin(&self) -> TierId {
+        TierId(self.origin)
     }
     pub(super) fn tier(&self) -> TierId {
         TierId(self.tier)
@@ -178,6 +182,13 @@ impl Table {
 
     pub(super) fn meta_mut(&mut self, slot: Slot) -> &mut Meta {
         &mut self.metas[slot as usize]
+    }
+
+    /// The 64 presence bits of the chunk that starts at page `first` (a multiple of 64).
+    pub(super) fn present(&self, proc: ProcId, first: u64) -> u64 {
+        self.index
+            .get(&(proc, first / CHUNK_PAGES))
+            .map_or(0, |c| self.chunks[*c as usize].present)
     }
 
     /// Adds a page at the head of a list; `None` when it is there already or the table is full (2^32 pages).

@@ -378,8 +378,8 @@ proptest! {
                 Op::Lock(p, l) => m.set_unevictable(pk(p), l),
                 Op::Pin(p) => { mem.pinned.insert(pk(p)); }
                 Op::Step(hot) => {
-                    let mut t = Script::default();
-                    t.hot = hot.into_iter().map(|(p, w)| (pk(p), if w { Touch::Written } else { Touch::Read })).collect();
+                    let kind = |w| if w { Touch::Written } else { Touch::Read };
+                    let mut t = Script { hot: hot.into_iter().map(|(p, w)| (pk(p), kind(w))).collect() };
                     m.step(now, &mut t, &mut mem).unwrap();
                     now += 100;
                 }

@@ -34,7 +34,7 @@ impl Rng {
     }
     /// Uniform in `0..bound`; 0 when `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
-        (u128::from(self.next_u64()) * u128::from(bound) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
     /// Uniform in 0.0..1.0.
     pub fn unit(&mut self) -> f64 {

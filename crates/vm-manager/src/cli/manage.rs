@@ -1,0 +1,263 @@
+//! `run` and `attach`: the two ways to manage a process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use super::{AttachArgs, ManageArgs, RunArgs, policy};
+use crate::coop::SOCKET_VARIABLE;
+use crate::engine::Engine;
+use crate::metrics;
+use crate::snapshot::{Snapshot, state_dir, state_file};
+use crate::types::Pid;
+
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// A manager with its files and its metrics; removes its files when dropped.
+struct Session {
+    engine: Engine,
+    state: PathBuf,
+    socket: PathBuf,
+    shared: Option<metrics::Shared>,
+    quiet: bool,
+    json: bool,
+    reported: Instant,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.state);
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Session {
+    fn open(args: &ManageArgs) -> anyhow::Result<Self> {
+        let mut engine = Engine::new(policy(args.policy.as_deref())?);
+        let dir = state_dir().context("cannot keep state")?;
+        let (state, socket) = (
+            state_file(&dir, std::process::id()),
+            dir.join(format!("{}.sock", std::process::id())),
+        );
+        engine
+            .listen(&socket)
+            .with_context(|| format!("cannot listen on {}", socket.display()))?;
+        if let Some(path) = &args.trace {
+            let file =
+                std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+            engine.record(std::io::BufWriter::new(file))?;
+        }
+        let mut shared = None;
+        if let Some(address) = args.metrics {
+            let cell: metrics::Shared = Arc::default();
+            let bound = metrics::serve(address, cell.clone())
+                .with_context(|| format!("cannot serve metrics on {address}"))?;
+            shared = Some(cell);
+            if !args.quiet {
+                eprintln!("varve vm: metrics on http://{bound}/metrics");
+            }
+        }
+        let (quiet, json) = (args.quiet, args.json);
+        let session = Self {
+            engine,
+            state,
+            socket,
+            shared,
+            quiet,
+            json,
+            reported: Instant::now(),
+        };
+        if !quiet {
+            eprint!("{}", session.introduction());
+        }
+        Ok(session)
+    }
+
+    /// What is used, what is not and why.
+    fn introduction(&self) -> String {
+        let e = &self.engine;
+        let mut out = format!("varve vm: Linux {}\n", e.probe.kernel);
+        match &e.ingens {
+            Some(_) => {
+                let when = e.config.ingens.utilisation * 100.0;
+                out += &format!(
+                    "  huge pages: given when {when:.0} % of 2 MiB are in use, fairly, outside of page faults\n"
+                );
+            }
+            None => out += "  huge pages: not managed\n",
+        }
+        match &e.multi_clock {
+            Some(_) => {
+                out += &format!(
+                    "  tiers: {} tiers, hot pages move up every {} ms\n",
+                    e.tiers.len(),
+                    e.config.multi_clock.period_ms
+                )
+            }
+            None => out += "  tiers: one tier only, nothing to move\n",
+        }
+        let info = e.tracker.info();
+        out += &format!("  access bits: {} ({})\n", info.name, info.note);
+        for note in &e.notes {
+            out += &format!("  not used: {note}\n");
+        }
+        out += "  watch with `varve vm top`, `varve vm heat`\n";
+        out
+    }
+
+    /// One round; gives how long to rest.
+    fn tick(&mut self) -> Duration {
+        let rest = self.engine.tick();
+        if self.reported.elapsed() >= REPORT_EVERY {
+            self.report();
+        }
+        rest
+    }
+
+    fn report(&mut self) -> Snapshot {
+        self.reported = Instant::now();
+        let snapshot = self.engine.snapshot();
+        if let Err(e) = snapshot.write(&self.state) {
+            tracing::warn!("cannot write {}: {e}", self.state.display());
+        }
+        if let Some(cell) = &self.shared {
+            *cell.lock() = snapshot.clone();
+        }
+        snapshot
+    }
+
+    fn conclude(&mut self) {
+        let before = self.report();
+        let (moved, split) = self.engine.leave();
+        if self.json {
+            eprintln!("{}", serde_json::to_string(&before).unwrap_or_default());
+        } else if !self.quiet {
+            let t = &before.totals;
+            eprintln!(
+                "varve vm: {:.1} s; {} huge pages made, {} split; {} pages moved up, {} down; {} declined",
+                before.uptime_s, t.collapsed, t.split, t.promoted, t.demoted, t.failed
+            );
+            eprintln!(
+                "  cost: looking {:.2} %, working {:.2} %, kernel's DAMON thread {:.2} % of one core; {:.2} bytes a page",
+                before.scan_cpu_share * 100.0,
+                before.work_cpu_share * 100.0,
+                before.kdamond_cpu_share * 100.0,
+                before.metadata_bytes as f64 / before.metadata_pages.max(1) as f64
+            );
+            if moved + split > 0 {
+                eprintln!("  put back: {moved} pages moved home, {split} huge pages split");
+            }
+        }
+    }
+}
+
+/// A flag that SIGINT and SIGTERM set.
+fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(flag)
+}
+
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let mut session = Session::open(&args.manage)?;
+    let stop = interrupted()?;
+    let mut command = Command::new(&args.program[0]);
+    command
+        .args(&args.program[1..])
+        .env(SOCKET_VARIABLE, &session.socket);
+    if session.engine.config.thp_by_request
+        && session.engine.ingens.is_some()
+        && session.engine.probe.has("thp-by-request")
+    {
+        crate::sys::restrict_child_thp(&mut command);
+    }
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", Path::new(&args.program[0]).display()))?;
+    let pid = Pid(child.id() as i32);
+    if let Err(e) = session.engine.attach(pid) {
+        // The program runs on without us; that it ended already is no fault.
+        if e.raw_os_error() != Some(libc::ESRCH) {
+            eprintln!("varve vm: cannot manage {pid}: {e}; the program runs on unmanaged");
+        }
+    }
+    let (sender, ended) = channel();
+    std::thread::spawn(move || {
+        let _ = sender.send(child.wait());
+    });
+    let status = loop {
+        let rest = session.tick();
+        if let Some(status) = wait(&ended, rest)? {
+            break status;
+        }
+        if stop.swap(false, Ordering::Relaxed) {
+            // Passed on; the program decides, and we end with it.
+            let _ = rustix::process::Pid::from_raw(pid.0)
+                .map(|p| rustix::process::kill_process(p, rustix::process::Signal::TERM));
+        }
+    };
+    session.conclude();
+    Ok(exit_code(status))
+}
+
+fn wait(ended: &Receiver<std::io::Result<ExitStatus>>, rest: Duration) -> anyhow::Result<Option<ExitStatus>> {
+    use std::sync::mpsc::RecvTimeoutError;
+    match ended.recv_timeout(rest) {
+        Ok(status) => Ok(Some(status?)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        Err(RecvTimeoutError::Disconnected) => bail!("lost track of the program"),
+    }
+}
+
+pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+    let mut session = Session::open(&args.manage)?;
+    for target in &args.targets {
+        match target.parse::<i32>() {
+            Ok(pid) => {
+                let attached = session.engine.attach(Pid(pid));
+                attached.with_context(|| {
+                    format!("cannot manage process {pid} (is it yours? root can manage any)")
+                })?;
+            }
+            Err(_) => {
+                let attached = session.engine.attach_cgroup(Path::new(target));
+                attached
+                    .with_context(|| format!("{target} is neither a pid nor a control group's directory"))?;
+            }
+        }
+    }
+    let stop = interrupted()?;
+    let end = args.seconds.map(|s| Instant::now() + Duration::from_secs(s));
+    while !stop.load(Ordering::Relaxed) && end.is_none_or(|e| Instant::now() < e) {
+        let rest = session.tick();
+        if session.engine.idle() {
+            break;
+        }
+        std::thread::sleep(
+            rest.min(Duration::from_millis(200))
+                .max(Duration::from_millis(10)),
+        );
+        // A long rest is slept in parts, so that a signal is heeded.
+        let until = Instant::now() + rest.saturating_sub(Duration::from_millis(200));
+        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    session.conclude();
+    Ok(ExitCode::SUCCESS)
+}

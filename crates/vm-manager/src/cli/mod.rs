@@ -1,0 +1,139 @@
+//! `varve vm`: the command line of the memory half.
+
+mod manage;
+mod show;
+mod top;
+mod trace;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::config::PolicyFile;
+
+/// Memory tiers and huge pages for unmodified programs.
+#[derive(Debug, Subcommand)]
+pub enum VmCommand {
+    /// Start a program and manage its memory until it ends.
+    Run(RunArgs),
+    /// Manage the memory of a running process, or of a control group, until interrupted.
+    Attach(AttachArgs),
+    /// Show what the running managers do.
+    Status(ShowArgs),
+    /// Watch the running managers.
+    Top,
+    /// Draw which memory is hot, by address and time.
+    Heat(HeatArgs),
+    /// Say what the running kernel offers, what it lacks and what would help.
+    Probe(ShowArgs),
+    /// Print the policy file in full, with every default.
+    Policy(PolicyArgs),
+    /// Generate, replay and compare traces of page accesses.
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
+}
+
+/// What `run` and `attach` share.
+#[derive(Debug, Args)]
+pub struct ManageArgs {
+    /// Policy file (TOML); see `varve vm policy`.
+    #[arg(long, value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// Serve Prometheus metrics on this address, such as 127.0.0.1:9464.
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
+    /// Write every touch that the tracker sees to this file, for `trace replay`.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Say nothing unless something fails.
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Print the final summary as JSON on standard error.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Common ones.
+    #[command(flatten)]
+    pub manage: ManageArgs,
+    /// The program and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub program: Vec<std::ffi::OsString>,
+}
+
+/// Arguments of `attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// Common ones.
+    #[command(flatten)]
+    pub manage: ManageArgs,
+    /// Leave again after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<u64>,
+    /// Processes by pid, and control groups by directory.
+    #[arg(required = true, value_name = "PID|CGROUP")]
+    pub targets: Vec<String>,
+}
+
+/// Arguments of commands that show something.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `heat`.
+#[derive(Debug, Args)]
+pub struct HeatArgs {
+    /// As SVG to this file.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Only this process.
+    #[arg(long)]
+    pub pid: Option<i32>,
+}
+
+/// Arguments of `policy`.
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    /// Check this file and print what it means in full.
+    pub file: Option<PathBuf>,
+}
+
+/// Runs one command.
+///
+/// # Errors
+/// What a person should read when it did not work.
+pub fn run(cmd: VmCommand) -> anyhow::Result<ExitCode> {
+    match cmd {
+        VmCommand::Run(args) => manage::run(&args),
+        VmCommand::Attach(args) => manage::attach(&args),
+        VmCommand::Status(args) => show::status(args.json),
+        VmCommand::Top => top::run(),
+        VmCommand::Heat(args) => show::heat(&args),
+        VmCommand::Probe(args) => show::probe(args.json),
+        VmCommand::Policy(args) => {
+            print!("{}", policy(args.file.as_deref())?.to_toml());
+            Ok(ExitCode::SUCCESS)
+        }
+        VmCommand::Trace(command) => trace::run(command),
+    }
+}
+
+fn policy(file: Option<&std::path::Path>) -> anyhow::Result<PolicyFile> {
+    Ok(file.map(PolicyFile::load).transpose()?.unwrap_or_default())
+}

@@ -1,0 +1,137 @@
+//! `status`, `heat` and `probe`: one look at what is.
+
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use anyhow::Context;
+
+use super::HeatArgs;
+use crate::probe::Probe;
+use crate::snapshot::Snapshot;
+
+pub(super) fn probe(json: bool) -> anyhow::Result<ExitCode> {
+    let probe = Probe::run();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&probe)?);
+    } else {
+        print!("{probe}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn status(json: bool) -> anyhow::Result<ExitCode> {
+    let all = Snapshot::all().context("cannot read the managers' state")?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if all.is_empty() {
+        println!("no manager runs; start one with `varve vm run -- PROGRAM` or `varve vm attach PID`");
+    }
+    for snapshot in &all {
+        print!("{}", describe(snapshot));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A snapshot for people; also the text of `top`.
+pub(super) fn describe(s: &Snapshot) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "manager {} up {:.0} s: {}",
+        s.manager,
+        s.uptime_s,
+        s.policies.join(", ")
+    );
+    let _ = writeln!(out, "  tracker   {}", s.tracker);
+    let _ = writeln!(
+        out,
+        "  cost      looking {:.2} %, working {:.2} %, kdamond {:.2} % of a core; {:.2} bytes a page over {} pages",
+        s.scan_cpu_share * 100.0,
+        s.work_cpu_share * 100.0,
+        s.kdamond_cpu_share * 100.0,
+        s.metadata_bytes as f64 / s.metadata_pages.max(1) as f64,
+        s.metadata_pages
+    );
+    let t = &s.totals;
+    let _ = writeln!(
+        out,
+        "  so far    {} huge made, {} split, {} up, {} down, {} evicted, {} declined, {} looks, {} compactions ({:.1} s)",
+        t.collapsed,
+        t.split,
+        t.promoted,
+        t.demoted,
+        t.evicted,
+        t.failed,
+        t.scanned,
+        t.compactions,
+        s.compaction_s
+    );
+    let fmfi = s.fmfi.map_or_else(|| "unknown".to_owned(), |f| format!("{f:.2}"));
+    let _ = writeln!(
+        out,
+        "  machine   {} MiB available, fragmentation {fmfi}, fairness O {:.3e}",
+        s.available_bytes >> 20,
+        s.fairness
+    );
+    for (i, tier) in s.tiers.iter().enumerate() {
+        let [inactive, active, promote, locked] = tier.lists;
+        let _ = writeln!(
+            out,
+            "  tier {i}    nodes {:?}, {} MiB free; {inactive} inactive, {active} active, {promote} promote, {locked} locked",
+            tier.nodes,
+            tier.free_bytes >> 20
+        );
+    }
+    for p in &s.processes {
+        let _ = writeln!(
+            out,
+            "  {:>8} {:<16} {:>7} MiB used, {:>6} huge ({} idle), M {:.1}{}",
+            p.pid,
+            p.name,
+            p.used_bytes >> 20,
+            p.huge_pages,
+            p.idle_huge_pages,
+            p.metric,
+            if p.cooperating { ", cooperates" } else { "" }
+        );
+    }
+    for note in &s.notes {
+        let _ = writeln!(out, "  not used  {note}");
+    }
+    out
+}
+
+pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {
+    let all = Snapshot::all().context("cannot read the managers' state")?;
+    let maps: Vec<_> = all
+        .iter()
+        .flat_map(|s| &s.heat)
+        .filter(|m| args.pid.is_none_or(|p| p == m.pid) && !m.rows.is_empty())
+        .collect();
+    if args.json {
+        println!("{}", serde_json::to_string(&maps)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if maps.is_empty() {
+        println!("no heat yet: no manager runs, or it has only just started (`varve vm status`)");
+        return Ok(ExitCode::FAILURE);
+    }
+    if let Some(path) = &args.svg {
+        // One drawing a file: the process with the most memory, unless one was named.
+        let largest = maps
+            .iter()
+            .max_by_key(|m| m.rows.iter().map(|(s, e)| e - s).sum::<u64>());
+        if let Some(map) = largest {
+            std::fs::write(path, map.svg()).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    for map in maps {
+        print!("{}", map.terminal(color));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,244 @@
+//! Cooperation: what only a process can do to itself, on request of the manager over a Unix socket.
+//!
+//! A program that wants it calls [`Cooperator::start`] with its arenas; the thread it starts gives back memory that
+//! the program says is free, switches same-page merging, and registers for write tracking. It touches nothing
+//! outside of the arenas, whatever the manager asks.
+
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::types::PAGE_BYTES;
+
+/// Environment variable with the path of the manager's socket.
+pub const SOCKET_VARIABLE: &str = "VARVE_VM_SOCKET";
+/// Most arenas a process may announce.
+pub const MAX_ARENAS: usize = 64;
+const MAGIC: u64 = 0x4556_5241_564d_5631;
+
+/// What the manager may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Request {
+    /// Give back what the program says is free in the range.
+    Release = 1,
+    /// Allow same-page merging.
+    Mergeable = 2,
+    /// Deny same-page merging; merged pages become private again.
+    Unmergeable = 3,
+    /// Register the arenas for write tracking.
+    TrackWrites = 4,
+    /// End write tracking.
+    UntrackWrites = 5,
+}
+
+impl Request {
+    const fn from_code(code: u64) -> Option<Self> {
+        Some(match code {
+            1 => Self::Release,
+            2 => Self::Mergeable,
+            3 => Self::Unmergeable,
+            4 => Self::TrackWrites,
+            5 => Self::UntrackWrites,
+            _ => return None,
+        })
+    }
+}
+
+fn read_words<const N: usize>(from: &mut impl Read) -> io::Result<[u64; N]> {
+    let mut out = [0u64; N];
+    for word in &mut out {
+        let mut bytes = [0u8; 8];
+        from.read_exact(&mut bytes)?;
+        *word = u64::from_le_bytes(bytes);
+    }
+    Ok(out)
+}
+
+fn write_words(to: &mut impl Write, words: &[u64]) -> io::Result<()> {
+    let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+    to.write_all(&bytes)
+}
+
+/// The manager's end of the line to one cooperating process.
+#[derive(Debug)]
+pub struct CoopLink {
+    stream: UnixStream,
+    arenas: Vec<Range<u64>>,
+}
+
+impl CoopLink {
+    /// Takes the greeting of a process that connected.
+    ///
+    /// # Errors
+    /// `InvalidData` for a greeting that is not ours, or times out after a second.
+    pub fn accept(mut stream: UnixStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+        let bad = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let [magic, count] = read_words(&mut stream)?;
+        if magic != MAGIC || count as usize > MAX_ARENAS {
+            return Err(bad("not a cooperating process"));
+        }
+        let mut arenas = Vec::new();
+        for _ in 0..count {
+            let [start, end] = read_words(&mut stream)?;
+            if start >= end || start % PAGE_BYTES != 0 || end % PAGE_BYTES != 0 {
+                return Err(bad("an arena is not a page-aligned range"));
+            }
+            arenas.push(start..end);
+        }
+        Ok(Self { stream, arenas })
+    }
+
+    /// The parts of a range of page numbers that lie in the arenas.
+    pub fn clip(&self, (from, to): (u64, u64)) -> Vec<(u64, u64)> {
+        let cut = |a: &Range<u64>| (from.max(a.start / PAGE_BYTES), to.min(a.end / PAGE_BYTES));
+        self.arenas.iter().map(cut).filter(|(f, t)| f < t).collect()
+    }
+
+    /// Asks for something in a range of bytes; gives how many bytes were affected.
+    ///
+    /// # Errors
+    /// The process' errno, or that of the socket when it is gone.
+    pub fn ask(&mut self, request: Request, range: Range<u64>) -> io::Result<u64> {
+        write_words(&mut self.stream, &[request as u64, range.start, range.end])?;
+        let [errno, bytes] = read_words(&mut self.stream)?;
+        match i32::try_from(errno) {
+            Ok(0) => Ok(bytes),
+            Ok(code) => Err(io::Error::from_raw_os_error(code)),
+            Err(_) => Err(io::Error::from_raw_os_error(libc::EPROTO)),
+        }
+    }
+}
+
+/// Says which parts of a range hold nothing and may be dropped. Must hold its own lock against reuse until the
+/// `drop_range` it is given returns.
+pub type ReleaseHook = Box<dyn Fn(Range<u64>, &mut dyn FnMut(Range<u64>)) + Send>;
+
+/// A process' end: the thread that does what the manager asks. It ends when the manager leaves.
+#[derive(Debug)]
+pub struct Cooperator {
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Cooperator {
+    /// Connects to the manager named by [`SOCKET_VARIABLE`]; `None` when there is none. `arenas` are the page-aligned
+    /// ranges (bytes) that the program owns and keeps mapped.
+    ///
+    /// # Errors
+    /// When the manager cannot be reached, or an arena is not page-aligned.
+    pub fn start(arenas: Vec<Range<u64>>, release: ReleaseHook) -> io::Result<Option<Self>> {
+        let Some(path) = std::env::var_os(SOCKET_VARIABLE) else {
+            return Ok(None);
+        };
+        if arenas.len() > MAX_ARENAS
+            || arenas
+                .iter()
+                .any(|a| a.start % PAGE_BYTES != 0 || a.end % PAGE_BYTES != 0)
+        {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let mut stream = UnixStream::connect(path)?;
+        let mut hello = vec![MAGIC, arenas.len() as u64];
+        hello.extend(arenas.iter().flat_map(|a| [a.start, a.end]));
+        write_words(&mut stream, &hello)?;
+        let mut server = Server {
+            stream,
+            arenas,
+            release,
+            tracking: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("varve-coop".to_owned())
+            .spawn(move || server.serve())?;
+        Ok(Some(Self { thread: Some(thread) }))
+    }
+
+    /// Waits until the manager has left.
+    pub fn join(mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Server {
+    stream: UnixStream,
+    arenas: Vec<Range<u64>>,
+    release: ReleaseHook,
+    tracking: Option<crate::sys::WriteTracking>,
+}
+
+impl Server {
+    fn serve(&mut self) {
+        while let Ok([code, start, end]) = read_words(&mut self.stream) {
+            let result = self.handle(code, start..end);
+            let reply = match result {
+                Ok(bytes) => [0, bytes],
+                Err(e) => [e.raw_os_error().unwrap_or(libc::EIO).unsigned_abs().into(), 0],
+            };
+            if write_words(&mut self.stream, &reply).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, code: u64, range: Range<u64>) -> io::Result<u64> {
+        let invalid = || io::Error::from_raw_os_error(libc::EINVAL);
+        let request = Request::from_code(code).ok_or_else(invalid)?;
+        match request {
+            Request::TrackWrites => return self.track(),
+            Request::UntrackWrites => {
+                self.tracking = None;
+                return Ok(0);
+            }
+            Request::Release | Request::Mergeable | Request::Unmergeable => {}
+        }
+        let mine = |a: &Range<u64>| a.start <= range.start && range.end <= a.end;
+        let aligned = range.start.is_multiple_of(PAGE_BYTES)
+            && range.end.is_multiple_of(PAGE_BYTES)
+            && range.start < range.end;
+        if !aligned || !self.arenas.iter().any(mine) {
+            return Err(invalid());
+        }
+        let len = range.end - range.start;
+        match request {
+            Request::Mergeable => advise(range.start, len, libc::MADV_MERGEABLE).map(|()| len),
+            Request::Unmergeable => advise(range.start, len, libc::MADV_UNMERGEABLE).map(|()| len),
+            _ => {
+                let mut freed = 0;
+                (self.release)(range.clone(), &mut |part| {
+                    let inside = range.start <= part.start && part.end <= range.end && part.start < part.end;
+                    let whole = part.start.is_multiple_of(PAGE_BYTES) && part.end.is_multiple_of(PAGE_BYTES);
+                    if inside
+                        && whole
+                        && advise(part.start, part.end - part.start, libc::MADV_DONTNEED).is_ok()
+                    {
+                        freed += part.end - part.start;
+                    }
+                });
+                Ok(freed)
+            }
+        }
+    }
+
+    fn track(&mut self) -> io::Result<u64> {
+        let tracking = crate::sys::WriteTracking::open()?;
+        let mut bytes = 0;
+        for arena in &self.arenas {
+            tracking.register(arena.start, arena.end - arena.start)?;
+            bytes += arena.end - arena.start;
+        }
+        self.tracking = Some(tracking);
+        Ok(bytes)
+    }
+}
+
+#[expect(unsafe_code, reason = "advice about arenas that the program handed over")]
+fn advise(start: u64, len_bytes: u64, advice: libc::c_int) -> io::Result<()> {
+    // SAFETY: the range lies in an arena (checked by the caller). `MADV_DONTNEED` comes only for parts that the
+    // program's hook just declared free and keeps locked until this returns; the other advices keep contents.
+    unsafe { crate::sys::advise_self(start, len_bytes, advice) }
+}

@@ -1,0 +1,21 @@
+//! The only unsafe code of the crate: system calls that no safe library offers.
+//!
+//! Owns argument layouts and errno; refuses to know policies. Every wrapper takes owned or borrowed Rust values and
+//! gives back `std::io::Error`s that carry the kernel's errno.
+
+mod advise;
+mod numa;
+mod pagemap;
+mod process;
+mod uffd;
+
+pub use advise::{Advice, ProcessHandle, advise_self};
+pub use numa::{move_pages, page_nodes};
+pub use pagemap::{PageCategories, PageRun, Pagemap};
+pub use process::{ThpDisable, disable_thp, restrict_child_thp, thread_cpu_time};
+pub use uffd::WriteTracking;
+
+/// The result of a system call as `io::Result`.
+fn check(value: libc::c_long) -> std::io::Result<usize> {
+    usize::try_from(value).map_err(|_| std::io::Error::last_os_error())
+}

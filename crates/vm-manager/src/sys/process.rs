@@ -1,0 +1,63 @@
+//! Our own processor time, and who may get huge pages in the fault path.
+
+use std::io;
+use std::process::Command;
+use std::time::Duration;
+
+use super::check;
+
+/// Processor time that the calling thread has used.
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid timespec for the kernel to write; the clock id is one of the kernel's constants.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    if result != 0 {
+        return Duration::ZERO;
+    }
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+/// How far huge pages are switched off for a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThpDisable {
+    /// Not at all.
+    No,
+    /// Not given by the fault path nor by khugepaged, but by request (Linux 6.18).
+    ExceptAdvised,
+    /// Never, not even by request.
+    Completely,
+}
+
+const PR_THP_DISABLE_EXCEPT_ADVISED: libc::c_ulong = 2;
+
+/// Sets it for the calling process and what it will `exec`.
+///
+/// # Errors
+/// `EINVAL` when the kernel does not know the mode.
+pub fn disable_thp(mode: ThpDisable) -> io::Result<()> {
+    let (on, flags): (libc::c_ulong, libc::c_ulong) = match mode {
+        ThpDisable::No => (0, 0),
+        ThpDisable::ExceptAdvised => (1, PR_THP_DISABLE_EXCEPT_ADVISED),
+        ThpDisable::Completely => (1, 0),
+    };
+    let zero: libc::c_ulong = 0;
+    // SAFETY: this prctl takes integers only.
+    let result = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, on, flags, zero, zero) };
+    check(libc::c_long::from(result)).map(drop)
+}
+
+/// Makes `command` start with huge pages by request only. Where the kernel lacks the mode the program starts as it
+/// would have; the caller probed that before and told the user.
+pub fn restrict_child_thp(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(|| {
+            let _ = disable_thp(ThpDisable::ExceptAdvised);
+            Ok(())
+        });
+    }
+}
