@@ -1,13 +1,17 @@
 //! The file system of one mount: the calls by inode. Thin: each is a line to the module that does it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use varve_format::{InodeAttr, InodeKey};
-use varve_ipc::{Cred, DirEntry, StatFs};
+use varve_ipc::{Cred, DirEntry, Request, Response, StatFs};
 
 use crate::attrs::{AttrChange, OpenFlags, RenameFlags};
-use crate::errno::{Errno, Result};
+use crate::errno::{Errno, OpError, Result};
+use crate::names::{self, Making};
 use crate::open::OpenFile;
 use crate::options::{Connector, FsOptions, MountError};
+use crate::session::Mount;
+use crate::{setattr, xattrs};
 
 /// What a mount has done since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,7 +34,9 @@ pub struct Counters {
 
 /// A mounted pool. Cheap to clone; all clones are one mount.
 #[derive(Clone)]
-pub struct Fs(());
+pub struct Fs {
+    mount: Arc<Mount>,
+}
 
 impl Fs {
     /// Opens a session.
@@ -38,26 +44,39 @@ impl Fs {
     /// # Errors
     /// The daemon refused, or was away for longer than the time to wait.
     pub fn mount(connector: Arc<dyn Connector>, options: FsOptions) -> std::result::Result<Self, MountError> {
-        let _ = (connector, options);
-        Err(MountError::Protocol("not yet"))
+        Ok(Self { mount: Arc::new(Mount::new(connector, options)?) })
     }
     /// The root directory.
     #[must_use]
-    pub fn root(&self) -> InodeKey { InodeKey::ROOT }
+    pub fn root(&self) -> InodeKey {
+        self.mount.session().welcome.root.key
+    }
     /// Whether other sessions use the pool.
     #[must_use]
-    pub fn company(&self) -> bool { true }
+    pub fn company(&self) -> bool {
+        self.mount.company()
+    }
     /// Counters since the mount.
     #[must_use]
-    pub fn counters(&self) -> Counters { Counters::default() }
+    pub fn counters(&self) -> Counters {
+        let [logged, mediated, acquires, revoked] = self.mount.totals();
+        Counters {
+            logged,
+            mediated,
+            acquires,
+            revoked,
+            resumed: self.mount.resumed.load(Ordering::Relaxed),
+            names_hit: self.mount.names_hit.load(Ordering::Relaxed),
+            names_missed: self.mount.names_missed.load(Ordering::Relaxed),
+        }
+    }
 
     /// Commits everything, gives back all leases and ends the session. Files that are still open fail with EIO from now on.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn unmount(&self) -> Result<()> {
-        let _ = ();
-        Err(Errno(libc::ENOSYS))
+        self.mount.unmount()
     }
 
     /// Attributes.
@@ -65,8 +84,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn getattr(&self, key: InodeKey) -> Result<InodeAttr> {
-        let _ = (key,);
-        Err(Errno(libc::ENOSYS))
+        self.mount.look(|session| names::attr_of(session, key))
     }
 
     /// What `name` in `dir` names; `.` and `..` too.
@@ -74,8 +92,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn lookup(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        let _ = (dir, name, cred);
-        Err(Errno(libc::ENOSYS))
+        names::lookup(&self.mount, dir, name, cred)
     }
 
     /// chmod, chown, truncate and utimens; attributes afterwards.
@@ -83,8 +100,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn setattr(&self, key: InodeKey, change: &AttrChange, cred: &Cred) -> Result<InodeAttr> {
-        let _ = (key, change, cred);
-        Err(Errno(libc::ENOSYS))
+        setattr::setattr(&self.mount, key, change, cred)
     }
 
     /// Makes a regular file, directory, fifo, socket or device; `mode` holds the kind and the permissions after the umask.
@@ -92,8 +108,10 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn create(&self, dir: InodeKey, name: &[u8], mode: u32, rdev: u32, cred: &Cred) -> Result<InodeAttr> {
-        let _ = (dir, name, mode, rdev, cred);
-        Err(Errno(libc::ENOSYS))
+        if mode & libc::S_IFMT == libc::S_IFLNK {
+            return Err(Errno(libc::EINVAL));
+        }
+        names::create(&self.mount, dir, name, &Making { mode, rdev, target: b"" }, cred)
     }
 
     /// Makes a symbolic link.
@@ -101,8 +119,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn symlink(&self, dir: InodeKey, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        let _ = (dir, name, target, cred);
-        Err(Errno(libc::ENOSYS))
+        names::create(&self.mount, dir, name, &Making { mode: libc::S_IFLNK | 0o777, rdev: 0, target }, cred)
     }
 
     /// Makes a file without a name, open for reading and writing; `link` can name it.
@@ -110,8 +127,9 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn tmpfile(&self, dir: InodeKey, mode: u32, cred: &Cred) -> Result<OpenFile> {
-        let _ = (dir, mode, cred);
-        Err(Errno(libc::ENOSYS))
+        let attr = names::tmpfile(&self.mount, dir, mode, cred)?;
+        let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+        Ok(OpenFile::over(&self.mount, attr.key, flags))
     }
 
     /// Makes one more name.
@@ -119,8 +137,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn link(&self, key: InodeKey, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        let _ = (key, dir, name, cred);
-        Err(Errno(libc::ENOSYS))
+        names::link(&self.mount, key, dir, name, cred)
     }
 
     /// Removes the name of anything but a directory.
@@ -128,8 +145,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn unlink(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        let _ = (dir, name, cred);
-        Err(Errno(libc::ENOSYS))
+        names::unlink(&self.mount, dir, name, cred)
     }
 
     /// Removes an empty directory.
@@ -137,8 +153,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn rmdir(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        let _ = (dir, name, cred);
-        Err(Errno(libc::ENOSYS))
+        names::rmdir(&self.mount, dir, name, cred)
     }
 
     /// Moves, replaces or exchanges names, at once for all who look.
@@ -146,8 +161,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn rename(&self, dir: InodeKey, name: &[u8], new_dir: InodeKey, new_name: &[u8], flags: RenameFlags, cred: &Cred) -> Result<()> {
-        let _ = (dir, name, new_dir, new_name, flags, cred);
-        Err(Errno(libc::ENOSYS))
+        names::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
     }
 
     /// Target of a symbolic link.
@@ -155,8 +169,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn readlink(&self, key: InodeKey) -> Result<Vec<u8>> {
-        let _ = (key,);
-        Err(Errno(libc::ENOSYS))
+        names::readlink(&self.mount, key)
     }
 
     /// Up to `max` entries after `cookie` (0 at first), without `.` and `..`; an empty list is the end. Attributes are filled in where they are known.
@@ -164,8 +177,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        let _ = (dir, cookie, max);
-        Err(Errno(libc::ENOSYS))
+        names::readdir(&self.mount, dir, cookie, max)
     }
 
     /// Opens an inode.
@@ -173,8 +185,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn open(&self, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<OpenFile> {
-        let _ = (key, flags, cred);
-        Err(Errno(libc::ENOSYS))
+        OpenFile::open(&self.mount, key, flags, cred)
     }
 
     /// Value of an extended attribute.
@@ -182,8 +193,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn getxattr(&self, key: InodeKey, name: &[u8], cred: &Cred) -> Result<Vec<u8>> {
-        let _ = (key, name, cred);
-        Err(Errno(libc::ENOSYS))
+        xattrs::get(&self.mount, key, name, cred)
     }
 
     /// Sets an extended attribute; `create`: it must be new; `replace`: it must be there.
@@ -191,8 +201,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn setxattr(&self, key: InodeKey, name: &[u8], value: &[u8], create: bool, replace: bool, cred: &Cred) -> Result<()> {
-        let _ = (key, name, value, create, replace, cred);
-        Err(Errno(libc::ENOSYS))
+        xattrs::change(&self.mount, key, name, Some(value), create, replace, cred)
     }
 
     /// Names of the extended attributes that `cred` may see.
@@ -200,8 +209,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn listxattr(&self, key: InodeKey, cred: &Cred) -> Result<Vec<Vec<u8>>> {
-        let _ = (key, cred);
-        Err(Errno(libc::ENOSYS))
+        xattrs::list(&self.mount, key, cred)
     }
 
     /// Removes an extended attribute.
@@ -209,8 +217,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn removexattr(&self, key: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        let _ = (key, name, cred);
-        Err(Errno(libc::ENOSYS))
+        xattrs::change(&self.mount, key, name, None, false, false, cred)
     }
 
     /// Free and total space.
@@ -218,8 +225,10 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn statfs(&self) -> Result<StatFs> {
-        let _ = ();
-        Err(Errno(libc::ENOSYS))
+        self.mount.look(|session| match session.call(Request::StatFs)? {
+            Response::StatFs(space) => Ok(space),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        })
     }
 
     /// Makes the whole log up to now durable against a power cut, and with it this inode.
@@ -227,8 +236,9 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn fsync(&self, key: InodeKey, data_only: bool) -> Result<()> {
+        // The log is one: what is needed to read the data back is made durable with it.
         let _ = (key, data_only);
-        Err(Errno(libc::ENOSYS))
+        self.sync()
     }
 
     /// Makes everything that returned before durable against a power cut.
@@ -236,7 +246,6 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn sync(&self) -> Result<()> {
-        let _ = ();
-        Err(Errno(libc::ENOSYS))
+        self.mount.with_session(|session, _| session.sync_log())
     }
 }

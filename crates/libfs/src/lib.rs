@@ -6,10 +6,16 @@ pub mod data;
 mod errno;
 mod fs;
 pub mod inode;
+mod lease;
 pub mod log;
+mod names;
 mod open;
 mod options;
 mod overlay;
+mod session;
+mod setattr;
+mod worker;
+mod xattrs;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
 pub use errno::{Errno, OpError, OpResult, Result};

@@ -1,35 +1,172 @@
 //! Open files: what keeps an inode alive, and reading and writing through it.
 
-use varve_format::{FallocateMode, InodeAttr, InodeKey};
-use varve_ipc::Cred;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::log::PAYLOAD_MAX;
+use varve_format::{EntryFlags, FallocateMode, FileKind, InodeAttr, InodeKey, LogOp, SessionId, SetAttr, SetAttrMask};
+use varve_ipc::{Cred, LeaseMode};
 
-use crate::errno::{Errno, Result};
+use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::lease::{Event, Node, Pin, Use};
+use crate::names::{attr_of, begin, commit};
+use crate::session::{Mediated, Mount, Session, Try};
+use crate::setattr::clears;
 
 /// An open file description. Keeps the inode alive while it exists; clones are the same description; the last drop closes it.
 #[derive(Clone)]
-pub struct OpenFile(InodeKey);
+pub struct OpenFile {
+    description: Arc<Description>,
+}
+
+struct Description {
+    mount: Arc<Mount>,
+    key: InodeKey,
+    flags: OpenFlags,
+    /// The node in the session that it was last used in.
+    node: RwLock<Option<(SessionId, Arc<Node>)>>,
+}
 
 impl OpenFile {
+    /// Over an inode whose open is already counted.
+    pub(crate) fn over(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags) -> Self {
+        let description = Description { mount: Arc::clone(mount), key, flags, node: RwLock::new(None) };
+        Self { description: Arc::new(description) }
+    }
+
+    pub(crate) fn open(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<Self> {
+        let mut counted = false;
+        let outcome = mount.look(|session| {
+            if flags.write || flags.truncate {
+                session.may_write()?;
+            }
+            let pins = session.pin_read(key)?;
+            let body = pins.node(key)?.inode.read();
+            let attr = &body.attr;
+            match attr.kind() {
+                FileKind::Directory if flags.write || flags.truncate => return Err(Errno(libc::EISDIR).into()),
+                FileKind::Symlink => return Err(Errno(libc::ELOOP).into()),
+                _ => {}
+            }
+            if session.options.check_permissions {
+                let want = if flags.read { READ } else { 0 } | if flags.write || flags.truncate { WRITE } else { 0 };
+                may(attr, cred, want)?;
+            }
+            // Under the inode's lock, where an unlink decides whether it is open.
+            if !counted {
+                if attr.nlink == 0 && !mount.opens.open_again(key) {
+                    return Err(Errno(libc::ENOENT).into());
+                }
+                if attr.nlink > 0 {
+                    mount.opens.open(key);
+                }
+                counted = true;
+            }
+            Ok(())
+        });
+        if let Err(errno) = outcome {
+            if counted {
+                mount.opens.close(key);
+            }
+            return Err(errno);
+        }
+        let file = Self::over(mount, key, flags);
+        if flags.truncate {
+            file.resize(0, cred)?;
+        }
+        Ok(file)
+    }
+
     /// The inode.
     #[must_use]
-    pub fn key(&self) -> InodeKey { self.0 }
+    pub fn key(&self) -> InodeKey {
+        self.description.key
+    }
+
+    /// How it was opened.
+    #[must_use]
+    pub fn flags(&self) -> OpenFlags {
+        self.description.flags
+    }
+
+    fn mount(&self) -> &Mount {
+        &self.description.mount
+    }
+
+    /// Pins the inode, without looking it up where it was used before.
+    fn pin<'s, T>(&self, session: &'s Session, mode: LeaseMode) -> OpResult<Pin<'s>, T> {
+        if let Some((id, node)) = &*self.description.node.read()
+            && *id == session.id()
+            && let Some(pin) = session.leases.try_pin_node(node, mode, Use::Data)
+        {
+            return Ok(pin);
+        }
+        let pin = session.leases.pin_one(self.key(), mode, Use::Data)?;
+        *self.description.node.write() = Some((session.id(), Arc::clone(pin.node())));
+        Ok(pin)
+    }
+
+    /// What ends every change of data: durable if it was asked for.
+    fn settle<T: Clone>(&self, session: &Session, value: T) -> OpResult<T> {
+        let flags = self.flags();
+        if flags.sync || flags.dsync || session.options.sync_always {
+            // What was committed before a seal is digested by it: then it counts, and is durable.
+            let lost = OpError::SessionLost { committed: None, otherwise: Some(value.clone()) };
+            match session.sync_log::<()>() {
+                Ok(()) => {}
+                Err(OpError::SessionLost { .. }) => return Err(lost),
+                Err(_) => return Err(Errno(libc::EIO).into()),
+            }
+        }
+        Ok(value)
+    }
+
+    fn for_writing(&self) -> Result<()> {
+        if self.flags().write { Ok(()) } else { Err(Errno(libc::EBADF)) }
+    }
 
     /// Reads; fewer bytes only at the end of the file.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let _ = (offset, out);
-        Err(Errno(libc::ENOSYS))
+        if !self.flags().read {
+            return Err(Errno(libc::EBADF));
+        }
+        self.mount().with_session(|session, _| {
+            let pin = self.pin(session, LeaseMode::Read)?;
+            let node = pin.node();
+            if node.inode.read().attr.is_dir() {
+                return Err(Errno(libc::EISDIR).into());
+            }
+            let count = session.data.read(&node.inode, offset, out)?;
+            if !session.is_live() {
+                return Err(OpError::lost());
+            }
+            note_read(session, node);
+            Ok(count)
+        })
     }
 
-    /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it returns.
+    /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it returns; at once up to 16 MiB.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn write_at(&self, offset: u64, data: &[u8], cred: &Cred) -> Result<usize> {
-        let _ = (offset, data, cred);
-        Err(Errno(libc::ENOSYS))
+        self.for_writing()?;
+        self.mount().with_session(|session, attempt| {
+            let done = match self.pin(session, LeaseMode::Write) {
+                Ok(pin) => {
+                    let inode = &pin.node().inode;
+                    session.data.write(inode, offset, data, self.clears(inode, cred))?
+                }
+                Err(OpError::Mediate) => self.mediate_write(session, attempt, Some(offset), data, cred)?.1,
+                Err(error) => return Err(error),
+            };
+            session.logged.fetch_add(1, Ordering::Relaxed);
+            self.settle(session, done)
+        })
     }
 
     /// Writes at the end, in one piece with finding it; says where.
@@ -37,8 +174,47 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn append(&self, data: &[u8], cred: &Cred) -> Result<(u64, usize)> {
-        let _ = (data, cred);
-        Err(Errno(libc::ENOSYS))
+        self.for_writing()?;
+        self.mount().with_session(|session, attempt| {
+            let done = match self.pin(session, LeaseMode::Write) {
+                Ok(pin) => {
+                    let inode = &pin.node().inode;
+                    session.data.append(inode, data, self.clears(inode, cred))?
+                }
+                Err(OpError::Mediate) => self.mediate_write(session, attempt, None, data, cred)?,
+                Err(error) => return Err(error),
+            };
+            session.logged.fetch_add(1, Ordering::Relaxed);
+            self.settle(session, done)
+        })
+    }
+
+    fn clears(&self, inode: &crate::inode::Inode, cred: &Cred) -> EntryFlags {
+        if cred.uid == 0 { EntryFlags::empty() } else { clears(&inode.read().attr, cred) }
+    }
+
+    /// A write by the daemon, at `offset` or at the end; at most one message's worth.
+    fn mediate_write<T>(
+        &self,
+        session: &Session,
+        attempt: &mut Try,
+        offset: Option<u64>,
+        data: &[u8],
+        cred: &Cred,
+    ) -> OpResult<(u64, usize), T> {
+        let key = self.key();
+        if data.is_empty() {
+            return Ok((attr_of(session, key)?.size_bytes, 0));
+        }
+        let data = &data[..data.len().min(PAYLOAD_MAX)];
+        let attr = attr_of(session, key)?;
+        let op = LogOp::Write { key, offset: offset.unwrap_or(0), data };
+        let end = op_end(offset.unwrap_or(attr.size_bytes), data.len())?;
+        match session.mediate(attempt, &[key], &op, clears(&attr, cred), offset.is_none(), cred)? {
+            Mediated::Done(result) => Ok((offset.unwrap_or(result.offset), data.len())),
+            // Where an append went is not known any more; its end is not before ours.
+            Mediated::DoneBefore => Ok((offset.unwrap_or(end - data.len() as u64), data.len())),
+        }
     }
 
     /// Sets the length.
@@ -46,8 +222,31 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn truncate(&self, size: u64, cred: &Cred) -> Result<()> {
-        let _ = (size, cred);
-        Err(Errno(libc::ENOSYS))
+        if !self.flags().write {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.resize(size, cred)
+    }
+
+    fn resize(&self, size: u64, cred: &Cred) -> Result<()> {
+        self.mount().with_session(|session, attempt| {
+            match self.pin(session, LeaseMode::Write) {
+                Ok(pin) => {
+                    let inode = &pin.node().inode;
+                    if inode.read().attr.kind() != FileKind::Regular {
+                        return Err(Errno(libc::EINVAL).into());
+                    }
+                    session.data.truncate(inode, size, self.clears(inode, cred))?;
+                }
+                Err(OpError::Mediate) => {
+                    let attr = attr_of(session, self.key())?;
+                    let op = LogOp::Truncate { key: self.key(), size };
+                    session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
+                }
+                Err(error) => return Err(error),
+            }
+            self.settle(session, ())
+        })
     }
 
     /// Allocates, punches or zeroes.
@@ -55,35 +254,86 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64, cred: &Cred) -> Result<()> {
-        let _ = (mode, offset, len, cred);
-        Err(Errno(libc::ENOSYS))
+        self.for_writing()?;
+        self.mount().with_session(|session, attempt| {
+            match self.pin(session, LeaseMode::Write) {
+                Ok(pin) => {
+                    let inode = &pin.node().inode;
+                    match inode.read().attr.kind() {
+                        FileKind::Regular => {}
+                        FileKind::Fifo => return Err(Errno(libc::ESPIPE).into()),
+                        _ => return Err(Errno(libc::ENODEV).into()),
+                    }
+                    session.data.fallocate(inode, mode, offset, len, self.clears(inode, cred))?;
+                }
+                Err(OpError::Mediate) => {
+                    let attr = attr_of(session, self.key())?;
+                    let op = LogOp::Fallocate { key: self.key(), mode, offset, len };
+                    session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
+                }
+                Err(error) => return Err(error),
+            }
+            self.settle(session, ())
+        })
     }
 
     /// First byte of data at or after `offset`; ENXIO if there is none.
     ///
     /// # Errors
-    /// As the system call of that name.
+    /// As `lseek`.
     pub fn seek_data(&self, offset: u64) -> Result<u64> {
-        let _ = (offset,);
-        Err(Errno(libc::ENOSYS))
+        self.mount().look(|session| {
+            let pin = self.pin(session, LeaseMode::Read)?;
+            session.data.seek_data(&pin.node().inode, offset)
+        })
     }
 
     /// First byte of a hole at or after `offset` (the end of the file is one).
     ///
     /// # Errors
-    /// As the system call of that name.
+    /// As `lseek`.
     pub fn seek_hole(&self, offset: u64) -> Result<u64> {
-        let _ = (offset,);
-        Err(Errno(libc::ENOSYS))
+        self.mount().look(|session| {
+            let pin = self.pin(session, LeaseMode::Read)?;
+            session.data.seek_hole(&pin.node().inode, offset)
+        })
     }
 
     /// Copies bytes between files; may copy fewer.
     ///
     /// # Errors
-    /// As the system call of that name.
+    /// As `copy_file_range`.
     pub fn copy_range_to(&self, offset: u64, to: &OpenFile, to_offset: u64, len: u64, cred: &Cred) -> Result<u64> {
-        let _ = (offset, to, to_offset, len, cred);
-        Err(Errno(libc::ENOSYS))
+        if !self.flags().read {
+            return Err(Errno(libc::EBADF));
+        }
+        to.for_writing()?;
+        if to.flags().append {
+            return Err(Errno(libc::EBADF));
+        }
+        if !Arc::ptr_eq(&self.description.mount, &to.description.mount) {
+            return Err(Errno(libc::EXDEV));
+        }
+        let overlap = offset < to_offset.saturating_add(len) && to_offset < offset.saturating_add(len);
+        if self.key() == to.key() && overlap {
+            return Err(Errno(libc::EINVAL));
+        }
+        // By value, in pieces that each hold one lease at a time: neither file is held while the other is waited for.
+        let mut buffer = vec![0; (1 << 20).min(len as usize)];
+        let mut done = 0;
+        while done < len {
+            let want = buffer.len().min((len - done) as usize);
+            let step = self
+                .read_at(offset + done, &mut buffer[..want])
+                .and_then(|got| if got == 0 { Ok(0) } else { to.write_at(to_offset + done, &buffer[..got], cred) });
+            match step {
+                Ok(0) => break,
+                Ok(copied) => done += copied as u64,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done)
     }
 
     /// As [`Fs::fsync`](crate::Fs::fsync).
@@ -91,16 +341,86 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn fsync(&self, data_only: bool) -> Result<()> {
-        let _ = (data_only,);
-        Err(Errno(libc::ENOSYS))
+        let _ = data_only;
+        self.mount().with_session(|session, _| session.sync_log())
     }
 
     /// Attributes.
     ///
     /// # Errors
-    /// As the system call of that name.
+    /// As `fstat`.
     pub fn getattr(&self) -> Result<InodeAttr> {
-        let _ = ();
-        Err(Errno(libc::ENOSYS))
+        self.mount().look(|session| attr_of(session, self.key()))
+    }
+}
+
+fn op_end(offset: u64, len: usize) -> Result<u64> {
+    let end = offset.saturating_add(len as u64);
+    if end > varve_format::FILE_SIZE_MAX { Err(Errno(libc::EFBIG)) } else { Ok(end) }
+}
+
+/// Moves the time of the last read in memory (relatime). It is logged at the last close, if the write lease is still there; it is lost when
+/// the lease goes before that.
+fn note_read(session: &Session, node: &Node) {
+    let now = session.now_ns();
+    if session.welcome.read_only || !atime_is_due(&node.inode.read().attr, now) {
+        return;
+    }
+    if let Some(mut body) = node.inode.try_write() {
+        body.attr.atime_ns = now;
+        drop(body);
+        node.atime_moved.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Logs the time of the last read; its own time is the inode's ctime, which it must not move.
+fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
+    let key = node.key();
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else { return Ok(()) };
+    let mut attr = SetAttr { mask: SetAttrMask::ATIME, ..SetAttr::default() };
+    let slot = begin(session, &LogOp::SetAttr { key, attr })?;
+    let mut body = node.inode.write();
+    attr.atime_ns = body.attr.atime_ns;
+    let ctime = body.attr.ctime_ns;
+    let committed = commit(session, slot, &LogOp::SetAttr { key, attr }, EntryFlags::empty(), ctime)?;
+    body.last_seq = body.last_seq.max(committed.seqs.last);
+    Ok(())
+}
+
+fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
+    let key = node.key();
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else { return Ok(()) };
+    let op = LogOp::Forget { key };
+    let slot = begin(session, &op)?;
+    let mut body = node.inode.write();
+    if session.opens.is_open(key) {
+        return Ok(());
+    }
+    let committed = commit(session, slot, &op, EntryFlags::empty(), session.now_ns())?;
+    body.last_seq = body.last_seq.max(committed.seqs.last);
+    Ok(())
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        if !self.mount.opens.close(self.key) || self.mount.is_unmounted() {
+            return;
+        }
+        let session = self.mount.session();
+        if !session.is_live() {
+            // The next session does not name it among those that are held.
+            return;
+        }
+        if let Some(node) = session.node(self.key)
+            && node.mode() == Some(LeaseMode::Write)
+        {
+            // Failures here lose an access time, or leave a file to the end of the session: nothing that a close reports.
+            if node.inode.attr().nlink == 0 {
+                let _ = log_forget(&session, &node);
+            } else if node.atime_moved.swap(false, Ordering::Relaxed) {
+                let _ = log_atime(&session, &node);
+            }
+        }
+        session.leases.tell(Event::Closed(self.key));
     }
 }

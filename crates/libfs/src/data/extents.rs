@@ -41,6 +41,12 @@ impl ExtentCache {
         self.runs.clear();
     }
 
+    /// The file was just made: it has no digested blocks, and the daemon does not know it yet.
+    pub(crate) fn set_empty(&mut self) {
+        self.runs.clear();
+        (self.from, self.to) = (0, u64::MAX);
+    }
+
     /// Where to ask for the map from, when `block` is not known: on from the known part as long as it may grow, so that a file read
     /// at random is mapped once.
     pub(super) const fn ask_from(&self, block: u64) -> u64 {

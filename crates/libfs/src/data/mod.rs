@@ -7,7 +7,7 @@ mod extents;
 mod read;
 mod seek;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod write;
 
 pub(crate) use extents::ExtentCache;

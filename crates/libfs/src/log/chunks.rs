@@ -168,6 +168,13 @@ impl Log {
 
     fn grow<T>(&self, host: &dyn LogHost, chunks: u64) -> OpResult<(), T> {
         let answer = host.grow(chunks * CHUNK_BYTES);
+        // The daemon has made the file longer; the mapping follows. If it cannot, the log stays as it is.
+        if let Ok(len_bytes) = answer
+            && self.region.len_bytes() < len_bytes
+            && let Err(error) = self.region.grow(len_bytes)
+        {
+            tracing::warn!(%error, "the log's mapping does not grow");
+        }
         let mut pool = self.pool.lock();
         match answer {
             Ok(len_bytes) => {

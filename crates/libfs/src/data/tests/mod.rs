@@ -1,0 +1,49 @@
+//! The data path against a byte model, with a daemon that digests at random moments.
+#![allow(clippy::unwrap_used)]
+
+pub(crate) mod fake;
+mod model;
+mod races;
+mod sessions;
+
+use super::DataPlane;
+use crate::inode::Inode;
+use fake::Fake;
+use std::sync::Arc;
+use varve_ipc::ManualClock;
+
+/// A session with the fake daemon.
+pub(crate) struct Rig {
+    pub fake: Arc<Fake>,
+    pub plane: DataPlane,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub(crate) fn new(log_chunks: u64, log_max_chunks: u64) -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let chunk = varve_format::log::CHUNK_BYTES;
+        let fake = Fake::new(dir.path(), log_chunks * chunk, log_max_chunks * chunk);
+        let plane = DataPlane::new(
+            &fake.welcome(),
+            fake.clone(),
+            fake.page.clone(),
+            Some(fake.log.clone()),
+            Some(fake.nvm.clone()),
+            Arc::new(ManualClock::new(1_000)),
+        );
+        Self { fake, plane, _dir: dir }
+    }
+
+    pub(crate) fn inode(ino: u64) -> Arc<Inode> {
+        Arc::new(Inode::new(fake::attr(ino)))
+    }
+}
+
+/// Reads all of a file.
+pub(crate) fn contents(plane: &DataPlane, inode: &Inode) -> Vec<u8> {
+    let mut out = vec![0xAA; inode.read().attr.size_bytes as usize];
+    let len = plane.read(inode, 0, &mut out).unwrap();
+    assert_eq!(len, out.len());
+    out
+}

@@ -1,0 +1,154 @@
+//! Several threads on one file: nobody ever sees bytes that were not written there.
+
+use super::{Rig, contents};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use varve_format::EntryFlags;
+
+const BLOCKS: u64 = 64;
+
+/// A block whose bytes name it and its version.
+fn image(block: u64, version: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4096);
+    while bytes.len() < 4096 {
+        bytes.extend_from_slice(&block.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
+    }
+    bytes
+}
+
+/// The version of a block, which must be whole and its own.
+fn version(block: u64, bytes: &[u8]) -> u64 {
+    let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+    assert!(bytes == image(block, version), "block {block} holds foreign or torn bytes");
+    version
+}
+
+#[test]
+fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
+    let rig = Rig::new(2, 6);
+    let inode = Rig::inode(7);
+    for block in 0..BLOCKS {
+        rig.plane.write(&inode, block * 4096, &image(block, 0), EntryFlags::empty()).unwrap();
+    }
+    let done = AtomicBool::new(false);
+    let reads = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let (rig, inode, done, reads) = (&rig, &inode, &done, &reads);
+        let writers: Vec<_> = (0..2_u64)
+            .map(|writer| {
+                scope.spawn(move || {
+                    for step in 1..=2500_u64 {
+                        // Each writer has its own blocks, so that versions only grow.
+                        let block = (step * 31 % (BLOCKS / 2)) * 2 + writer;
+                        let bytes = image(block, step);
+                        rig.plane.write(inode, block * 4096, &bytes, EntryFlags::empty()).unwrap();
+                        let mut back = vec![0; 4096];
+                        rig.plane.read(inode, block * 4096, &mut back).unwrap();
+                        assert_eq!(version(block, &back), step, "a writer reads what it wrote");
+                    }
+                })
+            })
+            .collect();
+        for reader in 0..2_u64 {
+            scope.spawn(move || {
+                let mut newest = vec![0; BLOCKS as usize];
+                let mut out = vec![0; 4 * 4096];
+                let mut step = reader;
+                while !done.load(Ordering::SeqCst) {
+                    let first = step * 17 % (BLOCKS - 3);
+                    rig.plane.read(inode, first * 4096, &mut out).unwrap();
+                    for (index, bytes) in out.chunks(4096).enumerate() {
+                        let block = first + index as u64;
+                        let seen = version(block, bytes);
+                        assert!(seen >= newest[block as usize], "block {block} went back in time");
+                        newest[block as usize] = seen;
+                    }
+                    step += 1;
+                    reads.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                rig.fake.digest(u64::MAX);
+                rig.plane.reclaim();
+                let freed = rig.fake.freed();
+                rig.plane.forget_extents(inode);
+                rig.fake.poison(freed);
+                std::thread::yield_now();
+            }
+        });
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        done.store(true, Ordering::SeqCst);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    assert!(reads.load(Ordering::Relaxed) > 0);
+    let all = contents(&rig.plane, &inode);
+    rig.plane.digest_all::<()>().unwrap();
+    assert!(rig.fake.bytes(inode.key) == all, "what is digested is what was read");
+}
+
+#[test]
+fn appends_of_threads_never_interleave() {
+    let rig = Rig::new(2, 16);
+    let inode = Rig::inode(7);
+    std::thread::scope(|scope| {
+        for thread in 0..3_u8 {
+            let (rig, inode) = (&rig, &inode);
+            scope.spawn(move || {
+                for step in 0..200_u8 {
+                    let len = if step % 20 == 0 { 40_000 } else { 100 + usize::from(step) };
+                    let mut record = vec![thread * 10 + step % 10; len];
+                    record[..8].copy_from_slice(&(len as u64).to_le_bytes());
+                    let (at, written) = rig.plane.append(inode, &record, EntryFlags::empty()).unwrap();
+                    assert_eq!(written, len);
+                    let mut back = vec![0; len];
+                    rig.plane.read(inode, at, &mut back).unwrap();
+                    assert!(back == record);
+                }
+            });
+        }
+    });
+    let all = contents(&rig.plane, &inode);
+    let (mut pos, mut records) = (0, 0);
+    while pos < all.len() {
+        let len = u64::from_le_bytes(all[pos..pos + 8].try_into().unwrap()) as usize;
+        assert!(all[pos + 8..pos + len].iter().all(|byte| *byte == all[pos + 8]), "record at {pos} is not one record");
+        pos += len;
+        records += 1;
+    }
+    assert_eq!(records, 600);
+    rig.plane.digest_all::<()>().unwrap();
+    assert!(rig.fake.bytes(inode.key) == all);
+}
+
+#[test]
+fn truncates_and_overwrites_agree_with_the_log_when_they_race() {
+    for round in 0..20_u64 {
+        let rig = Rig::new(2, 8);
+        let inode = Rig::inode(7);
+        rig.plane.write(&inode, 0, &[1; 16 * 4096], EntryFlags::empty()).unwrap();
+        std::thread::scope(|scope| {
+            let (rig, inode) = (&rig, &inode);
+            for writer in 0..2_u64 {
+                scope.spawn(move || {
+                    for step in 0..60_u64 {
+                        let block = (step * 5 + writer + round) % 16;
+                        let fill = (2 + writer * 100 + step) as u8;
+                        rig.plane.write(inode, block * 4096, &[fill; 4096], EntryFlags::empty()).unwrap();
+                    }
+                });
+            }
+            scope.spawn(move || {
+                for step in 0..30_u64 {
+                    rig.plane.truncate(inode, (step * 7919) % (16 * 4096), EntryFlags::empty()).unwrap();
+                }
+            });
+        });
+        let all = contents(&rig.plane, &inode);
+        rig.plane.digest_all::<()>().unwrap();
+        // The order in which the log is applied gives what the process sees.
+        assert!(rig.fake.bytes(inode.key) == all, "round {round}");
+        assert!(contents(&rig.plane, &inode) == all);
+    }
+}

@@ -1,0 +1,264 @@
+//! The lease on one inode: its state, and the word that requests pin it with.
+//!
+//! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do; `CLOSED` bars new pins. The
+//! flags change under the state's lock; pins are counted without it.
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+use varve_format::{InodeAttr, InodeKey, LeaseNo};
+use varve_ipc::LeaseMode;
+
+use crate::inode::Inode;
+use crate::names::DirNames;
+use crate::xattrs::Xattrs;
+
+const COUNT: u64 = 0xffff_ffff;
+const MAY_READ: u64 = 1 << 40;
+const MAY_WRITE: u64 = 1 << 41;
+const CLOSED: u64 = 1 << 42;
+
+/// What a pin is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// Attributes and names.
+    Meta,
+    /// File data, which the kernel may cache.
+    Data,
+}
+
+/// How far giving back has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Held, or not there at all.
+    Settled,
+    /// Being given back: nothing new is pinned, those who have pins finish.
+    Draining,
+    /// Being given back: the kernel drops its data; what the lease suffices for goes on.
+    Dropping,
+    /// `Release` was sent.
+    Releasing,
+}
+
+/// The slow half of a node.
+#[derive(Debug)]
+pub(crate) struct LeaseState {
+    /// Number of the grant; meaningless without a mode.
+    pub number: LeaseNo,
+    /// What is held.
+    pub mode: Option<LeaseMode>,
+    /// Highest number that was given back.
+    pub given_back: LeaseNo,
+    /// How far giving back has come.
+    pub phase: Phase,
+}
+
+/// Everything that a session knows of one inode.
+pub(crate) struct Node {
+    /// Attributes, log pointers and extents.
+    pub inode: Arc<Inode>,
+    state: Mutex<LeaseState>,
+    gate: Condvar,
+    /// Requests that want more than is held.
+    pub waiters: AtomicU32,
+    /// Data was pinned while the kernel dropped its own.
+    pub data_used: AtomicBool,
+    /// The kernel above may cache data of this file.
+    pub kernel_data: AtomicBool,
+    /// Used since the last look for idle leases.
+    pub recent: AtomicBool,
+    /// The time of the last read was moved in memory only.
+    pub atime_moved: AtomicBool,
+    /// Names, if it is a directory.
+    pub names: Mutex<DirNames>,
+    /// Extended attributes, when loaded.
+    pub xattrs: Mutex<Option<Xattrs>>,
+    /// The directory that this directory was found in.
+    pub parent: Mutex<Option<InodeKey>>,
+    /// Target, if it is a symbolic link and it was read.
+    pub target: OnceLock<Vec<u8>>,
+    /// Numbers for new inodes in this directory, with their leases.
+    pub batch: Mutex<Vec<(InodeKey, LeaseNo)>>,
+}
+
+impl Node {
+    /// A node without a lease.
+    pub(crate) fn new(attr: InodeAttr) -> Self {
+        Self::over(Arc::new(Inode::new(attr)))
+    }
+
+    /// A node without a lease over an inode.
+    pub(crate) fn over(inode: Arc<Inode>) -> Self {
+        Self {
+            inode,
+            state: Mutex::new(LeaseState {
+                number: LeaseNo(0),
+                mode: None,
+                given_back: LeaseNo(0),
+                phase: Phase::Settled,
+            }),
+            gate: Condvar::new(),
+            waiters: AtomicU32::new(0),
+            data_used: AtomicBool::new(false),
+            kernel_data: AtomicBool::new(false),
+            recent: AtomicBool::new(true),
+            atime_moved: AtomicBool::new(false),
+            names: Mutex::new(DirNames::default()),
+            xattrs: Mutex::new(None),
+            parent: Mutex::new(None),
+            target: OnceLock::new(),
+            batch: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The inode's key.
+    pub(crate) fn key(&self) -> InodeKey {
+        self.inode.key
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        &self.inode.lease
+    }
+
+    /// Pins if what is held suffices and nothing bars it.
+    #[inline]
+    pub(crate) fn try_pin(&self, mode: LeaseMode) -> bool {
+        let need = match mode {
+            LeaseMode::Read => MAY_READ,
+            LeaseMode::Write => MAY_WRITE,
+        };
+        let mut seen = self.word().load(Ordering::Relaxed);
+        loop {
+            if seen & need == 0 || seen & CLOSED != 0 {
+                return false;
+            }
+            match self.word().compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => {
+                    if !self.recent.load(Ordering::Relaxed) {
+                        self.recent.store(true, Ordering::Relaxed);
+                    }
+                    return true;
+                }
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Ends a pin; `true` if it was the last and somebody waits for that.
+    #[inline]
+    pub(crate) fn unpin(&self) -> bool {
+        let before = self.word().fetch_sub(1, Ordering::AcqRel);
+        before & COUNT == 1 && before & CLOSED != 0
+    }
+
+    /// Requests that use the lease now.
+    pub(crate) fn pins(&self) -> u64 {
+        self.word().load(Ordering::Acquire) & COUNT
+    }
+
+    /// The slow half, locked.
+    pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
+        self.state.lock()
+    }
+
+    /// What is held.
+    pub(crate) fn mode(&self) -> Option<LeaseMode> {
+        self.state.lock().mode
+    }
+
+    /// Sets what pins may do to fit the state, and bars new ones if `closed`.
+    pub(crate) fn publish(&self, state: &LeaseState, closed: bool) {
+        let mut flags = match state.mode {
+            None => 0,
+            Some(LeaseMode::Read) => MAY_READ,
+            Some(LeaseMode::Write) => MAY_READ | MAY_WRITE,
+        };
+        if closed {
+            flags |= CLOSED;
+        }
+        let mut seen = self.word().load(Ordering::Relaxed);
+        while let Err(now) = self.word().compare_exchange_weak(
+            seen,
+            (seen & COUNT) | flags,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        ) {
+            seen = now;
+        }
+    }
+
+    /// Counts a pin that a fresh grant gives, whatever bars others.
+    pub(crate) fn pin_granted(&self) {
+        self.word().fetch_add(1, Ordering::AcqRel);
+        self.recent.store(true, Ordering::Relaxed);
+    }
+
+    /// Wakes all who wait at the gate.
+    pub(crate) fn open_gate(&self) {
+        // The lock orders the wake after the change that it announces.
+        drop(self.state.lock());
+        self.gate.notify_all();
+    }
+
+    /// Waits while pins are barred (bounded by `timeout`, for those who must look at more than this node).
+    pub(crate) fn wait_at_gate(&self, timeout: Duration) {
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Draining | Phase::Releasing) {
+            self.gate.wait_for(&mut state, timeout);
+        }
+    }
+
+    /// Number of what is held.
+    pub(crate) fn held_number(&self) -> Option<LeaseNo> {
+        let state = self.state.lock();
+        state.mode.map(|_| state.number)
+    }
+
+    /// Waits until grant `number` was given back (bounded by `timeout`).
+    pub(crate) fn wait_given_back(&self, number: LeaseNo, timeout: Duration) -> bool {
+        let mut state = self.state.lock();
+        let done = |state: &LeaseState| state.given_back >= number && state.phase != Phase::Releasing;
+        if !done(&state) {
+            self.gate.wait_for(&mut state, timeout);
+        }
+        done(&state)
+    }
+
+    /// Takes over a grant. `false`: it was given back already.
+    pub(crate) fn install(&self, number: LeaseNo, mode: LeaseMode, attr: Option<InodeAttr>, pin: bool) -> bool {
+        let mut state = self.state.lock();
+        if number <= state.given_back || (state.mode.is_some() && number < state.number) {
+            return false;
+        }
+        // Between a release under way and a newer grant others may have changed everything.
+        let fresh = state.mode.is_none() || (state.phase == Phase::Releasing && number != state.number);
+        if fresh {
+            self.forget();
+            if let Some(attr) = attr {
+                self.inode.reset(attr);
+            }
+        }
+        let more = fresh || state.mode.is_none_or(|held| mode > held || number > state.number);
+        if more {
+            state.number = number;
+            state.mode = Some(mode);
+        }
+        let closed = matches!(state.phase, Phase::Draining | Phase::Releasing) && !(fresh && more);
+        self.publish(&state, closed);
+        if pin {
+            self.pin_granted();
+        }
+        true
+    }
+
+    /// Drops what is known of names and attributes beside the inode.
+    pub(crate) fn forget(&self) {
+        self.names.lock().clear();
+        *self.xattrs.lock() = None;
+        *self.parent.lock() = None;
+        self.atime_moved.store(false, Ordering::Relaxed);
+        self.kernel_data.store(false, Ordering::Relaxed);
+    }
+}

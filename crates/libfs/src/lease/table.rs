@@ -1,0 +1,403 @@
+//! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
+
+use crossbeam_channel::Sender;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
+use varve_ipc::{IpcError, LeaseMode, Link, Request, Response, Want};
+
+use super::node::{Node, Phase};
+use super::withdraw::Event;
+use super::Use;
+use crate::errno::{Errno, OpError, OpResult};
+
+/// How long a wait sleeps before it looks again whether the session still lives.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Most rounds of asking for leases that are taken away before they are used.
+const ROUNDS_MAX: usize = 1000;
+
+/// The leases of one session.
+pub(crate) struct Leases {
+    link: Arc<dyn Link>,
+    nodes: RwLock<HashMap<InodeKey, Arc<Node>>>,
+    /// Revocations that came before the grant that they mean.
+    early: Mutex<HashMap<InodeKey, (LeaseNo, Option<LeaseMode>)>>,
+    /// Requests that may bring grants.
+    asking: AtomicUsize,
+    events: Sender<Event>,
+    held: AtomicUsize,
+    leases_max: usize,
+    trimming: AtomicBool,
+    lost: AtomicBool,
+    /// There are kernel caches above.
+    kernel: bool,
+    acquires: AtomicU64,
+}
+
+/// Pinned leases: they stay until this is dropped.
+pub(crate) struct Pins<'l> {
+    leases: &'l Leases,
+    nodes: Vec<Arc<Node>>,
+}
+
+impl Pins<'_> {
+    /// The node with this key; it must be one of those asked for.
+    pub(crate) fn node(&self, key: InodeKey) -> Result<&Arc<Node>, Errno> {
+        self.nodes.iter().find(|node| node.key() == key).ok_or(Errno(libc::EIO))
+    }
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        for node in &self.nodes {
+            self.leases.unpin(node);
+        }
+    }
+}
+
+/// One pinned lease, for the data path.
+pub(crate) struct Pin<'l> {
+    leases: &'l Leases,
+    node: Arc<Node>,
+}
+
+impl Pin<'_> {
+    pub(crate) const fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.leases.unpin(&self.node);
+    }
+}
+
+impl Leases {
+    pub(crate) fn new(link: Arc<dyn Link>, events: Sender<Event>, leases_max: u32, kernel: bool) -> Self {
+        Self {
+            link,
+            nodes: RwLock::new(HashMap::new()),
+            early: Mutex::new(HashMap::new()),
+            asking: AtomicUsize::new(0),
+            events,
+            held: AtomicUsize::new(0),
+            leases_max: (leases_max as usize).max(64),
+            trimming: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            kernel,
+            acquires: AtomicU64::new(0),
+        }
+    }
+
+    /// The session is over: nobody waits here any more.
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::SeqCst);
+        for node in self.all() {
+            node.open_gate();
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Lease requests sent.
+    pub(crate) fn acquires(&self) -> u64 {
+        self.acquires.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        self.nodes.read().values().cloned().collect()
+    }
+
+    /// The node of an inode that is known.
+    pub(crate) fn get(&self, key: InodeKey) -> Option<Arc<Node>> {
+        self.nodes.read().get(&key).cloned()
+    }
+
+    /// A node whose lease is held, by number alone: a number that is in use has one generation.
+    pub(crate) fn by_ino(&self, ino: Ino) -> Option<Arc<Node>> {
+        self.nodes.read().values().find(|node| node.key().ino == ino && node.mode().is_some()).cloned()
+    }
+
+    fn get_or_make(&self, key: InodeKey) -> Arc<Node> {
+        if let Some(node) = self.get(key) {
+            return node;
+        }
+        Arc::clone(self.nodes.write().entry(key).or_insert_with(|| Arc::new(Node::new(empty(key)))))
+    }
+
+    fn unpin(&self, node: &Arc<Node>) {
+        if node.unpin() {
+            let _ = self.events.send(Event::Look(node.key()));
+        }
+    }
+
+    /// Tells the worker something.
+    pub(crate) fn tell(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    /// Pins one inode whose node is at hand, without the daemon.
+    #[inline]
+    pub(crate) fn try_pin_node(&self, node: &Arc<Node>, mode: LeaseMode, usage: Use) -> Option<Pin<'_>> {
+        if !node.try_pin(mode) {
+            return None;
+        }
+        self.note_use(node, usage);
+        Some(Pin { leases: self, node: Arc::clone(node) })
+    }
+
+    /// Pins one inode.
+    pub(crate) fn pin_one<T>(&self, key: InodeKey, mode: LeaseMode, usage: Use) -> OpResult<Pin<'_>, T> {
+        let mut pins = self.pin(&[Want { key, mode }], usage)?;
+        let node = pins.nodes.pop().ok_or(Errno(libc::EIO))?;
+        Ok(Pin { leases: self, node })
+    }
+
+    fn note_use(&self, node: &Node, usage: Use) {
+        if self.kernel && usage == Use::Data {
+            node.kernel_data.store(true, Ordering::Relaxed);
+            node.data_used.store(true, Ordering::Release);
+        }
+    }
+
+    /// Pins all of `wants` at once; asks the daemon for what is missing, holding nothing meanwhile.
+    pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use) -> OpResult<Pins<'_>, T> {
+        let mut wants = wants.to_vec();
+        wants.sort_by(|a, b| (a.key, std::cmp::Reverse(a.mode)).cmp(&(b.key, std::cmp::Reverse(b.mode))));
+        wants.dedup_by_key(|want| want.key);
+        let nodes: Vec<_> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
+        for _ in 0..ROUNDS_MAX {
+            if self.is_lost() {
+                return Err(OpError::lost());
+            }
+            let taken = nodes.iter().zip(&wants).take_while(|(node, want)| node.try_pin(want.mode)).count();
+            if taken == nodes.len() {
+                for node in &nodes {
+                    self.note_use(node, usage);
+                }
+                return Ok(Pins { leases: self, nodes });
+            }
+            for node in &nodes[..taken] {
+                self.unpin(node);
+            }
+            let phase = nodes[taken].state().phase;
+            if matches!(phase, Phase::Draining | Phase::Releasing) {
+                nodes[taken].wait_at_gate(LOOK_AGAIN);
+                continue;
+            }
+            if self.acquire(&nodes, &wants)? {
+                for node in &nodes {
+                    self.note_use(node, usage);
+                }
+                return Ok(Pins { leases: self, nodes });
+            }
+        }
+        Err(OpError::Failed(Errno(libc::EIO)))
+    }
+
+    /// Asks for all; `true`: granted and pinned.
+    fn acquire<T>(&self, nodes: &[Arc<Node>], wants: &[Want]) -> OpResult<bool, T> {
+        for node in nodes {
+            node.waiters.fetch_add(1, Ordering::SeqCst);
+            if self.kernel && node.state().phase == Phase::Dropping {
+                self.tell(Event::Look(node.key()));
+            }
+        }
+        self.acquires.fetch_add(1, Ordering::Relaxed);
+        let answer = self.ask(Request::Acquire { wants: wants.to_vec() }, |answer| {
+            let Response::Granted(grants) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
+            if grants.len() != nodes.len() {
+                return Err(OpError::Failed(Errno(libc::EIO)));
+            }
+            let mut pinned = Vec::new();
+            for ((node, want), grant) in nodes.iter().zip(wants).zip(grants) {
+                let enough = grant.mode >= want.mode && grant.attr.key == want.key;
+                if enough && self.install(node, grant.lease, grant.mode, Some(grant.attr), true) {
+                    pinned.push(node);
+                }
+            }
+            if pinned.len() == nodes.len() {
+                return Ok(true);
+            }
+            for node in pinned {
+                self.unpin(node);
+            }
+            Ok(false)
+        });
+        for node in nodes {
+            node.waiters.fetch_sub(1, Ordering::SeqCst);
+        }
+        answer
+    }
+
+    /// Sends a request that may bring grants. Revocations that overtake them are kept until `take` has installed them.
+    fn ask<R, T>(&self, request: Request, take: impl FnOnce(Response) -> OpResult<R, T>) -> OpResult<R, T> {
+        self.asking.fetch_add(1, Ordering::SeqCst);
+        let result = self.link.call(request).map_err(OpError::from).and_then(take);
+        let early = {
+            // The last one out takes along what nobody waits for.
+            let mut early = self.early.lock();
+            if self.asking.fetch_sub(1, Ordering::SeqCst) == 1 { std::mem::take(&mut *early) } else { early.clone() }
+        };
+        for (key, (number, keep)) in early {
+            self.tell(Event::Revoke { key, number, keep });
+        }
+        result
+    }
+
+    fn install(&self, node: &Arc<Node>, number: LeaseNo, mode: LeaseMode, attr: Option<InodeAttr>, pin: bool) -> bool {
+        let had = node.mode().is_some();
+        let installed = node.install(number, mode, attr, pin);
+        if installed && !had && self.held.fetch_add(1, Ordering::Relaxed) >= self.leases_max {
+            self.ask_trim();
+        }
+        installed
+    }
+
+    fn ask_trim(&self) {
+        if !self.trimming.swap(true, Ordering::AcqRel) {
+            self.tell(Event::Trim);
+        }
+    }
+
+    /// Numbers for new inodes near `dir`, with their leases.
+    pub(crate) fn alloc<T>(&self, dir: InodeKey, count: u8) -> OpResult<Vec<(InodeKey, LeaseNo)>, T> {
+        self.ask(Request::AllocInodes { near: dir, count }, |answer| match answer {
+            Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        })
+    }
+
+    /// Takes in a new inode under the lease that came with its number, pinned.
+    pub(crate) fn adopt(&self, node: Arc<Node>, number: LeaseNo) -> Pins<'_> {
+        self.nodes.write().insert(node.key(), Arc::clone(&node));
+        self.held.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut state = node.state();
+            state.number = number;
+            state.mode = Some(LeaseMode::Write);
+            node.publish(&state, false);
+        }
+        node.pin_granted();
+        if self.held.load(Ordering::Relaxed) > self.leases_max {
+            self.ask_trim();
+        }
+        Pins { leases: self, nodes: vec![node] }
+    }
+
+    /// What a revocation of `number` means now: the node, if it is held under that number; else whether to answer at once.
+    pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo, keep: Option<LeaseMode>) -> Revoked {
+        let node = self.get(key);
+        if let Some(node) = &node {
+            let state = node.state();
+            if number <= state.given_back || (state.mode.is_some() && number < state.number) {
+                return Revoked::Stale;
+            }
+            if state.mode.is_some() && number == state.number {
+                drop(state);
+                return Revoked::Held(Arc::clone(node));
+            }
+        }
+        let mut early = self.early.lock();
+        if self.asking.load(Ordering::SeqCst) > 0 {
+            early.insert(key, (number, keep));
+            return Revoked::Stale;
+        }
+        Revoked::Unknown
+    }
+
+    /// A lease is gone: forgets the node unless somebody uses it.
+    pub(crate) fn gone(&self, key: InodeKey) {
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        let mut nodes = self.nodes.write();
+        // One reference is the map's, one the caller's.
+        if nodes.get(&key).is_some_and(|node| Arc::strong_count(node) <= 2 && node.mode().is_none()) {
+            nodes.remove(&key);
+        }
+    }
+
+    /// Idle leases to give back, oldest use first as far as one bit tells; ends the trim.
+    pub(crate) fn idle(&self) -> Vec<Arc<Node>> {
+        self.trimming.store(false, Ordering::Release);
+        let held = self.held.load(Ordering::Relaxed);
+        let target = self.leases_max - self.leases_max / 8;
+        let mut wanted = held.saturating_sub(target);
+        let mut idle = Vec::new();
+        let nodes = self.all();
+        for round in 0..2 {
+            for node in &nodes {
+                if wanted == 0 {
+                    return idle;
+                }
+                let used = node.recent.swap(false, Ordering::Relaxed) && round == 0;
+                let state = node.state();
+                let settled = state.phase == Phase::Settled && state.mode.is_some();
+                drop(state);
+                if !used && settled && node.pins() == 0 && !idle.iter().any(|other| Arc::ptr_eq(other, node)) {
+                    idle.push(Arc::clone(node));
+                    wanted -= 1;
+                }
+            }
+        }
+        idle
+    }
+
+    /// Gives back what is held of `keys` and waits until it is: before the daemon does an operation on them itself.
+    pub(crate) fn give_back<T>(&self, keys: &[InodeKey]) -> OpResult<(), T> {
+        for key in keys {
+            let Some(node) = self.get(*key) else { continue };
+            let Some(number) = node.held_number() else { continue };
+            node.waiters.fetch_add(1, Ordering::SeqCst);
+            let mut done = false;
+            while !done && !self.is_lost() {
+                self.tell(Event::GiveBack(*key));
+                done = node.wait_given_back(number, LOOK_AGAIN);
+            }
+            node.waiters.fetch_sub(1, Ordering::SeqCst);
+            if !done {
+                return Err(OpError::lost());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a request on the session's link.
+    pub(crate) fn call(&self, request: Request) -> Result<Response, IpcError> {
+        self.link.call(request)
+    }
+}
+
+/// What a revocation is about.
+pub(crate) enum Revoked {
+    /// A lease that is held.
+    Held(Arc<Node>),
+    /// One that was given back, or whose grant is under way: nothing to do now.
+    Stale,
+    /// One that never came here: say that it is free.
+    Unknown,
+}
+
+/// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never shown.
+const fn empty(key: InodeKey) -> InodeAttr {
+    InodeAttr {
+        key,
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        nlink: 0,
+        size_bytes: 0,
+        sectors: 0,
+        rdev: 0,
+        parent: Ino(0),
+        atime_ns: 0,
+        mtime_ns: 0,
+        ctime_ns: 0,
+        btime_ns: 0,
+    }
+}

@@ -1,0 +1,333 @@
+//! Giving leases back, as a machine that never blocks on an inode: each event moves one lease a step on. Run by the worker alone.
+
+use crossbeam_channel::Sender;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use varve_format::{InodeKey, LeaseNo, LogSeq};
+use varve_ipc::{HELD_MAX, ITEMS_MAX, IpcError, LeaseMode, ReleaseItem, Request};
+
+use super::node::{Node, Phase};
+use super::table::{Leases, Revoked};
+use crate::options::CacheObserver;
+
+/// What moves the worker.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Event {
+    /// The daemon wants a lease back.
+    Revoke {
+        /// Inode.
+        key: InodeKey,
+        /// Which grant.
+        number: LeaseNo,
+        /// What may be kept.
+        keep: Option<LeaseMode>,
+    },
+    /// A request of our own wants a lease given back.
+    GiveBack(InodeKey),
+    /// Something changed about this inode: a last pin ended, or a request waits for more.
+    Look(InodeKey),
+    /// The kernel has dropped its data.
+    Dropped(InodeKey, LeaseNo),
+    /// The last open of this inode is gone.
+    Closed(InodeKey),
+    /// Too many leases.
+    Trim,
+    /// The session ends.
+    Stop,
+}
+
+struct Withdrawal {
+    node: Arc<Node>,
+    number: LeaseNo,
+    keep: Option<LeaseMode>,
+    /// The kernel's data of this file must go first.
+    drop_data: bool,
+    /// The kernel has been told, and has not answered.
+    dropping: bool,
+    started: Instant,
+}
+
+/// What giving back needs of the session.
+pub(crate) trait Surroundings {
+    /// Highest number that may have been logged for the inode, which is at rest.
+    fn last_seq(&self, node: &Node) -> LogSeq;
+    /// Whether this mount has it open.
+    fn is_open(&self, key: InodeKey) -> bool;
+    /// The caches above.
+    fn observer(&self) -> Option<Arc<dyn CacheObserver>>;
+}
+
+/// Leases that are being given back.
+pub(crate) struct Withdrawals {
+    leases: Arc<Leases>,
+    events: Sender<Event>,
+    under_way: HashMap<InodeKey, Withdrawal>,
+    ready: Vec<InodeKey>,
+    /// Leases that never reached us.
+    unknown: Vec<ReleaseItem>,
+    /// Inodes that are no longer open, and not leased.
+    dropped: Vec<InodeKey>,
+    /// After this long the kernel's answer is not waited for.
+    patience: Duration,
+    revoked: u64,
+}
+
+impl Withdrawals {
+    pub(crate) fn new(leases: Arc<Leases>, events: Sender<Event>, lease_ms: u64) -> Self {
+        Self {
+            leases,
+            events,
+            under_way: HashMap::new(),
+            ready: Vec::new(),
+            unknown: Vec::new(),
+            dropped: Vec::new(),
+            patience: Duration::from_millis(lease_ms / 2),
+            revoked: 0,
+        }
+    }
+
+    /// Takes an event in. Nothing is sent until [`flush`](Self::flush).
+    pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
+        match event {
+            Event::Revoke { key, number, keep } => match self.leases.revoked(key, number, keep) {
+                Revoked::Held(node) => self.begin(node, number, keep, around),
+                Revoked::Stale => {}
+                Revoked::Unknown => self.unknown.push(ReleaseItem {
+                    key,
+                    lease: number,
+                    downgrade: false,
+                    last_seq: LogSeq(0),
+                    open: around.is_open(key),
+                }),
+            },
+            Event::GiveBack(key) => {
+                if let Some(node) = self.leases.get(key) {
+                    let state = node.state();
+                    let (number, held) = (state.number, state.mode.is_some());
+                    drop(state);
+                    if held {
+                        self.begin(node, number, None, around);
+                    } else {
+                        node.open_gate();
+                    }
+                }
+            }
+            Event::Look(key) => self.look(key, around),
+            Event::Dropped(key, number) => {
+                if let Some(withdrawal) = self.under_way.get_mut(&key)
+                    && withdrawal.number == number
+                {
+                    withdrawal.dropping = false;
+                    let again = withdrawal.node.data_used.load(Ordering::Acquire);
+                    withdrawal.drop_data = again && withdrawal.started.elapsed() < self.patience;
+                    close(&withdrawal.node);
+                }
+                self.look(key, around);
+            }
+            Event::Trim => {
+                for node in self.leases.idle() {
+                    let number = node.state().number;
+                    self.begin(node, number, None, around);
+                }
+            }
+            Event::Closed(key) => self.closed(key, around),
+            Event::Stop => {}
+        }
+    }
+
+    /// Only the worker releases and drops, so a release that says "open" is never overtaken by the close.
+    fn closed(&mut self, key: InodeKey, around: &dyn Surroundings) {
+        if around.is_open(key) {
+            return;
+        }
+        match self.leases.get(key).map(|node| (node.held_number(), node)) {
+            // Without a name and without an open it is to be freed: do not wait for somebody to ask.
+            Some((Some(number), node)) => {
+                if node.inode.attr().nlink == 0 {
+                    self.begin(node, number, None, around);
+                }
+            }
+            _ => self.dropped.push(key),
+        }
+    }
+
+    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, keep: Option<LeaseMode>, around: &dyn Surroundings) {
+        let key = node.key();
+        if let Some(known) = self.under_way.get_mut(&key) {
+            // Wanted more urgently than before.
+            if keep.is_none() {
+                known.keep = None;
+            }
+            return self.look(key, around);
+        }
+        self.revoked += 1;
+        let drop_data =
+            keep.is_none() && node.kernel_data.load(Ordering::Acquire) && around.observer().is_some();
+        close(&node);
+        self.under_way.insert(
+            key,
+            Withdrawal { node, number, keep, drop_data, dropping: false, started: Instant::now() },
+        );
+        self.look(key, around);
+    }
+
+    /// Moves one lease on as far as it goes now.
+    fn look(&mut self, key: InodeKey, around: &dyn Surroundings) {
+        let Some(withdrawal) = self.under_way.get_mut(&key) else { return };
+        let node = Arc::clone(&withdrawal.node);
+        let mut state = node.state();
+        if state.number != withdrawal.number || state.mode.is_none() {
+            // A newer grant took its place.
+            if state.phase != Phase::Releasing {
+                state.phase = Phase::Settled;
+                node.publish(&state, false);
+            }
+            drop(state);
+            node.open_gate();
+            self.under_way.remove(&key);
+            return;
+        }
+        let wanted = node.waiters.load(Ordering::SeqCst) > 0;
+        if state.phase == Phase::Dropping {
+            if !wanted {
+                return;
+            }
+            // A request wants more than this lease, and the kernel may wait for that request: let go now.
+            state.phase = Phase::Draining;
+            node.publish(&state, true);
+            withdrawal.drop_data = false;
+        }
+        if state.phase != Phase::Draining || node.pins() > 0 {
+            return;
+        }
+        if withdrawal.drop_data && !withdrawal.dropping {
+            node.data_used.store(false, Ordering::Release);
+            withdrawal.dropping = true;
+            if let Some(observer) = around.observer() {
+                self.drop_kernel_data(observer, key, state.number);
+            }
+            if let Some(withdrawal) = self.under_way.get_mut(&key) {
+                if wanted {
+                    withdrawal.drop_data = false;
+                } else {
+                    state.phase = Phase::Dropping;
+                    node.publish(&state, false);
+                    drop(state);
+                    node.open_gate();
+                    return;
+                }
+            }
+        }
+        state.phase = Phase::Releasing;
+        self.ready.push(key);
+    }
+
+    /// The kernel may wait for requests that it has locked pages for: not on the worker's time.
+    fn drop_kernel_data(&self, observer: Arc<dyn CacheObserver>, key: InodeKey, number: LeaseNo) {
+        let events = self.events.clone();
+        let spawned = std::thread::Builder::new().name("varve-drop".into()).spawn({
+            let observer = Arc::clone(&observer);
+            move || {
+                observer.invalidate_data(key, 0, 0);
+                let _ = events.send(Event::Dropped(key, number));
+            }
+        });
+        if spawned.is_err() {
+            observer.invalidate_data(key, 0, 0);
+            let _ = self.events.send(Event::Dropped(key, number));
+        }
+    }
+
+    /// Whether there is something to send.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.unknown.is_empty()
+    }
+
+    /// Sends what is ready.
+    ///
+    /// # Errors
+    /// The link's: the session is lost then.
+    pub(crate) fn flush(&mut self, around: &dyn Surroundings) -> Result<(), IpcError> {
+        for keys in std::mem::take(&mut self.dropped).chunks(HELD_MAX) {
+            match self.leases.call(Request::Drop { keys: keys.to_vec() }) {
+                Ok(_) | Err(IpcError::Errno(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        while self.has_ready() {
+            let count = self.ready.len().min(ITEMS_MAX / 2);
+            let batch: Vec<_> = self.ready.drain(..count).collect();
+            let spare = self.unknown.len().min(ITEMS_MAX / 2);
+            let mut items: Vec<_> = self.unknown.drain(..spare).collect();
+            let mut done = Vec::new();
+            for key in batch {
+                let Some(withdrawal) = self.under_way.remove(&key) else { continue };
+                items.push(release_item(&withdrawal, around));
+                done.push(withdrawal);
+            }
+            let outcome = self.leases.call(Request::Release { items });
+            for withdrawal in done {
+                self.finish(&withdrawal);
+            }
+            match outcome {
+                Ok(_) | Err(IpcError::Errno(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&self, withdrawal: &Withdrawal) {
+        let node = &withdrawal.node;
+        let mut state = node.state();
+        state.phase = Phase::Settled;
+        let mut gone = false;
+        if state.number == withdrawal.number {
+            if keeps_read(withdrawal) {
+                state.mode = Some(LeaseMode::Read);
+            } else {
+                state.mode = None;
+                gone = true;
+            }
+        }
+        node.publish(&state, false);
+        drop(state);
+        if gone {
+            node.forget();
+            self.leases.gone(node.key());
+        }
+        node.open_gate();
+    }
+
+    /// Leases given back so far.
+    pub(crate) const fn revoked(&self) -> u64 {
+        self.revoked
+    }
+}
+
+fn keeps_read(withdrawal: &Withdrawal) -> bool {
+    withdrawal.keep.is_some()
+}
+
+fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseItem {
+    let node = &withdrawal.node;
+    let downgrade = keeps_read(withdrawal);
+    let last_seq = around.last_seq(node);
+    let open = around.is_open(node.key());
+    let mut state = node.state();
+    if !downgrade {
+        state.given_back = state.given_back.max(withdrawal.number);
+    }
+    ReleaseItem { key: node.key(), lease: withdrawal.number, downgrade, last_seq, open }
+}
+
+/// Bars new pins; those that are there finish.
+fn close(node: &Node) {
+    let mut state = node.state();
+    if matches!(state.phase, Phase::Settled | Phase::Dropping) {
+        state.phase = Phase::Draining;
+        node.publish(&state, true);
+    }
+}

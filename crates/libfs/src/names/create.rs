@@ -1,0 +1,310 @@
+//! Operations that make names: create, mkdir, mknod, symlink, link, tmpfile.
+
+use std::sync::Arc;
+use varve_format::{
+    EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LeaseNo, LogOp, SYMLINK_MAX, TimeNs,
+};
+use varve_ipc::Cred;
+
+use super::{
+    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, find, is_dots, may_change,
+    pin_or_mediate, resolve, settle, touch_dir,
+};
+use crate::attrs::{EXEC, ownership};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::lease::Node;
+use crate::session::{Mediated, Mount, Session, Try};
+
+/// Numbers for new inodes that are asked for at once.
+const BATCH: u8 = 16;
+
+/// What is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Making<'a> {
+    /// Kind and permissions, the umask applied.
+    pub mode: u32,
+    /// Device.
+    pub rdev: u32,
+    /// Target of a symbolic link, else empty.
+    pub target: &'a [u8],
+}
+
+/// A number for a new inode in a pinned directory.
+fn take_number<T>(session: &Session, dir: &Node) -> OpResult<(InodeKey, LeaseNo), T> {
+    loop {
+        if let Some(number) = dir.batch.lock().pop() {
+            return Ok(number);
+        }
+        let mut batch = session.leases.alloc(dir.key(), BATCH)?;
+        // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
+        batch.reverse();
+        dir.batch.lock().append(&mut batch);
+    }
+}
+
+fn new_attr(dir: &InodeAttr, key: InodeKey, making: &Making<'_>, named: bool, cred: &Cred, now_ns: TimeNs) -> InodeAttr {
+    let (uid, gid, mode) = ownership(dir, making.mode, cred);
+    let is_dir = mode & libc::S_IFMT == libc::S_IFDIR;
+    InodeAttr {
+        key,
+        mode,
+        uid,
+        gid,
+        nlink: if is_dir { 2 } else { u32::from(named) },
+        size_bytes: making.target.len() as u64,
+        sectors: 0,
+        rdev: making.rdev,
+        parent: if is_dir { dir.key.ino } else { Ino(0) },
+        atime_ns: now_ns,
+        mtime_ns: now_ns,
+        ctime_ns: now_ns,
+        btime_ns: now_ns,
+    }
+}
+
+fn create_op<'a>(attr: &InodeAttr, dir: InodeKey, name: &'a [u8], target: &'a [u8]) -> LogOp<'a> {
+    LogOp::Create {
+        dir,
+        name,
+        key: attr.key,
+        mode: attr.mode,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        target,
+    }
+}
+
+/// Makes an inode and its first name.
+pub(crate) fn create(mount: &Mount, dir: InodeKey, name: &[u8], making: &Making<'_>, cred: &Cred) -> Result<InodeAttr> {
+    check_name(name)?;
+    if is_dots(name) {
+        return Err(Errno(libc::EEXIST));
+    }
+    let kind = FileKind::from_mode(making.mode).ok_or(Errno(libc::EINVAL))?;
+    if (kind == FileKind::Symlink) == making.target.is_empty() {
+        return Err(Errno(libc::ENOENT));
+    }
+    if making.target.len() > SYMLINK_MAX {
+        return Err(Errno(libc::ENAMETOOLONG));
+    }
+    mount.with_session(|session, attempt| {
+        session.may_write()?;
+        for _ in 0..LOOKS_MAX {
+            let Some(pins) = pin_or_mediate(session, &[dir])? else {
+                return mediate_create(mount, session, attempt, dir, name, making, cred);
+            };
+            let node = pins.node(dir)?;
+            directory(session, node, cred, EXEC)?;
+            if resolve(mount, session, node, name)?.is_some() {
+                return Err(Errno(libc::EEXIST).into());
+            }
+            if let Some((seqs, live, attr)) = create_once(session, node, name, making, cred, None)? {
+                drop(pins);
+                return settle(session, seqs, live, attr);
+            }
+        }
+        Err(Errno(libc::EIO).into())
+    })
+}
+
+type Made<T> = (varve_format::SeqRange, bool, T);
+
+/// Logs a creation in a pinned directory. `None`: the name is there by now. `open` notes the new inode as open.
+fn create_once<T>(
+    session: &Session,
+    node: &Arc<Node>,
+    name: &[u8],
+    making: &Making<'_>,
+    cred: &Cred,
+    open: Option<&Mount>,
+) -> OpResult<Option<Made<InodeAttr>>, T> {
+    let dir = node.key();
+    let number = take_number(session, node)?;
+    let give_up = |error: OpError<T>| {
+        node.batch.lock().push(number);
+        error
+    };
+    let draft = new_attr(&node.inode.attr(), number.0, making, !name.is_empty(), cred, 0);
+    let slot = begin(session, &create_op(&draft, dir, name, making.target)).map_err(give_up)?;
+    let mut locked = Locked::new(&[node]);
+    let now = session.now_ns();
+    let parent = locked.attr(dir)?.clone();
+    if !name.is_empty() && node.names.lock().get(name).is_some_and(|known| known.is_some()) {
+        drop((locked, slot));
+        node.batch.lock().push(number);
+        return Ok(None);
+    }
+    let attr = new_attr(&parent, number.0, making, !name.is_empty(), cred, now);
+    let refused = if parent.nlink == 0 {
+        Some(Errno(libc::ENOENT))
+    } else if attr.is_dir() && parent.nlink >= LINK_MAX {
+        Some(Errno(libc::EMLINK))
+    } else {
+        may_change(session, &parent, cred).err()
+    };
+    if let Some(errno) = refused {
+        drop((locked, slot));
+        return Err(give_up(errno.into()));
+    }
+    let op = create_op(&attr, dir, name, making.target);
+    let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
+    let new = Arc::new(Node::new(attr.clone()));
+    {
+        let mut body = new.inode.write();
+        body.last_seq = committed.seqs.last;
+        body.extents.set_empty();
+    }
+    if attr.is_dir() {
+        new.names.lock().set_complete();
+        *new.parent.lock() = Some(dir);
+    }
+    *new.xattrs.lock() = Some(crate::xattrs::Xattrs::new());
+    if !making.target.is_empty() {
+        let _ = new.target.set(making.target.to_vec());
+    }
+    // Known before its name is: whoever finds the name finds the lease.
+    let pin = session.leases.adopt(new, number.1);
+    if let Some(mount) = open {
+        mount.opens.open(attr.key);
+    }
+    locked.logged(committed.seqs.last);
+    if !name.is_empty() {
+        let parent = locked.attr(dir)?;
+        touch_dir(parent, now);
+        if attr.is_dir() {
+            parent.nlink += 1;
+        }
+        let target = Target { key: attr.key, kind: attr.kind() };
+        node.names.lock().set(name, Some(target), committed.seqs.last, session.page.digested());
+    }
+    let (seqs, live) = (committed.seqs, committed.live);
+    drop(committed);
+    drop(locked);
+    drop(pin);
+    Ok(Some((seqs, live, attr)))
+}
+
+/// Has the daemon make it, because the directory is contended.
+fn mediate_create(
+    mount: &Mount,
+    session: &Session,
+    attempt: &mut Try,
+    dir: InodeKey,
+    name: &[u8],
+    making: &Making<'_>,
+    cred: &Cred,
+) -> OpResult<InodeAttr, InodeAttr> {
+    let parent = attr_of(session, dir)?;
+    if !parent.is_dir() {
+        return Err(Errno(libc::ENOTDIR).into());
+    }
+    let number = session.leases.alloc(dir, 1)?.first().copied().ok_or(Errno(libc::EIO))?;
+    let attr = new_attr(&parent, number.0, making, true, cred, session.now_ns());
+    let op = create_op(&attr, dir, name, making.target);
+    match session.mediate(attempt, &[dir], &op, EntryFlags::empty(), false, cred)? {
+        Mediated::Done(result) => match result.attr {
+            Some(attr) => Ok(attr),
+            None => attr_of(session, number.0),
+        },
+        Mediated::DoneBefore => {
+            let target = find(mount, session, dir, name, &Cred::root())?.ok_or(Errno(libc::ENOENT))?;
+            attr_of(session, target.key)
+        }
+    }
+}
+
+/// Makes an unnamed regular file and opens it; the caller owns the open.
+pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> Result<InodeAttr> {
+    let making = Making { mode: libc::S_IFREG | (mode & 0o7777), rdev: 0, target: b"" };
+    let attr = mount.with_session(|session, _| {
+        session.may_write()?;
+        // A directory that is contended will be free in a moment: nothing is changed in it, but the entry needs its grant.
+        for round in 0..LOOKS_MAX {
+            let Some(pins) = pin_or_mediate(session, &[dir])? else {
+                std::thread::sleep(std::time::Duration::from_millis(1 + round as u64 / 10));
+                continue;
+            };
+            let node = pins.node(dir)?;
+            directory(session, node, cred, EXEC)?;
+            if let Some((seqs, live, attr)) = create_once(session, node, b"", &making, cred, Some(mount))? {
+                drop(pins);
+                let key = attr.key;
+                return settle(session, seqs, live, attr).inspect_err(|_| {
+                    // The open of a commit that the seal may not cover is taken again below.
+                    mount.opens.close(key);
+                });
+            }
+        }
+        Err(Errno(libc::EIO).into())
+    })?;
+    if !mount.opens.is_open(attr.key) {
+        mount.opens.open(attr.key);
+        let _ = mount.session().link.call(varve_ipc::Request::Hold { keys: vec![attr.key] });
+    }
+    mount.opens.set_linkable(attr.key, true);
+    Ok(attr)
+}
+
+/// Makes one more name.
+pub(crate) fn link(mount: &Mount, key: InodeKey, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
+    check_name(name)?;
+    if is_dots(name) {
+        return Err(Errno(libc::EEXIST));
+    }
+    let attr = mount.with_session(|session, attempt| {
+        session.may_write()?;
+        for _ in 0..LOOKS_MAX {
+            let op = LogOp::Link { dir, name, key };
+            let Some(pins) = pin_or_mediate(session, &[dir, key])? else {
+                return match session.mediate(attempt, &[dir, key], &op, EntryFlags::empty(), false, cred)? {
+                    Mediated::Done(result) => result.attr.map_or_else(|| attr_of(session, key), Ok),
+                    Mediated::DoneBefore => attr_of(session, key),
+                };
+            };
+            let (node, file) = (pins.node(dir)?, pins.node(key)?);
+            directory(session, node, cred, EXEC)?;
+            if resolve(mount, session, node, name)?.is_some() {
+                return Err(Errno(libc::EEXIST).into());
+            }
+            let slot = begin(session, &op)?;
+            let mut locked = Locked::new(&[node, file]);
+            if node.names.lock().get(name).is_some_and(|known| known.is_some()) {
+                continue;
+            }
+            let parent = locked.attr(dir)?.clone();
+            if parent.nlink == 0 {
+                return Err(Errno(libc::ENOENT).into());
+            }
+            may_change(session, &parent, cred)?;
+            let attr = locked.attr(key)?.clone();
+            if attr.is_dir() {
+                return Err(Errno(libc::EPERM).into());
+            }
+            if attr.nlink == 0 && !mount.opens.is_linkable(key) {
+                return Err(Errno(libc::ENOENT).into());
+            }
+            if attr.nlink >= LINK_MAX {
+                return Err(Errno(libc::EMLINK).into());
+            }
+            let now = session.now_ns();
+            let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
+            locked.logged(committed.seqs.last);
+            touch_dir(locked.attr(dir)?, now);
+            let after = locked.attr(key)?;
+            after.nlink += 1;
+            after.ctime_ns = now;
+            let (after, kind) = (after.clone(), attr.kind());
+            let target = Target { key, kind };
+            node.names.lock().set(name, Some(target), committed.seqs.last, session.page.digested());
+            let (seqs, live) = (committed.seqs, committed.live);
+            drop(committed);
+            drop(locked);
+            drop(pins);
+            return settle(session, seqs, live, after);
+        }
+        Err(Errno(libc::EIO).into())
+    })?;
+    mount.opens.set_linkable(key, false);
+    Ok(attr)
+}

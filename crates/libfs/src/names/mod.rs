@@ -1,0 +1,262 @@
+//! Names under directory leases: what is known of each directory, and the operations on names. Each is one log transaction under the
+//! locks of all inodes concerned, in inode order; knows no data and no descriptors.
+
+mod create;
+mod list;
+mod remove;
+mod rename;
+mod table;
+
+pub(crate) use create::{Making, create, link, tmpfile};
+pub(crate) use list::{readdir, readlink};
+pub(crate) use remove::{rmdir, unlink};
+pub(crate) use rename::rename;
+pub(crate) use table::{DirNames, Target};
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::log::entry_size;
+use varve_format::{EntryFlags, InodeAttr, InodeKey, LogOp, LogSeq, NAME_MAX, SeqRange, TimeNs};
+use varve_ipc::{Cred, LeaseMode, Request, Response};
+
+use crate::attrs::{EXEC, WRITE, may};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::inode::{Inode, InodeBody, InodeWrite};
+use crate::lease::{Node, Pins};
+use crate::log::{Committed, Slot};
+use crate::session::{Mount, Session};
+
+/// How often an operation looks again when the names changed under it.
+const LOOKS_MAX: usize = 1000;
+
+/// Refuses what can be no new or old name.
+fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Errno(libc::ENAMETOOLONG));
+    }
+    if name.is_empty() {
+        return Err(Errno(libc::ENOENT));
+    }
+    if name.contains(&b'/') || name.contains(&0) {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(())
+}
+
+fn is_dots(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+/// Several inodes, locked in inode order.
+struct Locked<'n> {
+    guards: Vec<(InodeKey, InodeWrite<'n>)>,
+}
+
+impl<'n> Locked<'n> {
+    fn new(nodes: &[&'n Arc<Node>]) -> Self {
+        let mut inodes: Vec<&'n Inode> = nodes.iter().map(|node| &*node.inode).collect();
+        inodes.sort_by_key(|inode| inode.key);
+        inodes.dedup_by_key(|inode| inode.key);
+        Self { guards: inodes.into_iter().map(|inode| (inode.key, inode.write())).collect() }
+    }
+
+    fn get(&mut self, key: InodeKey) -> Result<&mut InodeBody> {
+        let found = self.guards.iter_mut().find(|(other, _)| *other == key);
+        found.map(|(_, guard)| &mut **guard).ok_or(Errno(libc::EIO))
+    }
+
+    fn attr(&mut self, key: InodeKey) -> Result<&mut InodeAttr> {
+        Ok(&mut self.get(key)?.attr)
+    }
+
+    /// Notes that entry `seq` concerns all of them.
+    fn logged(&mut self, seq: LogSeq) {
+        for (_, guard) in &mut self.guards {
+            guard.last_seq = guard.last_seq.max(seq);
+        }
+    }
+}
+
+/// Takes log space and credits for one operation. Before any lock.
+pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slot<'s>, T> {
+    let mut body = Vec::new();
+    op.encode_body(&mut body);
+    session.data.begin(entry_size(body.len() + op.data().len()), varve_format::charge(op))
+}
+
+/// Commits one operation. The caller publishes its effects, then ends with [`settle`].
+pub(crate) fn commit<'s, T>(
+    session: &Session,
+    slot: Slot<'s>,
+    op: &LogOp<'_>,
+    flags: EntryFlags,
+    time_ns: TimeNs,
+) -> OpResult<Committed<'s>, T> {
+    let stamp = crate::log::Stamp { time_ns, ..session.stamp() };
+    let committed = slot.append(op, flags, stamp)?;
+    session.logged.fetch_add(1, Ordering::Relaxed);
+    Ok(committed)
+}
+
+/// The end of a logged operation, after its locks: act, then check.
+pub(crate) fn settle<T>(session: &Session, seqs: SeqRange, live: bool, value: T) -> OpResult<T, T> {
+    if !live {
+        return Err(OpError::SessionLost { committed: Some((seqs, value)), otherwise: None });
+    }
+    if session.options.sync_always
+        && let Err(error) = session.data.sync()
+    {
+        return Err(OpError::Failed(error));
+    }
+    Ok(value)
+}
+
+/// Attributes of a directory that is pinned; `want` is checked if permissions are checked here.
+fn directory(session: &Session, node: &Node, cred: &Cred, want: u32) -> Result<InodeAttr> {
+    let attr = node.inode.attr();
+    if !attr.is_dir() {
+        return Err(Errno(libc::ENOTDIR));
+    }
+    if session.options.check_permissions {
+        may(&attr, cred, want)?;
+    }
+    Ok(attr)
+}
+
+/// Whether `cred` may add or remove names, if permissions are checked here.
+fn may_change(session: &Session, attr: &InodeAttr, cred: &Cred) -> Result<()> {
+    if session.options.check_permissions { may(attr, cred, WRITE | EXEC) } else { Ok(()) }
+}
+
+/// What `name` names in a directory that is pinned in any mode.
+fn resolve<T>(mount: &Mount, session: &Session, dir: &Node, name: &[u8]) -> OpResult<Option<Target>, T> {
+    if let Some(known) = dir.names.lock().get(name) {
+        mount.names_hit.fetch_add(1, Ordering::Relaxed);
+        return Ok(known);
+    }
+    mount.names_missed.fetch_add(1, Ordering::Relaxed);
+    let answer = session.call(Request::Lookup { dir: dir.key(), name: name.to_vec() })?;
+    let Response::Entry(entry) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
+    let target = entry.map(|attr| Target { key: attr.key, kind: attr.kind() });
+    Ok(dir.names.lock().learn(name, target, session.page.digested()))
+}
+
+/// What `name` names, with no pin before or after.
+fn find<T>(mount: &Mount, session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> OpResult<Option<Target>, T> {
+    let pins = session.pin_read(dir)?;
+    let node = pins.node(dir)?;
+    directory(session, node, cred, EXEC)?;
+    resolve(mount, session, node, name)
+}
+
+/// Attributes under a read lease.
+pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr, T> {
+    let pins = session.pin_read(key)?;
+    Ok(pins.node(key)?.inode.attr())
+}
+
+/// `lookup`, `.` and `..` included.
+pub(crate) fn lookup(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
+    check_name(name)?;
+    mount.look(|session| {
+        if is_dots(name) {
+            return dots(session, dir, name, cred);
+        }
+        for _ in 0..LOOKS_MAX {
+            let Some(target) = find(mount, session, dir, name, cred)? else {
+                return Err(OpError::Failed(Errno(libc::ENOENT)));
+            };
+            match attr_of(session, target.key) {
+                // Removed since it was found, or by somebody else: look again.
+                Err(OpError::Failed(Errno(libc::ESTALE | libc::ENOENT))) => {}
+                Ok(attr) if attr.nlink == 0 => {}
+                Ok(attr) => {
+                    if attr.is_dir()
+                        && let Some(node) = session.node(attr.key)
+                    {
+                        *node.parent.lock() = Some(dir);
+                    }
+                    return Ok(attr);
+                }
+                Err(error) => return Err(error),
+            }
+            still_named(session, dir, name, target)?;
+        }
+        Err(OpError::Failed(Errno(libc::ESTALE)))
+    })
+}
+
+/// Asks the daemon anew for a name whose inode is gone, unless our own log says it.
+fn still_named<T>(session: &Session, dir: InodeKey, name: &[u8], target: Target) -> OpResult<(), T> {
+    let pins = session.pin_read(dir)?;
+    pins.node(dir)?.names.lock().doubt(name, target, session.page.digested());
+    Ok(())
+}
+
+fn dots(session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> OpResult<InodeAttr, InodeAttr> {
+    let own = {
+        let pins = session.pin_read(dir)?;
+        directory(session, pins.node(dir)?, cred, EXEC)?
+    };
+    if name == b"." || own.key == session.welcome.root.key {
+        return Ok(own);
+    }
+    parent_of(session, &own)
+}
+
+/// The directory above; its generation comes from the daemon, which alone knows it.
+fn parent_of<T>(session: &Session, own: &InodeAttr) -> OpResult<InodeAttr, T> {
+    if own.parent == session.welcome.root.key.ino {
+        return attr_of(session, session.welcome.root.key);
+    }
+    let known = session.node(own.key).and_then(|node| *node.parent.lock()).filter(|key| key.ino == own.parent);
+    if let Some(key) = known.or_else(|| session.leases.by_ino(own.parent).map(|node| node.key())) {
+        return attr_of(session, key);
+    }
+    let pins = session.pin_read(own.key)?;
+    let last = pins.node(own.key)?.inode.read().last_seq;
+    session.digest(last)?;
+    let answer = session.call(Request::Lookup { dir: own.key, name: b"..".to_vec() })?;
+    drop(pins);
+    match answer {
+        Response::Entry(Some(attr)) => attr_of(session, attr.key),
+        Response::Entry(None) => Err(OpError::Failed(Errno(libc::ENOENT))),
+        _ => Err(OpError::Failed(Errno(libc::EIO))),
+    }
+}
+
+/// Pins for writing; `None` when the daemon wants to do the operation itself.
+fn pin_or_mediate<'s, T>(session: &'s Session, keys: &[InodeKey]) -> OpResult<Option<Pins<'s>>, T> {
+    let wants: Vec<_> = keys.iter().map(|key| (*key, LeaseMode::Write)).collect();
+    match session.pin(&wants) {
+        Ok(pins) => Ok(Some(pins)),
+        Err(OpError::Mediate) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A directory's times after its names changed.
+fn touch_dir(attr: &mut InodeAttr, time_ns: TimeNs) {
+    attr.mtime_ns = time_ns;
+    attr.ctime_ns = time_ns;
+}
+
+/// Whether a pinned directory has no names.
+fn is_empty<T>(session: &Session, dir: &Node) -> OpResult<bool, T> {
+    {
+        let names = dir.names.lock();
+        if names.has_any() {
+            return Ok(false);
+        }
+        if names.is_complete() {
+            return Ok(true);
+        }
+    }
+    let last = dir.inode.read().last_seq;
+    session.digest(last)?;
+    let answer = session.call(Request::ReadDir { dir: dir.key(), cookie: 0, max: 1 })?;
+    match answer {
+        Response::Entries(entries) => Ok(entries.is_empty()),
+        _ => Err(OpError::Failed(Errno(libc::EIO))),
+    }
+}

@@ -1,0 +1,261 @@
+//! `rename`: moves, replaces and exchanges names. Files anywhere and directories within their parent are one log entry; a directory
+//! that gets another parent is moved by the daemon, which sees the whole tree and so no cycle can come up.
+
+use varve_format::{EntryFlags, FileKind, InodeAttr, InodeKey, LogOp, SeqRange};
+use varve_ipc::Cred;
+
+use super::remove::last_closed;
+use super::{
+    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, find, is_dots, is_empty, may_change,
+    pin_or_mediate, settle, still_named, touch_dir,
+};
+use crate::attrs::{EXEC, RenameFlags, WRITE, may, may_remove};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::lease::Pins;
+use crate::session::{Mediated, Mount, Session};
+
+/// One rename as it was called.
+#[derive(Clone, Copy)]
+struct Move<'a> {
+    dir: InodeKey,
+    name: &'a [u8],
+    new_dir: InodeKey,
+    new_name: &'a [u8],
+    exchange: bool,
+}
+
+/// What the two names name.
+#[derive(Clone, Copy)]
+struct Ends {
+    from: Target,
+    to: Option<Target>,
+}
+
+impl Ends {
+    fn is_dir(target: Target) -> bool {
+        target.kind == FileKind::Directory
+    }
+
+    /// Whether a directory gets another parent.
+    fn reparents(&self, moving: &Move<'_>) -> bool {
+        moving.dir != moving.new_dir
+            && (Self::is_dir(self.from) || (moving.exchange && self.to.is_some_and(Self::is_dir)))
+    }
+}
+
+/// Moves, replaces or exchanges names.
+pub(crate) fn rename(
+    mount: &Mount,
+    dir: InodeKey,
+    name: &[u8],
+    new_dir: InodeKey,
+    new_name: &[u8],
+    flags: RenameFlags,
+    cred: &Cred,
+) -> Result<()> {
+    check_name(name)?;
+    check_name(new_name)?;
+    if is_dots(name) || is_dots(new_name) {
+        return Err(Errno(libc::EBUSY));
+    }
+    if flags.noreplace && flags.exchange {
+        return Err(Errno(libc::EINVAL));
+    }
+    let moving = Move { dir, name, new_dir, new_name, exchange: flags.exchange };
+    mount.with_session(|session, attempt| {
+        session.may_write()?;
+        if attempt.take_done() {
+            return Ok(());
+        }
+        for _ in 0..LOOKS_MAX {
+            let from = find(mount, session, dir, name, cred)?.ok_or(Errno(libc::ENOENT))?;
+            let to = find(mount, session, new_dir, new_name, cred)?;
+            let ends = Ends { from, to };
+            match to {
+                Some(_) if flags.noreplace => return Err(Errno(libc::EEXIST).into()),
+                None if flags.exchange => return Err(Errno(libc::ENOENT).into()),
+                _ => {}
+            }
+            // No directory may get into itself, nor replace what it lies in.
+            if Ends::is_dir(from) && from.key == new_dir {
+                return Err(Errno(libc::EINVAL).into());
+            }
+            if to.is_some_and(|to| to.key == dir) {
+                return Err(Errno(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY }).into());
+            }
+            if to.is_some_and(|to| to.key == from.key) {
+                return Ok(());
+            }
+            let op = entry(&moving, ends);
+            let mut keys = vec![dir, new_dir, from.key];
+            keys.extend(to.map(|to| to.key));
+            let pinned = if ends.reparents(&moving) {
+                check_reparent(session, &moving, ends, cred)?;
+                None
+            } else {
+                match pin_or_mediate(session, &keys) {
+                    Err(OpError::Failed(Errno(libc::ESTALE))) => {
+                        still_named(session, dir, name, from)?;
+                        if let Some(to) = to {
+                            still_named(session, new_dir, new_name, to)?;
+                        }
+                        continue;
+                    }
+                    other => other?,
+                }
+            };
+            let Some(pins) = pinned else {
+                let flags = to.map_or(EntryFlags::empty(), |to| last_closed(mount, to.key));
+                match session.mediate(attempt, &keys, &op, flags, false, cred) {
+                    Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
+                    Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
+                    Err(error) => return Err(error),
+                }
+            };
+            if let Some((seqs, live)) = rename_once(mount, session, &pins, &moving, ends, &op, cred)? {
+                drop(pins);
+                return settle(session, seqs, live, ());
+            }
+        }
+        Err(Errno(libc::EIO).into())
+    })
+}
+
+fn entry<'a>(moving: &Move<'a>, ends: Ends) -> LogOp<'a> {
+    LogOp::Rename {
+        dir: moving.dir,
+        name: moving.name,
+        key: ends.from.key,
+        new_dir: moving.new_dir,
+        new_name: moving.new_name,
+        victim: ends.to.map(|to| to.key),
+        exchange: moving.exchange,
+    }
+}
+
+/// The attributes that the rules look at.
+struct Views {
+    parent: InodeAttr,
+    new_parent: InodeAttr,
+    from: InodeAttr,
+    to: Option<InodeAttr>,
+}
+
+/// Linux' order: removal of the source, then creation or removal at the target, then kinds.
+fn check(session: &Session, moving: &Move<'_>, views: &Views, cred: &Cred) -> Result<()> {
+    let checks = session.options.check_permissions;
+    may_change(session, &views.parent, cred)?;
+    if checks {
+        may_remove(&views.parent, &views.from, cred)?;
+    }
+    may_change(session, &views.new_parent, cred)?;
+    if let Some(to) = &views.to {
+        if checks {
+            may_remove(&views.new_parent, to, cred)?;
+        }
+        if !moving.exchange {
+            match (views.from.is_dir(), to.is_dir()) {
+                (true, false) => return Err(Errno(libc::ENOTDIR)),
+                (false, true) => return Err(Errno(libc::EISDIR)),
+                _ => {}
+            }
+        }
+    } else if views.new_parent.nlink == 0 {
+        return Err(Errno(libc::ENOENT));
+    }
+    // A directory's `..` changes with its parent: that is a write to it.
+    if checks && moving.dir != moving.new_dir {
+        if views.from.is_dir() {
+            may(&views.from, cred, WRITE)?;
+        }
+        if let Some(to) = views.to.as_ref().filter(|to| moving.exchange && to.is_dir()) {
+            may(to, cred, WRITE)?;
+        }
+    }
+    Ok(())
+}
+
+/// What can be said before the daemon is asked to move a directory; it checks again.
+fn check_reparent(session: &Session, moving: &Move<'_>, ends: Ends, cred: &Cred) -> OpResult<(), ()> {
+    let views = Views {
+        parent: attr_of(session, moving.dir)?,
+        new_parent: attr_of(session, moving.new_dir)?,
+        from: attr_of(session, ends.from.key)?,
+        to: match ends.to {
+            Some(to) => Some(attr_of(session, to.key)?),
+            None => None,
+        },
+    };
+    Ok(check(session, moving, &views, cred)?)
+}
+
+/// `None`: a name changed, look again.
+fn rename_once(
+    mount: &Mount,
+    session: &Session,
+    pins: &Pins<'_>,
+    moving: &Move<'_>,
+    ends: Ends,
+    op: &LogOp<'_>,
+    cred: &Cred,
+) -> OpResult<Option<(SeqRange, bool)>, ()> {
+    let (node, new_node, file) = (pins.node(moving.dir)?, pins.node(moving.new_dir)?, pins.node(ends.from.key)?);
+    let victim = match ends.to {
+        Some(to) => Some(pins.node(to.key)?),
+        None => None,
+    };
+    let views = Views {
+        parent: directory(session, node, cred, EXEC)?,
+        new_parent: directory(session, new_node, cred, EXEC)?,
+        from: file.inode.attr(),
+        to: victim.map(|victim| victim.inode.attr()),
+    };
+    check(session, moving, &views, cred)?;
+    let replaced_dir = victim.filter(|victim| !moving.exchange && victim.inode.attr().is_dir());
+    if let Some(victim) = replaced_dir
+        && !is_empty(session, victim)?
+    {
+        return Err(Errno(libc::ENOTEMPTY).into());
+    }
+    let slot = begin(session, op)?;
+    let mut nodes = vec![node, new_node, file];
+    nodes.extend(victim);
+    let mut locked = Locked::new(&nodes);
+    let is = |dir: &crate::lease::Node, name: &[u8], want: Option<Target>| {
+        let known = dir.names.lock().get(name);
+        known.is_some_and(|known| known.map(|target| target.key) == want.map(|target| target.key))
+    };
+    if !is(node, moving.name, Some(ends.from)) || !is(new_node, moving.new_name, ends.to) {
+        return Ok(None);
+    }
+    if replaced_dir.is_some_and(|victim| victim.names.lock().has_any()) {
+        return Err(Errno(libc::ENOTEMPTY).into());
+    }
+    let now = session.now_ns();
+    let flags = match ends.to {
+        Some(to) if !moving.exchange => last_closed(mount, to.key),
+        _ => EntryFlags::empty(),
+    };
+    let committed = commit(session, slot, op, flags, now)?;
+    let seq = committed.seqs.last;
+    locked.logged(seq);
+    locked.attr(ends.from.key)?.ctime_ns = now;
+    if let Some(to) = ends.to {
+        let attr = locked.attr(to.key)?;
+        attr.ctime_ns = now;
+        if !moving.exchange {
+            attr.nlink = if replaced_dir.is_some() { 0 } else { attr.nlink.saturating_sub(1) };
+        }
+    }
+    touch_dir(locked.attr(moving.dir)?, now);
+    let new_parent = locked.attr(moving.new_dir)?;
+    touch_dir(new_parent, now);
+    if replaced_dir.is_some() {
+        new_parent.nlink = new_parent.nlink.saturating_sub(1);
+    }
+    let digested = session.page.digested();
+    let left = if moving.exchange { ends.to } else { None };
+    node.names.lock().set(moving.name, left, seq, digested);
+    new_node.names.lock().set(moving.new_name, Some(ends.from), seq, digested);
+    Ok(Some((committed.seqs, committed.live)))
+}

@@ -1,0 +1,137 @@
+//! What is known of one directory's names, while its lease is held. Pure.
+
+use std::collections::HashMap;
+use varve_format::{FileKind, InodeKey, LogSeq};
+
+/// Names kept for one directory; beyond that, those that the shared area has are forgotten.
+const NAMES_MAX: usize = 65_536;
+
+/// What a name names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub key: InodeKey,
+    pub kind: FileKind,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    target: Option<Target>,
+    /// The entry of our log that says so; 0: the daemon said so.
+    seq: LogSeq,
+}
+
+/// Names of one directory: those that are there, and those that are known not to be.
+#[derive(Debug, Default)]
+pub(crate) struct DirNames {
+    names: HashMap<Box<[u8]>, Known>,
+    /// Every name that is there is in `names`.
+    complete: bool,
+}
+
+impl DirNames {
+    /// Forgets everything: the lease is gone.
+    pub(crate) fn clear(&mut self) {
+        self.names = HashMap::new();
+        self.complete = false;
+    }
+
+    /// A directory that was just made.
+    pub(crate) fn set_complete(&mut self) {
+        self.complete = true;
+    }
+
+    pub(crate) const fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// What `name` names; `None`: not known here.
+    pub(crate) fn get(&self, name: &[u8]) -> Option<Option<Target>> {
+        match self.names.get(name) {
+            Some(known) => Some(known.target),
+            None if self.complete => Some(None),
+            None => None,
+        }
+    }
+
+    /// Whether any name is known to be there.
+    pub(crate) fn has_any(&self) -> bool {
+        self.names.values().any(|known| known.target.is_some())
+    }
+
+    /// Takes in what the daemon said, unless more is known; returns what is known then.
+    pub(crate) fn learn(&mut self, name: &[u8], target: Option<Target>, digested: LogSeq) -> Option<Target> {
+        if let Some(known) = self.get(name) {
+            return known;
+        }
+        self.make_room(digested);
+        self.names.insert(name.into(), Known { target, seq: LogSeq(0) });
+        target
+    }
+
+    /// Takes in what our log says. It stays until it is digested.
+    pub(crate) fn set(&mut self, name: &[u8], target: Option<Target>, seq: LogSeq, digested: LogSeq) {
+        self.make_room(digested);
+        self.names.insert(name.into(), Known { target, seq });
+    }
+
+    /// What the daemon once said may be wrong: forgets it, so that it is asked again.
+    pub(crate) fn doubt(&mut self, name: &[u8], target: Target, digested: LogSeq) {
+        if self.names.get(name).is_some_and(|known| known.target == Some(target) && known.seq <= digested) {
+            self.names.remove(name);
+            self.complete = false;
+        }
+    }
+
+    fn make_room(&mut self, digested: LogSeq) {
+        if self.names.len() >= NAMES_MAX && self.names.len().is_power_of_two() {
+            let before = self.names.values().filter(|known| known.target.is_some()).count();
+            self.names.retain(|_, known| known.seq > digested);
+            let after = self.names.values().filter(|known| known.target.is_some()).count();
+            self.complete &= before == after;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DirNames, NAMES_MAX, Target};
+    use varve_format::{FileKind, InodeKey, LogSeq};
+
+    fn target(ino: u64) -> Target {
+        Target { key: InodeKey::new(ino, 1), kind: FileKind::Regular }
+    }
+
+    #[test]
+    fn own_change_wins_over_what_the_daemon_says() {
+        let mut names = DirNames::default();
+        assert_eq!(names.get(b"a"), None);
+        names.set(b"a", None, LogSeq(7), LogSeq(0));
+        assert_eq!(names.learn(b"a", Some(target(3)), LogSeq(0)), None);
+        names.doubt(b"a", target(3), LogSeq(9));
+        assert_eq!(names.get(b"a"), Some(None));
+    }
+
+    #[test]
+    fn new_directory_knows_that_names_are_missing() {
+        let mut names = DirNames::default();
+        names.set_complete();
+        assert_eq!(names.get(b"x"), Some(None));
+        assert!(!names.has_any());
+        names.set(b"x", Some(target(9)), LogSeq(1), LogSeq(0));
+        assert!(names.has_any());
+        names.clear();
+        assert_eq!(names.get(b"x"), None);
+    }
+
+    #[test]
+    fn full_table_keeps_what_is_not_digested() {
+        let mut names = DirNames::default();
+        names.set_complete();
+        for i in 0..NAMES_MAX as u64 {
+            names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(i + 1), LogSeq(0));
+        }
+        names.set(b"one more", Some(target(1)), LogSeq(1 << 40), LogSeq(10));
+        assert_eq!(names.get(&9_u64.to_le_bytes()), None);
+        assert_eq!(names.get(&10_u64.to_le_bytes()), Some(Some(target(10))));
+    }
+}

@@ -1,0 +1,60 @@
+//! Operations that the daemon does for us, because an inode is contended or the move needs a view of the whole tree.
+
+use std::sync::atomic::Ordering;
+use varve_format::{EntryFlags, EntryMeta, InodeKey, LogOp};
+use varve_ipc::{Cred, IpcError, MediatedOp, MediatedResult, Request, Response};
+use zerocopy::IntoBytes;
+
+use super::{Session, Try};
+use crate::errno::{Errno, OpError, OpResult};
+
+/// How a mediated operation came out.
+pub(crate) enum Mediated {
+    /// The daemon answered.
+    Done(MediatedResult),
+    /// It was carried out just before the session was lost; the answer is not known.
+    DoneBefore,
+}
+
+impl Session {
+    /// Has the daemon do `op`. This session's own leases on `keys` are given back first, so nothing here goes stale; the caller holds no
+    /// pins and no locks.
+    pub(crate) fn mediate<T>(
+        &self,
+        attempt: &mut Try,
+        keys: &[InodeKey],
+        op: &LogOp<'_>,
+        flags: EntryFlags,
+        append: bool,
+        cred: &Cred,
+    ) -> OpResult<Mediated, T> {
+        if attempt.take_done() {
+            return Ok(Mediated::DoneBefore);
+        }
+        self.may_write()?;
+        self.leases.give_back(keys)?;
+        let mut body = Vec::new();
+        op.encode_body(&mut body);
+        let stamp = self.stamp();
+        let meta = EntryMeta { time_ns: stamp.time_ns, base: stamp.base, flags, ..EntryMeta::default() };
+        let mut entry = op.header(&meta, body.len()).as_bytes().to_vec();
+        entry.extend_from_slice(&body);
+        entry.extend_from_slice(op.data());
+        let mut last = self.mediating.lock();
+        let number = *last + 1;
+        *last = number;
+        let request = MediatedOp { entry, append, cred: cred.clone(), number };
+        match self.link.call(Request::Mediate(request)) {
+            Ok(Response::Mediated(result)) => {
+                self.mediated.fetch_add(1, Ordering::Relaxed);
+                Ok(Mediated::Done(result))
+            }
+            Ok(_) => Err(OpError::Failed(Errno(libc::EIO))),
+            Err(error @ (IpcError::Sealed | IpcError::Gone(_))) => {
+                attempt.asked = Some((self.id(), number));
+                Err(OpError::from(error))
+            }
+            Err(error) => Err(OpError::from(error)),
+        }
+    }
+}

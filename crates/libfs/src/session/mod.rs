@@ -1,0 +1,160 @@
+//! One session: its link, log, leases and worker; and the mount that outlives sessions. Knows no names and no data.
+
+mod mediate;
+mod mount;
+mod opens;
+
+pub(crate) use mediate::Mediated;
+pub(crate) use mount::{Mount, Try};
+pub(crate) use opens::Opens;
+
+use crossbeam_channel::Sender;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
+use varve_ipc::{ClientKind, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome};
+
+use crate::errno::{Errno, OpError, OpResult};
+use crate::lease::{Event, Leases, Node, Pins, Use, Withdrawals};
+use crate::data::DataPlane;
+use crate::log::Stamp;
+use crate::options::{CacheObserver, Connection, FsOptions, MountError};
+use crate::worker;
+
+/// A live (or just lost) session.
+pub(crate) struct Session {
+    pub welcome: Welcome,
+    pub link: Arc<dyn Link>,
+    pub page: Arc<dyn SessionPage>,
+    pub data: DataPlane,
+    pub leases: Arc<Leases>,
+    pub options: FsOptions,
+    pub opens: Arc<Opens>,
+    company: Arc<AtomicBool>,
+    events: Sender<Event>,
+    /// Number of the last mediated operation; held while one is under way, so that `last_mediated` tells of exactly one.
+    mediating: Mutex<u64>,
+    pub logged: AtomicU64,
+    pub mediated: AtomicU64,
+    pub revoked: AtomicU64,
+}
+
+impl Session {
+    /// Starts the worker of a fresh connection.
+    pub(crate) fn start(
+        connection: Connection,
+        options: &FsOptions,
+        opens: &Arc<Opens>,
+        company: &Arc<AtomicBool>,
+    ) -> Result<Arc<Self>, MountError> {
+        let Connection { link, welcome, page, log, nvm } = connection;
+        if !welcome.root.is_dir() {
+            return Err(MountError::Protocol("the root is no directory"));
+        }
+        if log.is_none() && !welcome.read_only {
+            return Err(MountError::Protocol("a session that may write has no log"));
+        }
+        let log = log.filter(|_| !welcome.read_only);
+        let data =
+            DataPlane::new(&welcome, Arc::clone(&link), Arc::clone(&page), log, nvm, Arc::clone(&options.clock));
+        let (events, inbox) = crossbeam_channel::unbounded();
+        let kernel = options.kind == ClientKind::Shim && options.observer.is_some();
+        let leases = Arc::new(Leases::new(Arc::clone(&link), events.clone(), welcome.leases_max, kernel));
+        company.store(welcome.company, Ordering::SeqCst);
+        let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
+        let session = Arc::new(Self {
+            welcome,
+            link,
+            page,
+            data,
+            leases,
+            options: options.clone(),
+            opens: Arc::clone(opens),
+            company: Arc::clone(company),
+            events,
+            mediating: Mutex::new(0),
+            logged: AtomicU64::new(0),
+            mediated: AtomicU64::new(0),
+            revoked: AtomicU64::new(0),
+        });
+        worker::start(&session, inbox, withdrawals)?;
+        Ok(session)
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.welcome.session
+    }
+
+    /// Whether what was seen under this session's leases counts: to be asked *after* it was seen.
+    pub(crate) fn is_live(&self) -> bool {
+        self.page.state() == PageState::Live && !self.leases.is_lost()
+    }
+
+    /// Ends all waiting in this session: it is over.
+    pub(crate) fn lose(&self) {
+        self.leases.lose();
+        let _ = self.events.send(Event::Stop);
+    }
+
+    pub(crate) fn now_ns(&self) -> TimeNs {
+        self.options.clock.now_ns()
+    }
+
+    /// The stamp of an operation that begins now.
+    pub(crate) fn stamp(&self) -> Stamp {
+        self.data.stamp()
+    }
+
+    /// Whether the session takes changes.
+    pub(crate) fn may_write(&self) -> Result<(), Errno> {
+        if self.welcome.read_only { Err(Errno(libc::EROFS)) } else { Ok(()) }
+    }
+
+    /// Makes everything logged until now durable against a power cut.
+    pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
+        let synced = self.data.sync();
+        // What a sealed log held is digested, and so durable, before the session that follows begins.
+        if !self.is_live() {
+            return Err(OpError::lost());
+        }
+        Ok(synced?)
+    }
+
+    pub(crate) fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
+        self.options.observer.clone()
+    }
+
+    pub(crate) fn company(&self) -> &AtomicBool {
+        &self.company
+    }
+
+    /// Pins leases for names and attributes.
+    pub(crate) fn pin<T>(&self, wants: &[(InodeKey, LeaseMode)]) -> OpResult<Pins<'_>, T> {
+        let wants: Vec<_> = wants.iter().map(|(key, mode)| Want { key: *key, mode: *mode }).collect();
+        self.leases.pin(&wants, Use::Meta)
+    }
+
+    /// Pins one inode for reading its attributes.
+    pub(crate) fn pin_read<T>(&self, key: InodeKey) -> OpResult<Pins<'_>, T> {
+        self.pin(&[(key, LeaseMode::Read)])
+    }
+
+    /// Asks the daemon.
+    pub(crate) fn call<T>(&self, request: Request) -> OpResult<Response, T> {
+        self.link.call(request).map_err(|error: IpcError| OpError::from(error))
+    }
+
+    /// Digests this session's log up to `upto` and waits for it, if it is not digested yet.
+    pub(crate) fn digest<T>(&self, upto: LogSeq) -> OpResult<(), T> {
+        if self.page.digested() < upto {
+            self.call(Request::Digest { upto, wait: true })?;
+        }
+        Ok(())
+    }
+
+    /// The node of an inode, if the session knows it.
+    pub(crate) fn node(&self, key: InodeKey) -> Option<Arc<Node>> {
+        self.leases.get(key)
+    }
+}

@@ -1,0 +1,260 @@
+//! The mount: the one session that lives, and the one place where an operation meets its end and is taken up in the next.
+
+use parking_lot::{Mutex, RwLock};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use varve_format::{LogSeq, Seal, SessionId};
+use varve_ipc::{HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
+
+use super::{Opens, Session};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::options::{Connection, Connector, FsOptions, MountError};
+
+/// Ended sessions that are remembered: operations that began in one may be slow to learn of its end.
+const ENDS_MAX: usize = 64;
+const BACK_OFF_FIRST: Duration = Duration::from_millis(5);
+const BACK_OFF_MOST: Duration = Duration::from_millis(500);
+/// Bound on waiting for a daemon before the first session has told its own.
+const FIRST_WAIT_MS: u64 = 30_000;
+
+/// How a session ended.
+#[derive(Debug, Clone)]
+struct End {
+    session: SessionId,
+    /// `None`: the daemon no longer knew it.
+    seal: Option<Seal>,
+    last_mediated: u64,
+}
+
+/// What an operation remembers between its attempts.
+#[derive(Debug, Default)]
+pub(crate) struct Try {
+    /// The mediated operation that was sent when the session was lost.
+    pub asked: Option<(SessionId, u64)>,
+    done: bool,
+}
+
+impl Try {
+    /// Whether the mediated operation was carried out in the session that was lost. Said once.
+    pub(crate) fn take_done(&mut self) -> bool {
+        std::mem::take(&mut self.done)
+    }
+}
+
+/// A mounted pool.
+pub(crate) struct Mount {
+    connector: Arc<dyn Connector>,
+    pub options: FsOptions,
+    pub opens: Arc<Opens>,
+    company: Arc<AtomicBool>,
+    session: RwLock<Arc<Session>>,
+    ends: Mutex<VecDeque<End>>,
+    unmounted: AtomicBool,
+    pub resumed: AtomicU64,
+    pub names_hit: AtomicU64,
+    pub names_missed: AtomicU64,
+    /// Counters of sessions that are over: logged, mediated, acquires, revoked.
+    past: [AtomicU64; 4],
+}
+
+fn hello(options: &FsOptions, resume: Option<u128>, held: Vec<varve_format::InodeKey>) -> Hello {
+    Hello { version: PROTOCOL_VERSION, kind: options.kind, read_only: options.read_only, resume, held }
+}
+
+/// Tries until the daemon answers, for at most `wait_ms`.
+fn connect(connector: &dyn Connector, wait_ms: u64, hello: &Hello) -> std::result::Result<Connection, IpcError> {
+    let start = Instant::now();
+    let mut pause = BACK_OFF_FIRST;
+    loop {
+        match connector.connect(hello.clone()) {
+            Err(IpcError::Gone(why)) => {
+                if start.elapsed() + pause > Duration::from_millis(wait_ms) {
+                    return Err(IpcError::Gone(why));
+                }
+            }
+            other => return other,
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(BACK_OFF_MOST);
+    }
+}
+
+impl Mount {
+    pub(crate) fn new(connector: Arc<dyn Connector>, options: FsOptions) -> std::result::Result<Self, MountError> {
+        let connection = connect(&*connector, FIRST_WAIT_MS, &hello(&options, None, Vec::new()))?;
+        let (opens, company) = (Arc::new(Opens::default()), Arc::new(AtomicBool::new(false)));
+        let session = Session::start(connection, &options, &opens, &company)?;
+        Ok(Self {
+            connector,
+            options,
+            opens,
+            company,
+            session: RwLock::new(session),
+            ends: Mutex::new(VecDeque::new()),
+            unmounted: AtomicBool::new(false),
+            resumed: AtomicU64::new(0),
+            names_hit: AtomicU64::new(0),
+            names_missed: AtomicU64::new(0),
+            past: [const { AtomicU64::new(0) }; 4],
+        })
+    }
+
+    /// The session that lives now (or the last one).
+    pub(crate) fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.session.read())
+    }
+
+    pub(crate) fn company(&self) -> bool {
+        self.company.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn is_unmounted(&self) -> bool {
+        self.unmounted.load(Ordering::Acquire)
+    }
+
+    /// Runs an operation, as often as sessions are lost under it. A commit that the loss overtook counts iff the seal covers it.
+    pub(crate) fn with_session<T>(
+        &self,
+        mut op: impl FnMut(&Arc<Session>, &mut Try) -> OpResult<T, T>,
+    ) -> Result<T> {
+        let mut attempt = Try::default();
+        loop {
+            if self.is_unmounted() {
+                return Err(Errno(libc::EIO));
+            }
+            let session = self.session();
+            let (committed, otherwise) = match op(&session, &mut attempt) {
+                Ok(value) => return Ok(value),
+                // What fails under leases that were lost meanwhile may not fail: look again.
+                Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => return Err(errno),
+                Err(OpError::Failed(_)) => (None, None),
+                // Operations deal with contention themselves.
+                Err(OpError::Mediate) => return Err(Errno(libc::EIO)),
+                Err(OpError::SessionLost { committed, otherwise }) => (committed, otherwise),
+            };
+            let end = self.resume(&session)?;
+            if let Some((seqs, value)) = committed {
+                let Some(seal) = &end.seal else { return Err(Errno(libc::EIO)) };
+                if (seqs.first.0..=seqs.last.0).all(|seq| seal.covers(LogSeq(seq))) {
+                    return Ok(value);
+                }
+            }
+            if let Some(value) = otherwise {
+                return Ok(value);
+            }
+            if let Some((of, number)) = attempt.asked.take()
+                && of == end.session
+            {
+                if end.seal.is_none() {
+                    return Err(Errno(libc::EIO));
+                }
+                attempt.done = end.last_mediated >= number;
+            }
+        }
+    }
+
+    /// [`with_session`](Self::with_session) for what only looks: what was seen counts if the session still lives afterwards.
+    pub(crate) fn look<T>(&self, mut op: impl FnMut(&Arc<Session>) -> OpResult<T, T>) -> Result<T> {
+        self.with_session(|session, _| {
+            let value = op(session)?;
+            if session.is_live() { Ok(value) } else { Err(OpError::lost()) }
+        })
+    }
+
+    /// Makes sure that `lost` was replaced, and says how it ended.
+    fn resume(&self, lost: &Arc<Session>) -> Result<End> {
+        lost.lose();
+        let mut ends = self.ends.lock();
+        if let Some(end) = ends.iter().find(|end| end.session == lost.id()) {
+            return Ok(end.clone());
+        }
+        if self.is_unmounted() || self.session().id() != lost.id() {
+            return Err(Errno(libc::EIO));
+        }
+        let mut held = self.opens.keys();
+        let rest = held.split_off(held.len().min(HELD_MAX));
+        let token = Some(lost.welcome.token);
+        let mut known = true;
+        let mut outcome = connect(&*self.connector, lost.welcome.wait_ms, &hello(&self.options, token, held.clone()));
+        if matches!(outcome, Err(IpcError::Errno(_) | IpcError::Sealed)) {
+            // The daemon does not know the session any more: what was committed last stays unknown.
+            known = false;
+            outcome = connect(&*self.connector, lost.welcome.wait_ms, &hello(&self.options, None, held));
+        }
+        let connection = outcome.map_err(|error| {
+            tracing::error!(%error, session = %lost.id(), "the session could not be continued");
+            Errno(libc::EIO)
+        })?;
+        if connection.welcome.pool_uuid != lost.welcome.pool_uuid {
+            tracing::error!("another pool answers in this one's place");
+            return Err(Errno(libc::EIO));
+        }
+        let end = End {
+            session: lost.id(),
+            seal: connection.welcome.seal.clone().filter(|_| known),
+            last_mediated: connection.welcome.last_mediated,
+        };
+        let session =
+            Session::start(connection, &self.options, &self.opens, &self.company).map_err(|_| Errno(libc::EIO))?;
+        for keys in rest.chunks(HELD_MAX) {
+            if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
+                break;
+            }
+        }
+        tracing::info!(old = %lost.id(), new = %session.id(), seal = ?end.seal, "session continued");
+        for (sum, value) in self.past.iter().zip(counts(lost)) {
+            sum.fetch_add(value, Ordering::Relaxed);
+        }
+        *self.session.write() = session;
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+        ends.push_back(end.clone());
+        if ends.len() > ENDS_MAX {
+            ends.pop_front();
+        }
+        Ok(end)
+    }
+
+    /// Operations logged, mediated; lease requests; leases given back.
+    pub(crate) fn totals(&self) -> [u64; 4] {
+        let now = counts(&self.session());
+        std::array::from_fn(|i| self.past[i].load(Ordering::Relaxed) + now[i])
+    }
+
+    /// Ends the mount: everything durable, leases and session given back.
+    pub(crate) fn unmount(&self) -> Result<()> {
+        if self.is_unmounted() {
+            return Ok(());
+        }
+        let synced = self.with_session(|session, _| session.sync_log());
+        if !self.unmounted.swap(true, Ordering::AcqRel) {
+            let session = self.session();
+            if session.is_live() {
+                // The daemon frees what is left; a daemon that is away seals the session itself.
+                let _ = session.link.call(Request::Bye);
+            }
+            session.lose();
+        }
+        synced
+    }
+}
+
+fn counts(session: &Session) -> [u64; 4] {
+    [
+        session.logged.load(Ordering::Relaxed),
+        session.mediated.load(Ordering::Relaxed),
+        session.leases.acquires(),
+        session.revoked.load(Ordering::Relaxed),
+    ]
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let session = self.session();
+        if !self.unmounted.load(Ordering::Acquire) && session.is_live() {
+            let _ = session.link.call(Request::Bye);
+        }
+        session.lose();
+    }
+}

@@ -1,0 +1,86 @@
+//! Which inodes this mount has open, across sessions. Knows keys only.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use varve_format::InodeKey;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Open {
+    count: u64,
+    /// Made without a name (O_TMPFILE): `link` may give it its first.
+    linkable: bool,
+}
+
+/// Open file descriptions by inode.
+#[derive(Debug, Default)]
+pub(crate) struct Opens {
+    table: Mutex<HashMap<InodeKey, Open>>,
+}
+
+impl Opens {
+    /// One more.
+    pub(crate) fn open(&self, key: InodeKey) {
+        self.table.lock().entry(key).or_default().count += 1;
+    }
+
+    /// One more, if there is one already.
+    pub(crate) fn open_again(&self, key: InodeKey) -> bool {
+        match self.table.lock().get_mut(&key) {
+            Some(open) => {
+                open.count += 1;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// One less; `true` if it was the last.
+    pub(crate) fn close(&self, key: InodeKey) -> bool {
+        let mut table = self.table.lock();
+        let Some(open) = table.get_mut(&key) else { return false };
+        open.count -= 1;
+        let last = open.count == 0;
+        if last {
+            table.remove(&key);
+        }
+        last
+    }
+
+    pub(crate) fn is_open(&self, key: InodeKey) -> bool {
+        self.table.lock().contains_key(&key)
+    }
+
+    /// Notes whether the open, nameless inode may get a name.
+    pub(crate) fn set_linkable(&self, key: InodeKey, linkable: bool) {
+        if let Some(open) = self.table.lock().get_mut(&key) {
+            open.linkable = linkable;
+        }
+    }
+
+    pub(crate) fn is_linkable(&self, key: InodeKey) -> bool {
+        self.table.lock().get(&key).is_some_and(|open| open.linkable)
+    }
+
+    /// All that are open.
+    pub(crate) fn keys(&self) -> Vec<InodeKey> {
+        self.table.lock().keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Opens;
+    use varve_format::InodeKey;
+
+    #[test]
+    fn last_close_is_told_once() {
+        let (opens, key) = (Opens::default(), InodeKey::new(5, 1));
+        assert!(!opens.open_again(key));
+        opens.open(key);
+        assert!(opens.open_again(key));
+        assert!(!opens.close(key));
+        assert!(opens.is_open(key));
+        assert!(opens.close(key));
+        assert!(!opens.close(key) && !opens.is_open(key));
+    }
+}

@@ -1,0 +1,144 @@
+//! The session's own threads: one takes the daemon's upcalls, one gives leases back. Own the order of what the daemon asks; know no
+//! names and no data.
+//!
+//! The first thread never waits: barriers are obeyed at once (under an inode's lock, which no request holds while it talks to the
+//! daemon), everything about leases goes to the second. The second waits for the daemon's `Release` only. What waits for the kernel has
+//! threads of its own.
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use varve_format::{InodeKey, LogSeq};
+use varve_ipc::{Request, Upcall};
+
+use crate::lease::{Event, Node, Surroundings, Withdrawals};
+use crate::options::CacheObserver;
+use crate::session::Session;
+
+/// How long a thread sleeps before it looks whether its session still exists.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How often log space is looked after when nothing else happens.
+const RECLAIM: Duration = Duration::from_millis(500);
+
+impl Surroundings for Session {
+    fn last_seq(&self, node: &Node) -> LogSeq {
+        let log_last = self.data.log().map_or(LogSeq(0), crate::log::Log::last_seq);
+        node.inode.last_seq(log_last)
+    }
+
+    fn is_open(&self, key: InodeKey) -> bool {
+        self.opens.is_open(key)
+    }
+
+    fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
+        self.options.observer.clone()
+    }
+}
+
+/// Starts both threads of `session`. They end when it is lost or dropped.
+pub(crate) fn start(session: &Arc<Session>, inbox: Receiver<Event>, withdrawals: Withdrawals) -> std::io::Result<()> {
+    let weak = Arc::downgrade(session);
+    std::thread::Builder::new().name("varve-release".into()).spawn(move || give_back(&weak, &inbox, withdrawals))?;
+    let weak = Arc::downgrade(session);
+    let link = Arc::clone(&session.link);
+    std::thread::Builder::new().name("varve-upcall".into()).spawn(move || {
+        loop {
+            let upcall = link.upcall(LOOK_AGAIN);
+            let Some(session) = weak.upgrade() else { return };
+            if session.leases.is_lost() {
+                return;
+            }
+            match upcall {
+                Ok(None) => {}
+                Ok(Some(upcall)) => obey(&session, upcall),
+                Err(_) => return session.lose(),
+            }
+        }
+    })?;
+    if session.welcome.sync_ms > 0 {
+        let (weak, pause) = (Arc::downgrade(session), Duration::from_millis(session.welcome.sync_ms));
+        std::thread::Builder::new().name("varve-sync".into()).spawn(move || sync_now_and_then(&weak, pause))?;
+    }
+    Ok(())
+}
+
+fn obey(session: &Arc<Session>, upcall: Upcall) {
+    match upcall {
+        Upcall::Revoke { key, lease, keep } => session.leases.tell(Event::Revoke { key, number: lease, keep }),
+        Upcall::Barrier { tx, keys } => {
+            for key in keys {
+                if let Some(node) = session.node(key) {
+                    session.data.forget_extents(&node.inode);
+                }
+            }
+            // A failed answer means that the link is gone: the next upcall says so.
+            let _ = session.link.call(Request::BarrierAck { tx });
+        }
+        Upcall::Company => {
+            session.company().store(true, Ordering::SeqCst);
+            let (observer, link) = (session.observer(), Arc::clone(&session.link));
+            // The caches take a second to run out: leases are given back meanwhile.
+            let wait = move || {
+                if let Some(observer) = observer {
+                    observer.company();
+                }
+                let _ = link.call(Request::CompanyAck);
+            };
+            if let Err(error) = std::thread::Builder::new().name("varve-company".into()).spawn(wait) {
+                tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
+                session.lose();
+            }
+        }
+        Upcall::Solo => {
+            session.company().store(false, Ordering::SeqCst);
+            if let Some(observer) = session.observer() {
+                observer.solo();
+            }
+        }
+        Upcall::Sealed => session.lose(),
+    }
+}
+
+fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
+    loop {
+        let first = inbox.recv_timeout(RECLAIM);
+        let Some(session) = weak.upgrade() else { return };
+        match first {
+            Ok(event) => {
+                let mut next = Some(event);
+                while let Some(event) = next {
+                    if matches!(event, Event::Stop) {
+                        return;
+                    }
+                    withdrawals.take(event, &*session);
+                    next = inbox.try_recv().ok();
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => session.data.reclaim(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if withdrawals.flush(&*session).is_err() {
+            return session.lose();
+        }
+        session.revoked.store(withdrawals.revoked(), Ordering::Relaxed);
+    }
+}
+
+fn sync_now_and_then(weak: &Weak<Session>, pause: Duration) {
+    loop {
+        let mut slept = Duration::ZERO;
+        while slept < pause {
+            let step = (pause - slept).min(LOOK_AGAIN);
+            std::thread::sleep(step);
+            slept += step;
+            if weak.upgrade().is_none_or(|session| session.leases.is_lost()) {
+                return;
+            }
+        }
+        let Some(session) = weak.upgrade() else { return };
+        if let Err(error) = session.data.sync() {
+            tracing::error!(%error, "the log could not be made durable");
+        }
+    }
+}
