@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod attrs;
+mod connect;
 pub mod data;
 mod errno;
 mod fs;
@@ -18,6 +19,7 @@ mod worker;
 mod xattrs;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
+pub use connect::SocketConnector;
 pub use errno::{Errno, OpError, OpResult, Result};
 pub use fs::{Counters, Fs};
 pub use open::OpenFile;

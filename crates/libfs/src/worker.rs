@@ -23,8 +23,11 @@ const RECLAIM: Duration = Duration::from_millis(500);
 
 impl Surroundings for Session {
     fn last_seq(&self, node: &Node) -> LogSeq {
-        let log_last = self.data.log().map_or(LogSeq(0), crate::log::Log::last_seq);
-        node.inode.last_seq(log_last)
+        node.inode.last_seq(self.log_last())
+    }
+
+    fn log_last(&self) -> LogSeq {
+        self.data.log().map_or(LogSeq(0), crate::log::Log::last_seq)
     }
 
     fn is_open(&self, key: InodeKey) -> bool {
@@ -65,7 +68,7 @@ pub(crate) fn start(session: &Arc<Session>, inbox: Receiver<Event>, withdrawals:
 
 fn obey(session: &Arc<Session>, upcall: Upcall) {
     match upcall {
-        Upcall::Revoke { key, lease, keep } => session.leases.tell(Event::Revoke { key, number: lease, keep }),
+        Upcall::Revoke { key, lease, keep: _ } => session.leases.tell(Event::Revoke { key, number: lease }),
         Upcall::Barrier { tx, keys } => {
             for key in keys {
                 if let Some(node) = session.node(key) {

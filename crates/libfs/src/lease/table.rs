@@ -24,7 +24,7 @@ pub(crate) struct Leases {
     link: Arc<dyn Link>,
     nodes: RwLock<HashMap<InodeKey, Arc<Node>>>,
     /// Revocations that came before the grant that they mean.
-    early: Mutex<HashMap<InodeKey, (LeaseNo, Option<LeaseMode>)>>,
+    early: Mutex<HashMap<InodeKey, LeaseNo>>,
     /// Requests that may bring grants.
     asking: AtomicUsize,
     events: Sender<Event>,
@@ -245,8 +245,8 @@ impl Leases {
             let mut early = self.early.lock();
             if self.asking.fetch_sub(1, Ordering::SeqCst) == 1 { std::mem::take(&mut *early) } else { early.clone() }
         };
-        for (key, (number, keep)) in early {
-            self.tell(Event::Revoke { key, number, keep });
+        for (key, number) in early {
+            self.tell(Event::Revoke { key, number });
         }
         result
     }
@@ -292,11 +292,14 @@ impl Leases {
     }
 
     /// What a revocation of `number` means now: the node, if it is held under that number; else whether to answer at once.
-    pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo, keep: Option<LeaseMode>) -> Revoked {
+    pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
         let node = self.get(key);
         if let Some(node) = &node {
             let state = node.state();
-            if number <= state.given_back || (state.mode.is_some() && number < state.number) {
+            if number <= state.given_back {
+                return Revoked::Unknown;
+            }
+            if state.mode.is_some() && number < state.number {
                 return Revoked::Stale;
             }
             if state.mode.is_some() && number == state.number {
@@ -306,7 +309,7 @@ impl Leases {
         }
         let mut early = self.early.lock();
         if self.asking.load(Ordering::SeqCst) > 0 {
-            early.insert(key, (number, keep));
+            early.insert(key, number);
             return Revoked::Stale;
         }
         Revoked::Unknown

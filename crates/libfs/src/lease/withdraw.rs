@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use varve_format::{InodeKey, LeaseNo, LogSeq};
-use varve_ipc::{HELD_MAX, ITEMS_MAX, IpcError, LeaseMode, ReleaseItem, Request};
+use varve_ipc::{HELD_MAX, ITEMS_MAX, IpcError, ReleaseItem, Request};
 
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
 use crate::options::CacheObserver;
+
+/// Pause before a release that was refused is sent again.
+const RELEASE_AGAIN: Duration = Duration::from_millis(2);
 
 /// What moves the worker.
 #[derive(Debug, Clone, Copy)]
@@ -21,8 +24,6 @@ pub(crate) enum Event {
         key: InodeKey,
         /// Which grant.
         number: LeaseNo,
-        /// What may be kept.
-        keep: Option<LeaseMode>,
     },
     /// A request of our own wants a lease given back.
     GiveBack(InodeKey),
@@ -41,7 +42,6 @@ pub(crate) enum Event {
 struct Withdrawal {
     node: Arc<Node>,
     number: LeaseNo,
-    keep: Option<LeaseMode>,
     /// The kernel's data of this file must go first.
     drop_data: bool,
     /// The kernel has been told, and has not answered.
@@ -53,6 +53,8 @@ struct Withdrawal {
 pub(crate) trait Surroundings {
     /// Highest number that may have been logged for the inode, which is at rest.
     fn last_seq(&self, node: &Node) -> LogSeq;
+    /// Highest number in the log.
+    fn log_last(&self) -> LogSeq;
     /// Whether this mount has it open.
     fn is_open(&self, key: InodeKey) -> bool;
     /// The caches above.
@@ -91,14 +93,15 @@ impl Withdrawals {
     /// Takes an event in. Nothing is sent until [`flush`](Self::flush).
     pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
         match event {
-            Event::Revoke { key, number, keep } => match self.leases.revoked(key, number, keep) {
-                Revoked::Held(node) => self.begin(node, number, keep, around),
+            Event::Revoke { key, number } => match self.leases.revoked(key, number) {
+                Revoked::Held(node) => self.begin(node, number, around),
                 Revoked::Stale => {}
+                // If the daemon holds it against us after all, everything that we may have logged under it counts.
                 Revoked::Unknown => self.unknown.push(ReleaseItem {
                     key,
                     lease: number,
                     downgrade: false,
-                    last_seq: LogSeq(0),
+                    last_seq: around.log_last(),
                     open: around.is_open(key),
                 }),
             },
@@ -108,7 +111,7 @@ impl Withdrawals {
                     let (number, held) = (state.number, state.mode.is_some());
                     drop(state);
                     if held {
-                        self.begin(node, number, None, around);
+                        self.begin(node, number, around);
                     } else {
                         node.open_gate();
                     }
@@ -129,7 +132,7 @@ impl Withdrawals {
             Event::Trim => {
                 for node in self.leases.idle() {
                     let number = node.state().number;
-                    self.begin(node, number, None, around);
+                    self.begin(node, number, around);
                 }
             }
             Event::Closed(key) => self.closed(key, around),
@@ -146,29 +149,25 @@ impl Withdrawals {
             // Without a name and without an open it is to be freed: do not wait for somebody to ask.
             Some((Some(number), node)) => {
                 if node.inode.attr().nlink == 0 {
-                    self.begin(node, number, None, around);
+                    self.begin(node, number, around);
                 }
             }
             _ => self.dropped.push(key),
         }
     }
 
-    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, keep: Option<LeaseMode>, around: &dyn Surroundings) {
+    /// A lease goes as a whole. The daemon would let a reader keep it, unless a writer waits by then; but its answer does not say which.
+    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
         let key = node.key();
-        if let Some(known) = self.under_way.get_mut(&key) {
-            // Wanted more urgently than before.
-            if keep.is_none() {
-                known.keep = None;
-            }
+        if self.under_way.contains_key(&key) {
             return self.look(key, around);
         }
         self.revoked += 1;
-        let drop_data =
-            keep.is_none() && node.kernel_data.load(Ordering::Acquire) && around.observer().is_some();
+        let drop_data = node.kernel_data.load(Ordering::Acquire) && around.observer().is_some();
         close(&node);
         self.under_way.insert(
             key,
-            Withdrawal { node, number, keep, drop_data, dropping: false, started: Instant::now() },
+            Withdrawal { node, number, drop_data, dropping: false, started: Instant::now() },
         );
         self.look(key, around);
     }
@@ -267,16 +266,27 @@ impl Withdrawals {
                 items.push(release_item(&withdrawal, around));
                 done.push(withdrawal);
             }
-            let outcome = self.leases.call(Request::Release { items });
+            self.release(items)?;
             for withdrawal in done {
                 self.finish(&withdrawal);
             }
-            match outcome {
-                Ok(_) | Err(IpcError::Errno(_)) => {}
+        }
+        Ok(())
+    }
+
+    /// Sends a release until the daemon takes it: a digest may fail for a moment.
+    fn release(&self, items: Vec<ReleaseItem>) -> Result<(), IpcError> {
+        let started = Instant::now();
+        loop {
+            match self.leases.call(Request::Release { items: items.clone() }) {
+                Ok(_) => return Ok(()),
+                Err(IpcError::Errno(errno)) if started.elapsed() < 2 * self.patience => {
+                    tracing::debug!(errno, "a lease is not taken back yet");
+                    std::thread::sleep(RELEASE_AGAIN);
+                }
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
     }
 
     fn finish(&self, withdrawal: &Withdrawal) {
@@ -285,12 +295,8 @@ impl Withdrawals {
         state.phase = Phase::Settled;
         let mut gone = false;
         if state.number == withdrawal.number {
-            if keeps_read(withdrawal) {
-                state.mode = Some(LeaseMode::Read);
-            } else {
-                state.mode = None;
-                gone = true;
-            }
+            state.mode = None;
+            gone = true;
         }
         node.publish(&state, false);
         drop(state);
@@ -307,20 +313,13 @@ impl Withdrawals {
     }
 }
 
-fn keeps_read(withdrawal: &Withdrawal) -> bool {
-    withdrawal.keep.is_some()
-}
-
 fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseItem {
     let node = &withdrawal.node;
-    let downgrade = keeps_read(withdrawal);
     let last_seq = around.last_seq(node);
     let open = around.is_open(node.key());
     let mut state = node.state();
-    if !downgrade {
-        state.given_back = state.given_back.max(withdrawal.number);
-    }
-    ReleaseItem { key: node.key(), lease: withdrawal.number, downgrade, last_seq, open }
+    state.given_back = state.given_back.max(withdrawal.number);
+    ReleaseItem { key: node.key(), lease: withdrawal.number, downgrade: false, last_seq, open }
 }
 
 /// Bars new pins; those that are there finish.

@@ -1,0 +1,61 @@
+//! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of what a session does.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use varve_ipc::{Hello, IpcError, Page, Welcome, socket};
+use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region};
+
+use crate::options::{Connection, Connector};
+
+/// Opens sessions with the daemon that listens at `path`.
+#[derive(Debug, Clone)]
+pub struct SocketConnector {
+    /// The socket, in the pool's directory.
+    pub path: PathBuf,
+}
+
+impl Connector for SocketConnector {
+    fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
+        let (link, welcome, descriptors) = socket::connect(&self.path, hello)?;
+        let page = descriptors.page.ok_or_else(|| broken("no session page"))?;
+        let page = Page::from_descriptor(page).map_err(|error| broken(&error.to_string()))?;
+        let log = match descriptors.log {
+            Some(log) if !welcome.read_only => Some(map_log(log, descriptors.log_backing, &welcome)?),
+            _ => None,
+        };
+        let nvm = match descriptors.nvm {
+            Some(nvm) => {
+                let name = DeviceName::from(self.path.with_file_name("nvm").as_path());
+                // Read only: what is written to it is the daemon's business.
+                let region = MappedRegion::from_file(File::from(nvm), name, Backing::File, welcome.nvm_bytes, false);
+                Some(Arc::new(region.map_err(|error| unmapped(&error))?) as Arc<dyn Region>)
+            }
+            None => None,
+        };
+        Ok(Connection { link: Arc::new(link), welcome, page: Arc::new(page), log, nvm })
+    }
+}
+
+fn map_log(live: OwnedFd, backing: Option<OwnedFd>, welcome: &Welcome) -> Result<Arc<dyn Region>, IpcError> {
+    let name = DeviceName::from(PathBuf::from(format!("log-{}", welcome.session)).as_path());
+    let max = welcome.log_max_bytes.max(welcome.log_bytes);
+    Ok(match backing {
+        Some(backing) => {
+            Arc::new(LiveLog::from_fds(live, backing, name, max).map_err(|error| unmapped(&error))?)
+        }
+        None => {
+            let region = MappedRegion::from_file(File::from(live), name, Backing::Shm, max, true);
+            Arc::new(region.map_err(|error| unmapped(&error))?)
+        }
+    })
+}
+
+fn broken(why: &str) -> IpcError {
+    IpcError::Protocol(why.to_owned())
+}
+
+fn unmapped(error: &MediaError) -> IpcError {
+    IpcError::Protocol(error.to_string())
+}
