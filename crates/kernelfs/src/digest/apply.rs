@@ -31,7 +31,9 @@ pub fn digest(
     let mut rounds = 0;
     loop {
         let mut tx = store.begin()?;
-        let cut = fold(&tx, sources, &next, env, most)?;
+        // The fold's estimate is generous, and yet no bound: the store has the last word.
+        let budget = tx.room() / 4 * 3;
+        let cut = fold(&tx, sources, &next, env, most, budget)?;
         let Some(cut) = cut else { return Ok(()) };
         match commit(store, &mut tx, sources, &cut, env) {
             Ok((mut applied, unfinished)) => {
@@ -112,6 +114,7 @@ fn fold<'a>(
     next: &[usize],
     env: &Environment<'_>,
     most: usize,
+    budget: u64,
 ) -> Result<Option<CutPlan<'a>>, StoreError> {
     let view = TxView {
         tx,
@@ -125,7 +128,6 @@ fn fold<'a>(
         charged: Vec::new(),
         taken: 0,
     };
-    let budget = RECORD_BUDGET;
     let mut anything = false;
     for (source, next) in sources.iter().zip(&mut cut.next) {
         let row = tx.session(source.client.session)?;
@@ -156,9 +158,6 @@ fn fold<'a>(
     cut.plan = fold.finish();
     Ok(anything.then_some(cut))
 }
-
-/// Bytes of journal record that a plan is cut to, by the fold's estimate.
-const RECORD_BUDGET: u64 = 1 << 20;
 
 fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
     let last = transaction.first + transaction.len - 1;

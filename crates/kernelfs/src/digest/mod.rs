@@ -8,6 +8,8 @@ mod apply;
 mod carry;
 mod log;
 mod mediate;
+#[cfg(test)]
+mod tests;
 mod types;
 mod view;
 

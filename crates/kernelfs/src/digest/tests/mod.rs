@@ -1,0 +1,7 @@
+//! Digests on a simulated machine: a pool, a log that is written as LibFS writes it, leases that grant everything.
+#![allow(clippy::unwrap_used)]
+
+mod crash;
+mod logs;
+mod machine;
+mod mediated;
