@@ -570,6 +570,8 @@ impl<'s> Core<'s> {
                 .nvm
                 .write(block.offset_bytes() + u64::from(offset), bytes)?;
         }
+        // A fence orders the stores of its own thread only, and the next tail may be moved by another.
+        store.devices.nvm.fence()?;
         for (block, dirty) in self.dirty.drain() {
             store.cache.put(block, Arc::from(dirty.content));
         }

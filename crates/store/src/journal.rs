@@ -24,6 +24,9 @@ pub(crate) struct Journal {
     tail_tx: TxId,
 }
 
+/// Puts the ranges of one record in place.
+pub(crate) type Apply<'a> = dyn FnMut(&[(BlockNo, u16, &[u8])]) -> Result<()> + 'a;
+
 /// What a scan found.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
@@ -145,7 +148,7 @@ impl Journal {
         uuid: [u8; 16],
         len: u64,
         nvm_blocks: u64,
-        mut apply: impl FnMut(&[(BlockNo, u16, &[u8])]) -> Result<()>,
+        apply: &mut Apply<'_>,
     ) -> Result<(Self, Scan)> {
         let mut best: Option<JournalHeader> = None;
         for offset in HEADER_OFFSETS {
@@ -247,21 +250,35 @@ impl Journal {
         Ok(())
     }
 
-    /// After accepted damage: numbers of lost records are not given again, and their ring space is wiped.
-    pub(crate) fn skip_damage(&mut self) -> Result<()> {
-        let mut newest = self.newest;
+    /// After accepted damage: hands the whole records beyond it to `apply`, ascending, and empties the ring. What the damaged record changed may
+    /// be in place already (it is, unless the power failed); older records have just been laid over it, so the later ones are needed too.
+    pub(crate) fn skip_damage(&mut self, nvm_blocks: u64, apply: &mut Apply<'_>) -> Result<()> {
+        let mut later = Vec::new();
         let mut at = RING_START;
         while at < self.len {
             if let Some(header) = self.header_at(at)?
                 && header.tx.get() > self.newest.0
             {
-                newest = newest.max(TxId(header.tx.get()));
+                later.push((header.tx.get(), at, header));
             }
             at += RECORD_ALIGN;
         }
-        self.newest = newest;
+        later.sort_unstable_by_key(|(tx, ..)| *tx);
+        for (tx, at, header) in later {
+            let len = u64::from(header.payload_len.get());
+            if at + RecordHeader::record_bytes(len) <= self.len {
+                let mut payload = vec![0; len as usize];
+                self.region.read(at + RECORD_HEADER_SIZE as u64, &mut payload)?;
+                if crc32c::crc32c(&payload) == header.payload_crc32c.get()
+                    && let Ok(ranges) = parse_ranges(&payload, header.ranges.get(), nvm_blocks)
+                {
+                    apply(&ranges)?;
+                }
+            }
+            self.newest = TxId(tx);
+        }
         self.head = RING_START;
-        self.advance_tail()
+        Ok(())
     }
 
     pub(crate) const fn newest(&self) -> TxId {

@@ -71,7 +71,7 @@ impl Store {
             id,
             len,
             layout.blocks(Tier::Nvm),
-            |_| Ok(()),
+            &mut |_| Ok(()),
         )?;
         let sb = layout.sb;
         let store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());

@@ -77,23 +77,25 @@ impl Store {
         let nvm = Arc::clone(&devices.nvm);
         let nvm_blocks = layout.blocks(Tier::Nvm);
         let mut report = OpenReport::default();
+        let mut apply = |ranges: &[(BlockNo, u16, &[u8])]| {
+            for (block, offset, bytes) in ranges {
+                nvm.write(block.offset_bytes() + u64::from(*offset), bytes)?;
+            }
+            Ok(())
+        };
         let (mut journal, scan) = Journal::open(
             Arc::clone(&devices.journal),
             journal_id(&sb),
             sb.journal_bytes.get(),
             nvm_blocks,
-            |ranges| {
-                for (block, offset, bytes) in ranges {
-                    nvm.write(block.offset_bytes() + u64::from(*offset), bytes)?;
-                }
-                Ok(())
-            },
+            &mut apply,
         )?;
         if let Some(damage) = scan.damage {
             if !options.accept_journal_damage {
                 return Err(damage);
             }
             report.damage = Some(damage.to_string());
+            journal.skip_damage(nvm_blocks, &mut apply)?;
         }
         report.replayed = scan.records;
         report.replayed_bytes = scan.bytes;
@@ -101,11 +103,7 @@ impl Store {
         if scan.records > 0 || report.damage.is_some() {
             nvm.fence()?;
             nvm.sync(0, nvm.len_bytes())?;
-            if report.damage.is_some() {
-                journal.skip_damage()?;
-            } else {
-                journal.advance_tail()?;
-            }
+            journal.advance_tail()?;
         }
         let store = Self::assemble(devices, layout, journal, &options);
         store.load_space()?;

@@ -1,0 +1,330 @@
+//! Crashes at every point of a transaction: the state is the one before or the one after, and everything checks clean.
+use super::*;
+use std::cell::RefCell;
+use crate::seeded::{Bug, arm};
+use varve_format::FileBlock;
+use varve_media::sim::Crash;
+
+type Change = fn(&Store) -> Result<()>;
+type State = BTreeMap<String, String>;
+
+thread_local! {
+    /// What the pool was after each commit of the change under test.
+    static STATES: RefCell<Vec<State>> = const { RefCell::new(Vec::new()) };
+}
+
+fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
+    tx.commit()?;
+    STATES.with_borrow_mut(|states| states.push(dump(store)));
+    Ok(())
+}
+
+/// A pool with something in it.
+fn prepared(medium: SimMedium) -> Rig {
+    let rig = Rig::sized(medium, 256 << 10, 4 << 20);
+    let mut tx = rig.store.begin().unwrap();
+    let dir = make(&mut tx, ROOT_INO, "d", 0o040_755).unwrap();
+    for i in 0..12_u64 {
+        let file = make(&mut tx, dir.ino, &format!("f{i}"), 0o100_644).unwrap();
+        let target = [NVM, SSD, HDD][(i % 3) as usize];
+        tx.write_bytes(file.ino, &[(0, &pattern(5000 + 3000 * i as usize, i))], target).unwrap();
+        tx.xattr_set(file.ino, b"user.x", &pattern(100, i)).unwrap();
+    }
+    tx.commit().unwrap();
+    rig
+}
+
+fn file(store: &Store, name: &str) -> Ino {
+    let dir = store.dir_lookup(ROOT_INO, b"d").unwrap().unwrap().key.ino;
+    store.dir_lookup(dir, name.as_bytes()).unwrap().unwrap().key.ino
+}
+
+fn create_and_write(store: &Store) -> Result<()> {
+    let mut tx = store.begin()?;
+    let key = make(&mut tx, ROOT_INO, "new", 0o100_644)?;
+    tx.write_bytes(key.ino, &[(100, &pattern(9000, 77))], NVM)?;
+    tx.xattr_set(key.ino, b"user.long", &pattern(9000, 5))?;
+    commit(tx, store)
+}
+
+fn overwrite_across_units(store: &Store) -> Result<()> {
+    let ino = file(store, "f1");
+    let mut tx = store.begin()?;
+    tx.write_bytes(ino, &[(1000, &pattern(4096 * 70, 3))], SSD)?;
+    commit(tx, store)
+}
+
+fn rename_over(store: &Store) -> Result<()> {
+    let dir = store.dir_lookup(ROOT_INO, b"d")?.unwrap().key.ino;
+    let mut tx = store.begin()?;
+    let moved = tx.dir_remove(dir, b"f2")?;
+    let victim = tx.dir_replace(dir, b"f3", moved.key, moved.kind)?;
+    tx.edit(victim.key.ino, |attr| attr.nlink = 0)?;
+    tx.continue_free(victim.key.ino, 1000)?;
+    commit(tx, store)
+}
+
+fn truncate_and_migrate(store: &Store) -> Result<()> {
+    let (a, b) = (file(store, "f5"), file(store, "f6"));
+    let old = store.map(b, FileBlock(0), 1)?[0];
+    let mut tx = store.begin()?;
+    tx.truncate(a, 4097)?;
+    assert!(tx.migrate(b, old.file_block, old.len, (old.tier, old.block), DataTarget::only(Tier::Hdd))?);
+    commit(tx, store)
+}
+
+/// Several transactions that reuse what earlier ones freed, with tail moves between.
+fn churn(store: &Store) -> Result<()> {
+    for round in 0..3_u64 {
+        let ino = file(store, "f4");
+        let mut tx = store.begin()?;
+        tx.write_bytes(ino, &[(0, &pattern(30_000, 50 + round))], NVM)?;
+        commit(tx, store)?;
+        let mut tx = store.begin()?;
+        let name = format!("x{round}");
+        let key = make(&mut tx, ROOT_INO, &name, 0o040_755)?;
+        make(&mut tx, key.ino, "inner", 0o100_644)?;
+        commit(tx, store)?;
+        store.checkpoint()?;
+        let mut tx = store.begin()?;
+        unlink(&mut tx, key.ino, "inner")?;
+        unlink(&mut tx, ROOT_INO, &name)?;
+        commit(tx, store)?;
+    }
+    Ok(())
+}
+
+struct Tally {
+    images: usize,
+    bad: Vec<String>,
+    before: usize,
+    after: usize,
+}
+
+/// Runs `change`, crashes it everywhere, opens what is left.
+fn crash_everywhere(medium: SimMedium, seeds: u64, step: usize, bug: Option<Bug>, change: Change) -> Tally {
+    let rig = prepared(medium);
+    let before = dump(&rig.store);
+    STATES.with_borrow_mut(Vec::clear);
+    arm(bug);
+    let (recording, result) = rig.world.record(|| change(&rig.store));
+    arm(None);
+    result.unwrap();
+    let after = dump(&rig.store);
+    let mut tally = Tally {
+        images: 0,
+        bad: Vec::new(),
+        before: 0,
+        after: 0,
+    };
+    let between = STATES.take();
+    let mut seen = std::collections::HashSet::new();
+    for point in recording.points().iter().step_by(step) {
+        let mut crashes = vec![Crash::Kill, Crash::PowerNone, Crash::PowerAll];
+        crashes.extend((0..seeds).map(|seed| Crash::PowerSeeded(seed * 7919 + point.index as u64)));
+        for crash in crashes {
+            let image = recording.image(point.index, crash);
+            if !seen.insert(image.content_hash()) {
+                continue;
+            }
+            tally.images += 1;
+            let world = image.into_world();
+            let fault = match judge(&world) {
+                Ok(found) if found == before => {
+                    tally.before += 1;
+                    None
+                }
+                Ok(found) if found == after => {
+                    tally.after += 1;
+                    None
+                }
+                Ok(found) if between.contains(&found) => None,
+                Ok(_) => Some("neither before nor after".to_owned()),
+                Err(fault) => Some(fault),
+            };
+            if let Some(fault) = fault {
+                tally.bad.push(format!("point {} {crash:?}: {fault}", point.index));
+            }
+        }
+    }
+    tally
+}
+
+/// Opens a crash image, checks it, and does one more transaction on it.
+fn judge(world: &SimWorld) -> std::result::Result<State, String> {
+    let store = open(world).map_err(|error| error.to_string())?;
+    let findings = [
+        store.check().map_err(|error| error.to_string())?,
+        store.check_data().map_err(|error| error.to_string())?,
+    ]
+    .concat();
+    if !findings.is_empty() {
+        return Err(format!("{findings:?}"));
+    }
+    let found = dump(&store);
+    let mut tx = store.begin().map_err(|error| error.to_string())?;
+    make(&mut tx, ROOT_INO, "after the crash", 0o100_644).map_err(|error| error.to_string())?;
+    tx.commit().map_err(|error| error.to_string())?;
+    drop(store);
+    let store = open(world).map_err(|error| error.to_string())?;
+    match store.check() {
+        Ok(findings) if findings.is_empty() => Ok(found),
+        other => Err(format!("after one more transaction: {other:?}")),
+    }
+}
+
+fn assert_atomic(change: Change) {
+    for (medium, seeds) in [(SimMedium::Dax, 2), (SimMedium::File, 1)] {
+        let tally = crash_everywhere(medium, seeds, 1, None, change);
+        assert!(tally.bad.is_empty(), "{medium:?}: {:#?}", &tally.bad[..tally.bad.len().min(5)]);
+        assert!(tally.images > 10 && tally.before > 0 && tally.after > 0, "{} images", tally.images);
+    }
+}
+
+#[test]
+fn create_is_all_or_nothing_when_it_crashes() {
+    assert_atomic(create_and_write);
+}
+
+#[test]
+fn overwrite_is_all_or_nothing_when_it_crashes() {
+    assert_atomic(overwrite_across_units);
+}
+
+#[test]
+fn rename_is_all_or_nothing_when_it_crashes() {
+    assert_atomic(rename_over);
+}
+
+#[test]
+fn truncate_and_migrate_are_all_or_nothing_when_they_crash() {
+    assert_atomic(truncate_and_migrate);
+}
+
+#[test]
+fn reuse_over_several_transactions_is_clean_when_it_crashes() {
+    let tally = crash_everywhere(SimMedium::Dax, 1, 5, None, churn);
+    assert!(tally.bad.is_empty(), "{:#?}", &tally.bad[..tally.bad.len().min(5)]);
+    assert!(tally.images > 50);
+}
+
+#[test]
+fn seeded_bugs_are_found() {
+    let cases: [(Bug, SimMedium, Change, usize); 6] = [
+        (Bug::NoFenceAfterRecord, SimMedium::File, churn, 3),
+        (Bug::NoSyncBeforeCommit, SimMedium::File, create_and_write, 1),
+        (Bug::CommitBeforePayload, SimMedium::Dax, create_and_write, 1),
+        (Bug::FreeBeforeCommit, SimMedium::Dax, free_then_write, 1),
+        (Bug::ReuseBeforeRelease, SimMedium::Dax, reuse_metadata, 1),
+        (Bug::NoSyncBeforeTail, SimMedium::File, churn, 3),
+    ];
+    for (bug, medium, change, step) in cases {
+        let good = crash_everywhere(medium, 2, step, None, change);
+        assert!(good.bad.is_empty(), "{bug:?} not armed: {:#?}", &good.bad[..good.bad.len().min(3)]);
+        let bad = crash_everywhere(medium, 2, step, Some(bug), change);
+        assert!(!bad.bad.is_empty(), "{bug:?} is not found in {} images", bad.images);
+    }
+}
+
+/// Frees a file's blocks and writes others in the same transaction.
+fn free_then_write(store: &Store) -> Result<()> {
+    let ino = file(store, "f9");
+    let mut tx = store.begin()?;
+    tx.truncate(ino, 0)?;
+    // All of the free NVM, so that freed blocks, if they can be had, are taken.
+    let key = make(&mut tx, ROOT_INO, "filler", 0o100_644)?;
+    let mut at = 0;
+    while tx.room() > crate::OP_ROOM {
+        let free = store.space().tiers[0].free;
+        let keep = store.space().tiers[0].total / 16 + store.space().tiers[0].total / 64;
+        if free <= keep + 1 {
+            break;
+        }
+        let blocks = (free - keep).min(64);
+        tx.write_data(key.ino, FileBlock(at), &pattern(4096 * blocks as usize, at), true, DataTarget::only(Tier::Nvm))?;
+        at += blocks;
+    }
+    commit(tx, store)
+}
+
+/// A directory block is freed and the next transactions write data all over the free space while its records are in the journal.
+fn reuse_metadata(store: &Store) -> Result<()> {
+    let mut tx = store.begin()?;
+    let dir = make(&mut tx, ROOT_INO, "gone", 0o040_755)?;
+    make(&mut tx, dir.ino, "a", 0o100_644)?;
+    commit(tx, store)?;
+    let mut tx = store.begin()?;
+    make(&mut tx, dir.ino, "b", 0o100_644)?;
+    commit(tx, store)?;
+    let mut tx = store.begin()?;
+    unlink(&mut tx, dir.ino, "a")?;
+    unlink(&mut tx, dir.ino, "b")?;
+    unlink(&mut tx, ROOT_INO, "gone")?;
+    commit(tx, store)?;
+    free_then_write(store)
+}
+
+#[test]
+fn damage_in_the_middle_of_the_journal_is_reported() {
+    let rig = prepared(SimMedium::Dax);
+    for i in 0..3 {
+        let mut tx = rig.store.begin().unwrap();
+        make(&mut tx, ROOT_INO, &format!("n{i}"), 0o100_644).unwrap();
+        tx.commit().unwrap();
+    }
+    let newest = rig.store.newest_tx();
+    drop(rig.store);
+    let devices = devices_of(&rig.world);
+    // A byte of the payload of the first of the three records.
+    let mut at = varve_format::journal::RING_START;
+    let mut offsets = Vec::new();
+    while at < devices.journal.len_bytes() {
+        let mut bytes = [0; 64];
+        devices.journal.read(at, &mut bytes).unwrap();
+        if bytes[..8] == varve_format::journal::RecordHeader::MAGIC {
+            offsets.push(at);
+        }
+        at += 512;
+    }
+    let hurt = offsets[offsets.len() - 3] + 80;
+    let mut byte = [0];
+    devices.journal.read(hurt, &mut byte).unwrap();
+    devices.journal.write(hurt, &[byte[0] ^ 1]).unwrap();
+    let error = open(&rig.world).err().unwrap();
+    assert!(
+        matches!(error, crate::StoreError::JournalDamaged { tx, .. } if tx.0 == newest.0 - 2),
+        "{error}"
+    );
+    let options = OpenOptions {
+        accept_journal_damage: true,
+        ..OpenOptions::default()
+    };
+    let (store, report) = Store::open(devices, options).unwrap();
+    assert!(report.damage.is_some());
+    assert_eq!(store.newest_tx(), newest);
+    // What the damaged record held had been put in place (nothing was lost but the record): with the later records it is whole.
+    assert!(store.dir_lookup(ROOT_INO, b"n0").unwrap().is_some());
+    assert!(store.dir_lookup(ROOT_INO, b"n2").unwrap().is_some());
+    assert_clean(&store);
+    drop(store);
+    assert!(open(&rig.world).is_ok());
+}
+
+#[test]
+fn recovery_can_crash_too() {
+    let rig = prepared(SimMedium::Dax);
+    let (recording, result) = rig.world.record(|| create_and_write(&rig.store));
+    result.unwrap();
+    let after = dump(&rig.store);
+    let crashed = recording.image(recording.events_len(), Crash::PowerNone).into_world();
+    let (recovery, opened) = crashed.record(|| open(&crashed).map(drop));
+    opened.unwrap();
+    let mut tried = 0;
+    for point in recovery.points() {
+        for crash in [Crash::Kill, Crash::PowerNone, Crash::PowerSeeded(point.index as u64)] {
+            assert_eq!(judge(&recovery.image(point.index, crash).into_world()).as_ref(), Ok(&after));
+            tried += 1;
+        }
+    }
+    assert!(tried > 10);
+}

@@ -1,0 +1,184 @@
+//! Reuse, reservation, full tiers.
+use super::*;
+use crate::StoreError;
+use varve_format::{FileBlock, TxId};
+
+#[test]
+fn freed_data_waits_for_the_horizon() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.write_data(file, FileBlock(0), &[1; 4096 * 8], true, SSD).unwrap();
+    tx.write_data(file, FileBlock(8), &[1; 4096 * 8], true, NVM).unwrap();
+    let made = tx.commit().unwrap();
+    rig.store.set_reader_horizon(made);
+    let free = rig.store.space();
+    let mut tx = rig.store.begin().unwrap();
+    tx.truncate(file, 0).unwrap();
+    let freed = tx.commit().unwrap();
+    assert_eq!(rig.store.pending_frees().blocks, 16);
+    assert_eq!(rig.store.pending_frees().newest_tx, freed);
+    rig.store.checkpoint().unwrap();
+    assert_eq!(rig.store.space().tiers[1].free, free.tiers[1].free);
+    assert_eq!(rig.store.space().tiers[1].pending, 8);
+    assert_clean(&rig.store);
+    rig.store.set_reader_horizon(freed);
+    assert_eq!(rig.store.pending_frees().blocks, 0);
+    assert_eq!(rig.store.space().tiers[1].free, free.tiers[1].free + 8);
+    assert_eq!(rig.store.space().tiers[0].free, free.tiers[0].free + 8);
+    assert_clean(&rig.store);
+}
+
+#[test]
+fn freed_metadata_waits_for_the_tail() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.xattr_set(file, b"user.x", &[1; 20_000]).unwrap();
+    tx.commit().unwrap();
+    let free = rig.store.space().tiers[0].free;
+    let mut tx = rig.store.begin().unwrap();
+    tx.xattr_remove(file, b"user.x").unwrap();
+    tx.commit().unwrap();
+    let space = rig.store.space().tiers[0];
+    assert!(space.free <= free && space.pending >= 5, "{space:?}");
+    rig.store.set_reader_horizon(TxId(0));
+    rig.store.checkpoint().unwrap();
+    let after = rig.store.space().tiers[0];
+    assert_eq!((after.free, after.pending), (space.free + space.pending, 0));
+    assert_clean(&rig.store);
+}
+
+#[test]
+fn full_tiers_fall_through_and_then_refuse_with_nothing_half_done() {
+    let mut rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.commit().unwrap();
+    let chunk = pattern(4096 * 128, 4);
+    let mut at = 0;
+    let last = loop {
+        let before = rig.store.space();
+        let mut tx = rig.store.begin().unwrap();
+        match tx.write_data(file, FileBlock(at), &chunk, true, SSD) {
+            Ok(()) => tx.commit().unwrap(),
+            Err(StoreError::NoSpace { .. }) => {
+                assert!(matches!(tx.commit(), Err(StoreError::Poisoned)));
+                let after = rig.store.space();
+                assert_eq!(before.tiers.map(|tier| tier.free), after.tiers.map(|tier| tier.free));
+                break at;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        at += 128;
+    };
+    let used: std::collections::HashSet<_> =
+        rig.store.map(file, FileBlock(0), 10_000).unwrap().iter().map(|extent| extent.tier).collect();
+    assert_eq!(used.len(), 3);
+    assert_clean(&rig.store);
+    assert!(matches!(rig.store.reserve(128), Err(StoreError::NoSpace { .. })));
+    // Names and truncation still work.
+    for i in 0..20 {
+        let mut tx = rig.store.begin().unwrap();
+        make(&mut tx, ROOT_INO, &format!("n{i}"), 0o100_644).unwrap();
+        tx.commit().unwrap();
+    }
+    rig = rig.reopen();
+    loop {
+        let mut tx = rig.store.begin().unwrap();
+        let progress = tx.truncate(file, 4096 * 100 + 1).unwrap();
+        tx.commit().unwrap();
+        if progress == Progress::Done {
+            break;
+        }
+    }
+    rig.store.checkpoint().unwrap();
+    assert!(rig.store.reserve(last / 2).is_ok());
+    rig.store.unreserve(last / 2);
+    let mut tx = rig.store.begin().unwrap();
+    tx.write_data(file, FileBlock(200), &chunk, true, SSD).unwrap();
+    tx.commit().unwrap();
+    rig.reopen();
+}
+
+#[test]
+fn units_with_holes_are_filled_when_no_empty_one_is_left() {
+    let mut rig = Rig::new();
+    let only = DataTarget::only(Tier::Ssd);
+    let mut tx = rig.store.begin().unwrap();
+    let keep = make(&mut tx, ROOT_INO, "keep", 0o100_644).unwrap().ino;
+    let drop_ = make(&mut tx, ROOT_INO, "drop", 0o100_644).unwrap().ino;
+    tx.commit().unwrap();
+    let mut at = 0;
+    loop {
+        let mut tx = rig.store.begin().unwrap();
+        let a = tx.write_data(keep, FileBlock(at), &pattern(4096 * 4, at), true, only);
+        let b = a.and_then(|()| tx.write_data(drop_, FileBlock(at), &pattern(4096 * 4, at + 1), true, only));
+        if b.is_err() {
+            break;
+        }
+        tx.commit().unwrap();
+        at += 4;
+    }
+    let mut tx = rig.store.begin().unwrap();
+    assert_eq!(unlink(&mut tx, ROOT_INO, "drop").unwrap(), Progress::Done);
+    tx.commit().unwrap();
+    rig = rig.reopen();
+    let mut tx = rig.store.begin().unwrap();
+    tx.write_data(keep, FileBlock(5000), &pattern(4096 * 200, 9), true, only).unwrap();
+    tx.commit().unwrap();
+    assert_clean(&rig.store);
+    rig.reopen();
+}
+
+#[test]
+fn record_that_is_too_long_is_refused_and_undone() {
+    let rig = Rig::with(SimMedium::Dax, 256 << 10);
+    let mut files = Vec::new();
+    for batch in 0..8 {
+        let mut tx = rig.store.begin().unwrap();
+        for i in 0..250 {
+            files.push(make(&mut tx, ROOT_INO, &format!("file {batch} {i}"), 0o100_644).unwrap().ino);
+        }
+        tx.commit().unwrap();
+    }
+    let before = dump(&rig.store);
+    let mut tx = rig.store.begin().unwrap();
+    let whole = tx.room();
+    let mut changed = 0;
+    for ino in &files {
+        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1)).unwrap();
+        changed += 1;
+        assert!(tx.room() < whole);
+        if tx.room() == 0 {
+            break;
+        }
+    }
+    assert!(changed > 100 && changed < files.len(), "{changed} files");
+    for ino in &files {
+        tx.edit(*ino, |attr| attr.gid = 1 << 30).unwrap();
+    }
+    assert!(matches!(tx.commit(), Err(StoreError::RecordFull { .. })));
+    assert_eq!(dump(&rig.store), before);
+    assert_clean(&rig.store);
+    // What the room allows is committed.
+    let mut tx = rig.store.begin().unwrap();
+    for ino in &files {
+        if tx.room() < crate::OP_ROOM {
+            break;
+        }
+        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1)).unwrap();
+    }
+    tx.commit().unwrap();
+    assert_eq!(rig.store.get(files[0]).unwrap().attr.uid, 77);
+    rig.reopen();
+}
+
+#[test]
+fn failed_sync_latches_the_pool() {
+    let rig = Rig::new();
+    rig.store.latch("a test");
+    assert!(matches!(rig.store.begin(), Err(StoreError::Latched(reason)) if &*reason == "a test"));
+    assert!(rig.store.get(ROOT_INO).is_ok());
+    rig.reopen();
+}
