@@ -50,12 +50,17 @@ impl LogHost for Host {
 }
 
 fn log(chunks: u64, max_chunks: u64, digests: bool) -> (Log, Host, tempfile::TempDir) {
+    // Long enough that a busy machine does not matter.
+    log_that_waits(chunks, max_chunks, digests, 60_000)
+}
+
+fn log_that_waits(chunks: u64, max_chunks: u64, digests: bool, wait_ms: u64) -> (Log, Host, tempfile::TempDir) {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let max_bytes = max_chunks * CHUNK_BYTES;
     let region = region(dir.path(), "log", chunks * CHUNK_BYTES, max_bytes);
     let page = Arc::new(Page::heap(SESSION));
     let options =
-        LogOptions { session: SESSION, len_bytes: chunks * CHUNK_BYTES, max_bytes, digest_percent: 30, wait_ms: 300 };
+        LogOptions { session: SESSION, len_bytes: chunks * CHUNK_BYTES, max_bytes, digest_percent: 30, wait_ms };
     let log = Log::new(region.clone(), page.clone(), options);
     let host =
         Host { region, page, max_bytes, digests, pruned: AtomicU64::new(0), asked: Mutex::new(Vec::new()) };
@@ -130,18 +135,23 @@ fn transaction_of_names_has_one_commit() {
 
 #[test]
 fn number_in_flight_holds_back_what_is_stable_and_what_may_be_dropped() {
-    let (log, host, _dir) = log(8, 8, true);
+    let (log, host, _dir) = log(8, 256, true);
+    let has_lane = || super::slots::lane() < log.own_lanes;
+    if !has_lane() {
+        eprintln!("skipped: more threads than lanes run at once");
+        return;
+    }
     let op = LogOp::Write { key: key(), offset: 0, data: &[1; 100] };
     let first = log.reserve::<()>(&host, 1024).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            // In the shared lane, if need be: the first thread holds one of its own.
             let second = log.reserve::<()>(&host, 1024).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap();
             assert_eq!(second.seqs.first, LogSeq(2));
         });
     });
     let found = scan(&*host.region);
-    // Of the other thread's entry: number 1 was not published when it was written. (Unless both share a lane.)
-    assert_eq!(found[&2].header.stable_delta.get(), 1);
+    assert_eq!(found[&2].header.stable_delta.get(), 1, "number 1 was not published when 2 was written");
     host.digest(LogSeq(2), true).unwrap();
     assert_eq!((log.stable_below(), log.droppable()), (LogSeq(1), 0));
     drop(first);
@@ -194,7 +204,7 @@ fn chunks_are_used_again_only_when_digested() {
 
 #[test]
 fn full_log_fails_with_enospc_after_the_wait_when_nothing_is_digested() {
-    let (log, host, _dir) = log(1, 2, false);
+    let (log, host, _dir) = log_that_waits(1, 2, false, 100);
     let data = vec![5; 1 << 20];
     let mut entries = 0;
     let error = loop {
@@ -214,11 +224,13 @@ fn full_log_fails_with_enospc_after_the_wait_when_nothing_is_digested() {
 
 #[test]
 fn second_slot_of_a_thread_is_refused() {
-    let (log, host, _dir) = log(8, 8, false);
-    let _slot = log.reserve::<()>(&host, 100).unwrap();
-    if super::slots::lane() != super::slots::SHARED {
-        assert_eq!(log.reserve::<()>(&host, 100).err(), Some(OpError::Failed(Errno(libc::EDEADLK))));
+    let (log, host, _dir) = log(8, 256, false);
+    if super::slots::lane() >= log.own_lanes {
+        eprintln!("skipped: more threads than lanes run at once");
+        return;
     }
+    let _slot = log.reserve::<()>(&host, 100).unwrap();
+    assert_eq!(log.reserve::<()>(&host, 100).err(), Some(OpError::Failed(Errno(libc::EDEADLK))));
 }
 
 #[test]

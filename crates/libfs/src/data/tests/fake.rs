@@ -89,6 +89,7 @@ pub struct Fake {
     /// Tier that extents claim to be on.
     pub tier: Mutex<Tier>,
     pub log_max_bytes: u64,
+    pub wait_ms: u64,
     /// Answers `Credits` with ENOSPC below this many blocks left.
     pub credits: AtomicU64,
     /// A `Digest` with `wait` digests.
@@ -116,7 +117,7 @@ pub fn attr(ino: u64) -> InodeAttr {
 }
 
 impl Fake {
-    pub fn new(dir: &Path, log_bytes: u64, log_max_bytes: u64) -> Arc<Self> {
+    pub fn new(dir: &Path, log_bytes: u64, log_max_bytes: u64, wait_ms: u64) -> Arc<Self> {
         Arc::new(Self {
             log: region(dir, "log", log_bytes, log_max_bytes),
             nvm: region(dir, "nvm", 64 << 20, 64 << 20),
@@ -124,6 +125,7 @@ impl Fake {
             files: Mutex::new(Files { next: 1, ..Files::default() }),
             tier: Mutex::new(Tier::Nvm),
             log_max_bytes,
+            wait_ms,
             credits: AtomicU64::new(u64::MAX),
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
@@ -144,7 +146,7 @@ impl Fake {
             log_max_bytes: self.log_max_bytes,
             nvm_bytes: self.nvm.len_bytes(),
             lease_ms: 2000,
-            wait_ms: 500,
+            wait_ms: self.wait_ms,
             digest_percent: 30,
             read_ahead_bytes: 256 << 10,
             sync_ms: 0,
@@ -259,7 +261,7 @@ impl Files {
 
 impl Link for Fake {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
-        let mut count = |what| *self.calls.lock().entry(what).or_insert(0) += 1;
+        let count = |what| *self.calls.lock().entry(what).or_insert(0) += 1;
         match request {
             Request::MapExtents { key, from, max } => {
                 count("map");

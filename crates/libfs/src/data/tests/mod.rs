@@ -20,10 +20,15 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
+    /// Waits for space so long that a busy machine does not matter.
     pub(crate) fn new(log_chunks: u64, log_max_chunks: u64) -> Self {
+        Self::that_waits(log_chunks, log_max_chunks, 60_000)
+    }
+
+    pub(crate) fn that_waits(log_chunks: u64, log_max_chunks: u64, wait_ms: u64) -> Self {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let chunk = varve_format::log::CHUNK_BYTES;
-        let fake = Fake::new(dir.path(), log_chunks * chunk, log_max_chunks * chunk);
+        let fake = Fake::new(dir.path(), log_chunks * chunk, log_max_chunks * chunk, wait_ms);
         let plane = DataPlane::new(
             &fake.welcome(),
             fake.clone(),

@@ -23,7 +23,7 @@ fn write_fails_with_enospc_before_it_is_logged_when_there_are_no_credits() {
 
 #[test]
 fn write_fails_with_enospc_when_the_log_stays_full() {
-    let rig = Rig::new(1, 2);
+    let rig = Rig::that_waits(1, 2, 200);
     let inode = Rig::inode(2);
     rig.fake.obeys.store(false, Ordering::SeqCst);
     let mut written = 0;
