@@ -1,0 +1,108 @@
+//! POSIX calls over [`Fs`]: descriptors, a working directory, a umask and credentials. Owns paths and offsets; refuses to know leases
+//! and logs.
+//!
+//! Paths are bytes; flags and modes are those of the C library. Every call fails with the errno that Linux gives, in its order of
+//! checks. Descriptors are numbers of this object, not of the kernel.
+
+mod files;
+mod path;
+mod table;
+mod tree;
+
+pub use files::Whence;
+pub use table::Fd;
+
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use varve_format::{InodeAttr, InodeKey};
+use varve_ipc::Cred;
+
+use crate::errno::{Errno, Result};
+use crate::fs::Fs;
+use table::Table;
+
+/// Stands for the working directory where a directory's descriptor is asked for.
+pub const AT_FDCWD: Fd = libc::AT_FDCWD;
+
+/// A process's view of a mount.
+pub struct Posix {
+    fs: Fs,
+    table: Table,
+    cwd: RwLock<InodeKey>,
+    umask: AtomicU32,
+    cred: RwLock<Cred>,
+}
+
+impl Posix {
+    /// A view with its working directory at the root and umask 022.
+    #[must_use]
+    pub fn new(fs: Fs, cred: Cred) -> Self {
+        let cwd = RwLock::new(fs.root());
+        Self { fs, table: Table::default(), cwd, umask: AtomicU32::new(0o022), cred: RwLock::new(cred) }
+    }
+
+    /// The mount.
+    #[must_use]
+    pub fn fs(&self) -> &Fs {
+        &self.fs
+    }
+
+    /// Whose rights count.
+    #[must_use]
+    pub fn cred(&self) -> Cred {
+        self.cred.read().clone()
+    }
+
+    /// Changes whose rights count, for calls that begin from now on.
+    pub fn set_cred(&self, cred: Cred) {
+        *self.cred.write() = cred;
+    }
+
+    /// Sets the umask; returns the old one.
+    pub fn umask(&self, mask: u32) -> u32 {
+        self.umask.swap(mask & 0o777, Ordering::Relaxed)
+    }
+
+    fn masked(&self, mode: u32) -> u32 {
+        mode & 0o7777 & !self.umask.load(Ordering::Relaxed)
+    }
+
+    /// Where a relative path starts.
+    fn base(&self, dirfd: Fd, path: &[u8]) -> Result<InodeKey> {
+        if path.starts_with(b"/") {
+            return Ok(self.fs.root());
+        }
+        if dirfd == AT_FDCWD {
+            return Ok(*self.cwd.read());
+        }
+        let open = self.table.get(dirfd)?;
+        if open.is_dir { Ok(open.file.key()) } else { Err(Errno(libc::ENOTDIR)) }
+    }
+
+    /// Changes the working directory.
+    ///
+    /// # Errors
+    /// As `chdir`.
+    pub fn chdir(&self, path: &[u8]) -> Result<()> {
+        let attr = self.find(AT_FDCWD, path, true)?;
+        self.enter(&attr)
+    }
+
+    /// Changes the working directory to an open one.
+    ///
+    /// # Errors
+    /// As `fchdir`.
+    pub fn fchdir(&self, fd: Fd) -> Result<()> {
+        let attr = self.fstat(fd)?;
+        self.enter(&attr)
+    }
+
+    fn enter(&self, attr: &InodeAttr) -> Result<()> {
+        if !attr.is_dir() {
+            return Err(Errno(libc::ENOTDIR));
+        }
+        crate::attrs::may(attr, &self.cred(), crate::attrs::EXEC)?;
+        *self.cwd.write() = attr.key;
+        Ok(())
+    }
+}

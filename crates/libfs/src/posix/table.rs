@@ -1,0 +1,74 @@
+//! The descriptor table. Knows numbers and what they stand for.
+
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+use crate::errno::{Errno, Result};
+use crate::open::OpenFile;
+
+/// A descriptor.
+pub type Fd = i32;
+
+/// Most descriptors.
+const FDS_MAX: usize = 1 << 20;
+
+/// An open file description: what descriptors made by `dup` share.
+pub(super) struct Open {
+    pub file: OpenFile,
+    pub is_dir: bool,
+    /// The flags of `open`.
+    pub flags: i32,
+    /// File offset; for a directory the cookie of the next entry.
+    pub offset: Mutex<u64>,
+}
+
+/// Descriptors by number; the lowest free one is given out.
+#[derive(Default)]
+pub(super) struct Table {
+    slots: RwLock<Vec<Option<Arc<Open>>>>,
+}
+
+impl Table {
+    pub(super) fn insert(&self, open: Arc<Open>, from: usize) -> Result<Fd> {
+        let mut slots = self.slots.write();
+        let free = slots.iter().skip(from).position(Option::is_none).map(|at| at + from);
+        let at = free.unwrap_or_else(|| slots.len().max(from));
+        if at >= FDS_MAX {
+            return Err(Errno(libc::EMFILE));
+        }
+        if at >= slots.len() {
+            slots.resize_with(at + 1, || None);
+        }
+        slots[at] = Some(open);
+        Ok(at as Fd)
+    }
+
+    /// Puts `open` at `fd`; what was there is closed.
+    pub(super) fn replace(&self, fd: Fd, open: Arc<Open>) -> Result<()> {
+        let at = usize::try_from(fd).ok().filter(|at| *at < FDS_MAX).ok_or(Errno(libc::EBADF))?;
+        let mut slots = self.slots.write();
+        if at >= slots.len() {
+            slots.resize_with(at + 1, || None);
+        }
+        let old = slots[at].replace(open);
+        drop(slots);
+        drop(old);
+        Ok(())
+    }
+
+    pub(super) fn get(&self, fd: Fd) -> Result<Arc<Open>> {
+        let slots = self.slots.read();
+        let slot = usize::try_from(fd).ok().and_then(|at| slots.get(at));
+        slot.and_then(Clone::clone).ok_or(Errno(libc::EBADF))
+    }
+
+    pub(super) fn remove(&self, fd: Fd) -> Result<()> {
+        let mut slots = self.slots.write();
+        let slot = usize::try_from(fd).ok().and_then(|at| slots.get_mut(at));
+        let old = slot.and_then(Option::take).ok_or(Errno(libc::EBADF))?;
+        // Closing may talk to the daemon: not under the table's lock.
+        drop(slots);
+        drop(old);
+        Ok(())
+    }
+}
