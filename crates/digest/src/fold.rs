@@ -103,6 +103,18 @@ pub(crate) struct At<'g> {
 }
 
 impl At<'_> {
+    /// Somebody else has checked the caller's rights.
+    pub(crate) const fn trusted(&self) -> bool {
+        self.actor.privileged || self.actor.mediated
+    }
+
+    /// A file keeps the set-group-id bit only for its owner's own groups, as in chmod(2).
+    pub(crate) fn clear_foreign_sgid(&self, attr: &mut InodeAttr) {
+        if attr.mode & 0o2000 != 0 && !attr.is_dir() && !self.trusted() && !self.grants.in_group(attr.gid) {
+            attr.mode &= !0o2000;
+        }
+    }
+
     pub(crate) fn need(&self, key: InodeKey, need: Need) -> Result<(), Refusal> {
         if self.actor.mediated || self.grants.allows(key, need, self.seq) {
             Ok(())
@@ -131,13 +143,15 @@ impl<'a, V: View> Fold<'a, V> {
     /// Folds one transaction, wholly or not at all; a refusal is counted and returned inside.
     ///
     /// # Errors
-    /// Only the view's; the fold can only be dropped then.
+    /// Only the view's; the transaction is not in the fold then, and nothing else is lost.
     pub fn transaction(
         &mut self,
         actor: Actor,
         grants: &dyn Grants,
         ops: &[Op<'a>],
     ) -> Result<Result<(), RefusedTx>, V::Error> {
+        // Writes change nothing that decides whether a later write is possible: they are checked before, and not undone.
+        let only_writes = ops.iter().all(|op| matches!(op.op, LogOp::Write { .. }));
         if ops.len() > 1 {
             self.undo = Some(Undo::default());
         }
@@ -149,9 +163,17 @@ impl<'a, V: View> Fold<'a, V> {
                 time_ns: op.time_ns.min(self.now_ns),
                 flags: op.flags,
             };
-            match self.step(&at, &op.op) {
+            let step = if only_writes && ops.len() > 1 {
+                self.may_write(&at, &op.op)
+            } else {
+                self.step(&at, &op.op)
+            };
+            match step {
                 Ok(()) => {}
-                Err(Stop::State(error)) => return Err(error),
+                Err(Stop::State(error)) => {
+                    self.roll_back();
+                    return Err(error);
+                }
                 Err(Stop::Refused(why)) => {
                     self.roll_back();
                     return Ok(Err(self.refuse(actor.session, op.seq, why, ops.len())));
@@ -159,6 +181,11 @@ impl<'a, V: View> Fold<'a, V> {
             }
         }
         self.undo = None;
+        if only_writes && ops.len() > 1 {
+            for op in ops {
+                self.write(op.time_ns.min(self.now_ns), op.flags, &op.op);
+            }
+        }
         self.counts.ops += ops.len() as u64;
         for op in ops {
             self.record_bytes += record_bytes(&op.op);
@@ -348,17 +375,31 @@ impl<'a, V: View> Fold<'a, V> {
         Ok(!self.view.any_name(dir, &mut gone)?)
     }
 
+    fn may_write(&mut self, at: &At<'_>, op: &LogOp<'a>) -> Step<(), V> {
+        if let LogOp::Write { key, .. } = *op {
+            at.need(key, Need::Write)?;
+            self.live_file(key)?;
+        }
+        Ok(())
+    }
+
+    /// A write that [may](Self::may_write) be done.
+    fn write(&mut self, time_ns: TimeNs, flags: EntryFlags, op: &LogOp<'a>) {
+        if let LogOp::Write { key, offset, data } = *op {
+            self.change(key.ino, |node| {
+                node.file.write(offset, data);
+                node.attr.size_bytes = node.attr.size_bytes.max(offset + data.len() as u64);
+                touch_data(&mut node.attr, time_ns, flags);
+            });
+        }
+    }
+
     fn step(&mut self, at: &At<'_>, op: &LogOp<'a>) -> Step<(), V> {
         match *op {
             LogOp::Noop => Ok(()),
-            LogOp::Write { key, offset, data } => {
-                at.need(key, Need::Write)?;
-                self.live_file(key)?;
-                self.change(key.ino, |node| {
-                    node.file.write(offset, data);
-                    node.attr.size_bytes = node.attr.size_bytes.max(offset + data.len() as u64);
-                    touch_data(&mut node.attr, at);
-                });
+            LogOp::Write { .. } => {
+                self.may_write(at, op)?;
+                self.write(at.time_ns, at.flags, op);
                 Ok(())
             }
             LogOp::Truncate { key, size } => {
@@ -367,7 +408,7 @@ impl<'a, V: View> Fold<'a, V> {
                 self.change(key.ino, |node| {
                     node.file.truncate(node.attr.size_bytes, size);
                     node.attr.size_bytes = size;
-                    touch_data(&mut node.attr, at);
+                    touch_data(&mut node.attr, at.time_ns, at.flags);
                 });
                 Ok(())
             }
@@ -384,7 +425,7 @@ impl<'a, V: View> Fold<'a, V> {
                     if mode.grows() {
                         node.attr.size_bytes = node.attr.size_bytes.max(offset + len);
                     }
-                    touch_data(&mut node.attr, at);
+                    touch_data(&mut node.attr, at.time_ns, at.flags);
                 });
                 Ok(())
             }
@@ -458,8 +499,8 @@ impl<'a, V: View> Fold<'a, V> {
         }
         let old = &self.live(key)?.attr;
         let foreign = (new.mask.contains(SetAttrMask::UID) && new.uid != old.uid)
-            || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid);
-        if foreign && !at.actor.privileged && !at.actor.mediated {
+            || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid && !at.grants.in_group(new.gid));
+        if foreign && !at.trusted() {
             return Err(Refusal::NotPermitted.into());
         }
         self.change(key.ino, |node| {
@@ -482,6 +523,7 @@ impl<'a, V: View> Fold<'a, V> {
             }
             attr.ctime_ns = at.time_ns;
             clear_set_id(attr, at.flags);
+            at.clear_foreign_sgid(attr);
         });
         Ok(())
     }
@@ -490,7 +532,7 @@ impl<'a, V: View> Fold<'a, V> {
         let user = name.starts_with(b"user.");
         at.need(key, if user { Need::Write } else { Need::Own })?;
         let kind = self.live(key)?.attr.kind();
-        if at.actor.privileged || at.actor.mediated {
+        if at.trusted() {
             return Ok(());
         }
         let place = matches!(kind, FileKind::Regular | FileKind::Directory);
@@ -515,10 +557,10 @@ pub(crate) const fn can_link(attr: &InodeAttr) -> Result<(), Refusal> {
     Ok(())
 }
 
-const fn touch_data(attr: &mut InodeAttr, at: &At<'_>) {
-    attr.mtime_ns = at.time_ns;
-    attr.ctime_ns = at.time_ns;
-    clear_set_id(attr, at.flags);
+const fn touch_data(attr: &mut InodeAttr, time_ns: TimeNs, flags: EntryFlags) {
+    attr.mtime_ns = time_ns;
+    attr.ctime_ns = time_ns;
+    clear_set_id(attr, flags);
 }
 
 const fn clear_set_id(attr: &mut InodeAttr, flags: EntryFlags) {

@@ -58,7 +58,7 @@ impl<'a, V: View> Fold<'a, V> {
 
     /// In a sticky directory only the owners of the file or the directory remove a name.
     fn sticky_allows(&mut self, at: &At<'_>, dir: InodeKey, key: InodeKey) -> Step<(), V> {
-        if at.actor.privileged || at.actor.mediated {
+        if at.trusted() {
             return Ok(());
         }
         let parent = &self.live_dir(dir)?.attr;
@@ -89,7 +89,7 @@ impl<'a, V: View> Fold<'a, V> {
         at.need(dir, Need::Write)?;
         at.need(key, Need::Write)?;
         let parent = self.live_dir(dir)?.attr.clone();
-        if uid != at.actor.uid && !at.actor.privileged && !at.actor.mediated {
+        if uid != at.actor.uid && !at.trusted() {
             return Err(Refusal::NotPermitted.into());
         }
         match self.known(key.ino).map_err(Stop::State)? {
@@ -112,6 +112,7 @@ impl<'a, V: View> Fold<'a, V> {
             ctime_ns: at.time_ns,
             btime_ns: at.time_ns,
         };
+        at.clear_foreign_sgid(&mut attr);
         if attr.is_dir() {
             can_link(&parent)?;
             attr.nlink = 2;

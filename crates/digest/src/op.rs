@@ -44,6 +44,11 @@ pub enum Need {
 pub trait Grants {
     /// Whether the session may do at `seq` what needs `need` on `key`.
     fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool;
+
+    /// Whether the session's user is known to be in this group. If not, the session gives files no other group, and no set-group-id bit.
+    fn in_group(&self, _gid: u32) -> bool {
+        false
+    }
 }
 
 /// What an inode number is.
@@ -138,6 +143,9 @@ pub enum Refusal {
     /// The inode still has a name.
     #[error("the inode still has a name")]
     HasName,
+    /// There was no space for it, and its session had not been granted any.
+    #[error("no space, and no credit for it")]
+    NoCredit,
     /// It was accepted, and then the shared area would not take it: one of the two is wrong.
     #[error("the shared area contradicts it")]
     Contradicted,

@@ -28,55 +28,44 @@ pub fn digest(
     let mut next = vec![0; sources.len()];
     // Transactions to take at most into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
-    let mut rounds = 0;
     loop {
         let mut tx = store.begin()?;
         // The fold's estimate is generous, and yet no bound: the store has the last word.
         let budget = tx.room() / 4 * 3;
-        let cut = fold(&tx, sources, &next, env, most, budget)?;
-        let Some(cut) = cut else { return Ok(()) };
-        match commit(store, &mut tx, sources, &cut, env) {
-            Ok((mut applied, unfinished)) => {
-                applied.tx = tx.commit()?;
-                report(&applied);
+        let Some(cut) = fold(&tx, sources, &next, env, most, budget)? else {
+            return Ok(());
+        };
+        let carried = commit(store, &mut tx, sources, &cut, env);
+        let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
+        let stuck = match committed {
+            Ok((id, mut applied, unfinished)) => {
+                applied.tx = id;
                 done(&applied);
                 next = cut.next;
                 most = most.saturating_mul(2);
                 for key in unfinished {
                     finish_free(store, key)?;
                 }
+                continue;
             }
-            Err(Stuck::Before(before)) => {
-                drop(tx);
-                rounds += 1;
-                if rounds > BEFORE_ROUNDS {
-                    return Err(StoreError::Damaged("an operation never ends".into()));
-                }
-                do_before(store, before)?;
+            Err(stuck) => stuck,
+        };
+        match stuck {
+            Stuck::Before(before) => do_before(store, before)?,
+            Stuck::Store(error) if error.is_device() => return Err(error),
+            _ if cut.taken > 1 => most = cut.taken / 2,
+            Stuck::RecordFull => {
+                return Err(StoreError::RecordFull {
+                    needed: OP_ROOM,
+                    bound: budget,
+                });
             }
-            Err(stuck) => {
-                drop(tx);
-                if cut.taken <= 1 {
-                    match stuck {
-                        Stuck::Store(error) if is_logical(&error) => {
-                            next = refuse_alone(store, sources, cut, &error, done)?;
-                            continue;
-                        }
-                        Stuck::Store(error) => return Err(error),
-                        Stuck::RecordFull => {
-                            let error = StoreError::Invalid("record full");
-                            next = refuse_alone(store, sources, cut, &error, done)?;
-                            continue;
-                        }
-                        Stuck::Before(_) => {}
-                    }
-                }
-                if let Stuck::Store(error) = &stuck
-                    && error.is_device()
-                {
-                    return Err(error.clone());
-                }
-                most = cut.taken / 2;
+            Stuck::Store(error) => {
+                let Some(why) = refusal(store, sources, &cut, env, &error) else {
+                    return Err(error);
+                };
+                tracing::error!(%error, "an operation that was checked cannot be done: left out");
+                next = refuse_alone(store, sources, cut, why, done)?;
             }
         }
     }
@@ -95,8 +84,9 @@ struct CutPlan<'a> {
     taken: usize,
 }
 
-/// Whether the store refuses what the fold accepted: the shared area contradicts itself, or the two disagree.
-const fn is_logical(error: &StoreError) -> bool {
+/// Whether an error is about the inodes that an operation names, and not about the pool: they are damaged, or they are not what was
+/// checked.
+const fn is_confined(error: &StoreError) -> bool {
     matches!(
         error,
         StoreError::NotFound
@@ -104,7 +94,35 @@ const fn is_logical(error: &StoreError) -> bool {
             | StoreError::NoInode(_)
             | StoreError::WrongKind { .. }
             | StoreError::Invalid(_)
+            | StoreError::Tree(_)
+            | StoreError::Block { .. }
+            | StoreError::Inode { .. }
+            | StoreError::DataChecksum { .. }
+            | StoreError::Footer { .. }
+            | StoreError::Damaged(_)
     )
+}
+
+/// Why a transaction that the store cannot do is given up; `None`: it waits.
+fn refusal(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: &CutPlan<'_>,
+    env: &Environment<'_>,
+    error: &StoreError,
+) -> Option<Refusal> {
+    if is_confined(error) {
+        return Some(Refusal::Contradicted);
+    }
+    if !matches!(error, StoreError::NoSpace { .. }) {
+        return None;
+    }
+    let total: u64 = store.space().tiers.iter().map(|tier| tier.total).sum();
+    let unpaid = sources.iter().zip(&cut.charged).any(|(source, charged)| {
+        let credits = env.leases.credits(source.client.session);
+        *charged > credits.unwrap_or(total)
+    });
+    unpaid.then_some(Refusal::NoCredit)
 }
 
 /// Folds transactions until the record is nearly full. `None`: everything is digested.
@@ -202,8 +220,16 @@ fn take<'a>(
         privileged: rows.client.privileged,
         mediated: false,
     };
-    // A refusal is counted in the fold.
-    let _ = fold.transaction(actor, rows, &ops)?;
+    match fold.transaction(actor, rows, &ops) {
+        // A refusal is counted in the fold.
+        Ok(_) => {}
+        Err(error) if is_confined(&error) => {
+            tracing::error!(%session, %error, "an operation names what is damaged: left out");
+            let seq = ops.first().map_or(LogSeq(0), |op| op.seq);
+            fold.refuse(session, seq, Refusal::Contradicted, ops.len());
+        }
+        Err(error) => return Err(error),
+    }
     Ok(charged)
 }
 
@@ -256,12 +282,12 @@ pub(super) fn carry(
     Ok((carrier.applied, carrier.unfinished))
 }
 
-/// The store refuses this one transaction: its number is used up, and nothing else happens.
+/// Uses up the numbers of a transaction that the store cannot do.
 fn refuse_alone(
     store: &Store,
     sources: &[Source<'_>],
     cut: CutPlan<'_>,
-    error: &StoreError,
+    why: Refusal,
     done: &mut dyn FnMut(&Applied),
 ) -> Result<Vec<usize>, StoreError> {
     let mut tx = store.begin()?;
@@ -269,38 +295,21 @@ fn refuse_alone(
         refused: cut.plan.refused,
         ..Applied::default()
     };
+    applied.counts.refused = cut.plan.counts.ops + cut.plan.counts.refused;
     for ((source, upto), charged) in sources.iter().zip(&cut.upto).zip(&cut.charged) {
         let session = source.client.session;
         let mut row = tx.session(session)?.ok_or(StoreError::NoSession(session))?;
         if row.digested < *upto {
             row.digested = *upto;
             tx.session_put(&row)?;
-            applied.refused.push((
-                session,
-                RefusedTx {
-                    seq: *upto,
-                    why: Refusal::Contradicted,
-                },
-            ));
-            tracing::error!(%session, seq = %upto, %error, "the shared area contradicts an operation that was checked: left out");
+            applied.refused.push((session, RefusedTx { seq: *upto, why }));
         }
         applied.digested.push((session, *upto));
         applied.charged.push((session, *charged));
     }
     applied.tx = tx.commit()?;
-    report(&applied);
     done(&applied);
     Ok(cut.next)
-}
-
-/// Logs what was refused, once.
-pub(super) fn report(applied: &Applied) {
-    for (session, refused) in applied.refused.iter().take(8) {
-        tracing::warn!(%session, seq = %refused.seq, why = %refused.why, "refused an operation in a log");
-    }
-    if applied.refused.len() > 8 {
-        tracing::warn!(more = applied.refused.len() - 8, "refused more operations");
-    }
 }
 
 /// Does what does not fit into the record of its batch.

@@ -3,7 +3,7 @@
 //!
 //! `ESTALE` tells the client that names are not what it thought: look again, then decide again. Everything else is the answer of the call.
 
-use super::apply::{carry, do_before, finish_free, mediated_actor, report};
+use super::apply::{carry, do_before, finish_free, mediated_actor};
 use super::carry::Stuck;
 use super::types::{Applied, Client, Environment};
 use super::view::{Rows, TxView};
@@ -54,7 +54,6 @@ pub fn apply_mediated(
         match attempt(store, &mut tx, client, op, env) {
             Ok((mut applied, result, unfinished)) => {
                 applied.tx = tx.commit()?;
-                report(&applied);
                 let result = finish(store, result)?;
                 for key in unfinished {
                     finish_free(store, key)?;
@@ -553,6 +552,7 @@ const fn errno(why: Refusal) -> i32 {
         Refusal::TooManyLinks => libc::EMLINK,
         Refusal::NoXattr => libc::ENODATA,
         Refusal::HasName => libc::EBUSY,
+        Refusal::NoCredit => libc::ENOSPC,
         Refusal::Contradicted => libc::EIO,
     }
 }

@@ -41,6 +41,17 @@ pub trait Leases {
 
     /// Whether any session but those in `except` holds the inode open.
     fn held(&self, key: InodeKey, except: &[SessionId]) -> bool;
+
+    /// Whether the session's user is known to be in this group.
+    fn in_group(&self, _session: SessionId, _gid: u32) -> bool {
+        false
+    }
+
+    /// Blocks granted to the session and not used up yet; `None`: not known any more. Asked only when there is no space for what a
+    /// session logged: more than was granted is refused, what was granted waits.
+    fn credits(&self, _session: SessionId) -> Option<u64> {
+        None
+    }
 }
 
 /// Decides where new data goes; moves nothing.
@@ -100,7 +111,7 @@ pub struct Applied {
     pub unheld: Vec<(SessionId, InodeKey)>,
     /// Credits used up, in blocks, to be given back.
     pub charged: Vec<(SessionId, u64)>,
-    /// Transactions that were refused (each is logged here already).
+    /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,
     /// What the plan saved.
     pub counts: Counts,

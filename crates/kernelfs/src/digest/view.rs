@@ -104,6 +104,10 @@ pub(super) fn names(row: &GrantRow, key: InodeKey) -> bool {
 }
 
 impl Grants for Rows<'_> {
+    fn in_group(&self, gid: u32) -> bool {
+        self.leases.in_group(self.client.session, gid)
+    }
+
     fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool {
         self.with(key, |rows| {
             rows.iter().any(|row| {

@@ -292,6 +292,14 @@ fn scattered_file_is_cut_punched_and_freed_by_records_of_their_own() {
 fn full_pool_keeps_the_log_and_what_was_digested() {
     let mut machine = Machine::new();
     let keys = machine.numbers(2);
+    let blocks = machine.store.space().available;
+    machine.leases.credits.set(Some(2 * blocks));
+    let fill = |key, len| LogOp::Fallocate {
+        key,
+        mode: FallocateMode::Allocate,
+        offset: 0,
+        len,
+    };
     machine.create(ROOT, b"small", keys[0], FILE);
     machine.op(LogOp::Write {
         key: keys[0],
@@ -299,17 +307,40 @@ fn full_pool_keeps_the_log_and_what_was_digested() {
         data: b"fits",
     });
     machine.create(ROOT, b"big", keys[1], FILE);
-    machine.op(LogOp::Fallocate {
-        key: keys[1],
-        mode: FallocateMode::Allocate,
-        offset: 0,
-        len: 1 << 30,
-    });
+    machine.op(fill(keys[1], (blocks + 1000) * 4096));
     let error = machine.digest(1000).unwrap_err();
     assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
     assert_eq!(machine.digested(), LogSeq(3));
     assert_eq!(machine.data(keys[0]), b"fits");
+    // Whoever logs more than he was granted waits for nothing.
+    machine.leases.credits.set(Some(100));
+    let applied = machine.digest(1000).unwrap();
+    assert_eq!(applied[0].refused[0].1.why, Refusal::NoCredit);
+    assert_eq!(machine.digested(), LogSeq(4));
     machine.dump();
+}
+
+#[test]
+fn stranger_keeps_no_set_group_id_bit_of_a_foreign_group() {
+    let mut machine = Machine::new();
+    let keys = machine.numbers(2);
+    let bit = LogOp::Create {
+        dir: ROOT,
+        name: b"f",
+        key: keys[0],
+        mode: 0o102_755,
+        uid: 5,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    machine.op(bit);
+    machine.create(ROOT, b"g", keys[1], FILE);
+    machine.unprivileged = Some(5);
+    let applied = machine.digest(1000).unwrap();
+    assert_eq!(machine.attr(keys[0]).mode, 0o100_755);
+    assert_eq!(applied[0].refused[0].1.why, Refusal::NotPermitted);
+    assert_eq!(machine.lookup(ROOT, b"g"), None);
 }
 
 #[test]

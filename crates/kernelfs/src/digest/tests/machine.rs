@@ -26,6 +26,7 @@ pub(super) struct AllLeases {
     pub(super) held: RefCell<Vec<(SessionId, InodeKey)>>,
     pub(super) denied: RefCell<Vec<InodeKey>>,
     pub(super) rows: RefCell<Vec<GrantRow>>,
+    pub(super) credits: std::cell::Cell<Option<u64>>,
 }
 
 impl Leases for AllLeases {
@@ -45,6 +46,10 @@ impl Leases for AllLeases {
         });
     }
 
+    fn credits(&self, _: SessionId) -> Option<u64> {
+        self.credits.get()
+    }
+
     fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {
         let held = self.held.borrow();
         held.iter()
@@ -57,6 +62,8 @@ pub(super) struct Machine {
     pub(super) store: Store,
     pub(super) leases: AllLeases,
     pub(super) reader: SessionLog,
+    /// User of the session, if it has no privilege.
+    pub(super) unprivileged: Option<u32>,
     seq: u64,
     end: u64,
 }
@@ -114,6 +121,7 @@ impl Machine {
             store,
             leases: AllLeases::default(),
             reader: SessionLog::new(S),
+            unprivileged: None,
             seq: 1,
             end: 64,
         }
@@ -172,8 +180,8 @@ impl Machine {
     pub(super) fn client(&self) -> Client {
         Client {
             session: S,
-            uid: 0,
-            privileged: true,
+            uid: self.unprivileged.unwrap_or(0),
+            privileged: self.unprivileged.is_none(),
         }
     }
 
