@@ -193,7 +193,9 @@ impl InodeSlot {
         match image.state {
             STATE_FREE => Ok(Self::Free(generation)),
             STATE_RESERVED => Ok(Self::Reserved(generation)),
-            STATE_USED => image.inode(ino, generation).map(|inode| Self::Used(Box::new(inode))),
+            STATE_USED => image
+                .inode(ino, generation)
+                .map(|inode| Self::Used(Box::new(inode))),
             _ => Err(InodeFault::Nonsense("its state")),
         }
     }
@@ -264,7 +266,8 @@ impl InodeImage {
         let bad_root = |_| InodeFault::Nonsense("its root");
         let content = match kind {
             FileKind::Directory => {
-                let root = DirRoot::read_from_bytes(&self.root).map_err(|_| InodeFault::Nonsense("its root"))?;
+                let root =
+                    DirRoot::read_from_bytes(&self.root).map_err(|_| InodeFault::Nonsense("its root"))?;
                 root.top().map_err(|_| InodeFault::Nonsense("its root"))?;
                 Content::Dir(root)
             }
@@ -279,7 +282,8 @@ impl InodeImage {
                 Content::Symlink(target.to_vec())
             }
             _ => {
-                let root = TreeRoot::read_from_bytes(&self.root).map_err(|_| InodeFault::Nonsense("its root"))?;
+                let root =
+                    TreeRoot::read_from_bytes(&self.root).map_err(|_| InodeFault::Nonsense("its root"))?;
                 root.form().map_err(bad_root)?;
                 Content::File(root)
             }
@@ -358,7 +362,10 @@ mod tests {
         long.content = Content::SymlinkBlock(BlockNo(77));
         for inode in [file, dir, link, long] {
             let slot = InodeSlot::Used(Box::new(inode));
-            assert_eq!(InodeSlot::decode(&slot.encode(Ino(33)).unwrap(), Ino(33)), Ok(slot));
+            assert_eq!(
+                InodeSlot::decode(&slot.encode(Ino(33)).unwrap(), Ino(33)),
+                Ok(slot)
+            );
         }
         let free = InodeSlot::Free(Generation(8));
         let bytes = free.encode(Ino(33)).unwrap();

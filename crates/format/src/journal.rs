@@ -139,15 +139,14 @@ pub struct RangeHeader {
 pub const RANGE_HEADER_SIZE: usize = 12;
 const _: () = assert!(size_of::<RangeHeader>() == RANGE_HEADER_SIZE);
 
+/// A range of a record: block, first byte in it, bytes.
+pub type Range<'a> = (BlockNo, u16, &'a [u8]);
+
 /// The ranges of a record's payload whose checksum was right.
 ///
 /// # Errors
 /// If the payload is no list of `ranges` ranges within blocks below `blocks`.
-pub fn parse_ranges(
-    payload: &[u8],
-    ranges: u32,
-    blocks: u64,
-) -> Result<Vec<(BlockNo, u16, &[u8])>, BadRecord> {
+pub fn parse_ranges(payload: &[u8], ranges: u32, blocks: u64) -> Result<Vec<Range<'_>>, BadRecord> {
     let mut rest = payload;
     let mut out = Vec::new();
     for _ in 0..ranges {

@@ -1,9 +1,7 @@
 //! Rows of the session and grant tables. Encodes and parses; decides nothing.
 
 use crate::BLOCK_BODY_SIZE;
-use crate::{
-    Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId,
-};
+use crate::{Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -153,7 +151,11 @@ impl SessionRow {
         let missing = runs
             .iter()
             .map(|run| {
-                let last = run.first.get().checked_add(u64::from(run.len.get())).ok_or(BadRow)?;
+                let last = run
+                    .first
+                    .get()
+                    .checked_add(u64::from(run.len.get()))
+                    .ok_or(BadRow)?;
                 if run.len.get() == 0 {
                     return Err(BadRow);
                 }

@@ -15,7 +15,9 @@ pub const UNIT_ROWS_PER_BLOCK: u64 = BLOCK_BODY_SIZE as u64 / UNIT_ROW_SIZE as u
 pub const UNIT_ROW_SIZE: usize = 16;
 
 /// State of one unit of SSD or HDD.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct UnitRow {
     /// [`UnitRow::EMPTY`], [`UnitRow::OPEN`] or [`UnitRow::SEALED`].

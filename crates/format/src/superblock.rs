@@ -13,7 +13,9 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const NVM_MIN_BYTES: u64 = 4 << 20;
 
 /// A run of NVM blocks for one purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct Area {
     /// First block.
@@ -40,7 +42,9 @@ impl Area {
 }
 
 /// One tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct TierLayout {
     /// Blocks of the device in use; 0: the pool has no such tier.
@@ -167,7 +171,10 @@ mod tests {
         block.version = U32::new(1);
         assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
         block.version = U32::new(2);
-        assert_eq!(Superblock::parse(block.sealed().as_bytes()), Err(SuperblockError::Version(2)));
+        assert_eq!(
+            Superblock::parse(block.sealed().as_bytes()),
+            Err(SuperblockError::Version(2))
+        );
         let mut bytes = block.sealed().as_bytes().to_vec();
         bytes[100] ^= 1;
         assert_eq!(Superblock::parse(&bytes), Err(SuperblockError::Checksum));

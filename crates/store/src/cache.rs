@@ -39,7 +39,9 @@ impl MetaCache {
             return Ok(Arc::clone(found));
         }
         if block.0 >= self.blocks {
-            return Err(StoreError::Damaged(format!("pointer to NVM block {block}, which does not exist")));
+            return Err(StoreError::Damaged(format!(
+                "pointer to NVM block {block}, which does not exist"
+            )));
         }
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
         self.region.read(block.offset_bytes(), bytes.as_mut_slice())?;

@@ -9,7 +9,8 @@ use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::{
-    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino, InodeKey, ROOT_INO, Tier,
+    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino, InodeKey,
+    ROOT_INO, Tier,
 };
 
 /// What is wrong.
@@ -267,7 +268,10 @@ impl Store {
             while let Ok(batch) = self.map(ino, from, 64) {
                 let Some(last) = batch.last() else { break };
                 from = last.end();
-                for extent in batch.iter().filter(|extent| !extent.flags.contains(ExtentFlags::UNWRITTEN)) {
+                for extent in batch
+                    .iter()
+                    .filter(|extent| !extent.flags.contains(ExtentFlags::UNWRITTEN))
+                {
                     self.verify_extent(ino, extent, &mut findings);
                 }
             }
@@ -283,9 +287,10 @@ impl Store {
             };
             // The file may have changed since the map was read: then the block is not its any more.
             let file_block = varve_format::FileBlock(extent.file_block.0 + at);
-            let still = self
-                .map(ino, file_block, 1)
-                .is_ok_and(|now| now.first().is_some_and(|now| (now.tier, now.block) == (extent.tier, block)));
+            let still = self.map(ino, file_block, 1).is_ok_and(|now| {
+                now.first()
+                    .is_some_and(|now| (now.tier, now.block) == (extent.tier, block))
+            });
             if still {
                 findings.push(Finding::Data {
                     ino,
@@ -325,7 +330,12 @@ impl Store {
             }
             blocks += u64::from(extent.len);
         }
-        count(&mut usage.findings, "blocks of the inode file", state.inode_blocks.get(), blocks);
+        count(
+            &mut usage.findings,
+            "blocks of the inode file",
+            state.inode_blocks.get(),
+            blocks,
+        );
         let mut in_use = 0;
         for ino in (1..state.inode_blocks.get() * INODES_PER_BLOCK).map(Ino) {
             match lens.slot(ino) {
@@ -342,7 +352,12 @@ impl Store {
                 }),
             }
         }
-        count(&mut usage.findings, "inodes in use", state.inodes_used.get(), in_use);
+        count(
+            &mut usage.findings,
+            "inodes in use",
+            state.inodes_used.get(),
+            in_use,
+        );
         Ok(())
     }
 
@@ -366,9 +381,10 @@ impl Store {
             }
             Content::Dir(_) => {
                 let root = dir_root(inode)?;
-                lens.directory(ino).check(lens.view, &root, &mut walk, |_, entry| {
-                    names.push((ino, entry.name.to_vec(), entry.key, entry.kind));
-                });
+                lens.directory(ino)
+                    .check(lens.view, &root, &mut walk, |_, entry| {
+                        names.push((ino, entry.name.to_vec(), entry.key, entry.kind));
+                    });
             }
             Content::Symlink(_) => {}
             Content::SymlinkBlock(block) => {
@@ -442,9 +458,9 @@ impl Store {
                         }
                     };
                 }
-                let marked = bits
-                    .as_ref()
-                    .is_some_and(|(_, bytes)| bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize] >> (bit % 8) & 1 == 1);
+                let marked = bits.as_ref().is_some_and(|(_, bytes)| {
+                    bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize] >> (bit % 8) & 1 == 1
+                });
                 let used = usage.used[tier as usize][(block / 64) as usize] >> (block % 64) & 1 == 1;
                 if used && !marked {
                     usage.findings.push(Finding::NotMarked {
@@ -496,9 +512,15 @@ impl Store {
                     .any(|block| usage.used[tier as usize][(block / 64) as usize] >> (block % 64) & 1 == 1);
                 let fault = match row.state {
                     UnitRow::OPEN => None,
-                    UnitRow::SEALED if used => self.footer(tier, unit, &row).err().map(|error| error.to_string()),
+                    UnitRow::SEALED if used => {
+                        self.footer(tier, unit, &row).err().map(|error| error.to_string())
+                    }
                     UnitRow::SEALED | UnitRow::EMPTY if !used => None,
-                    _ => Some(format!("{} unit {unit} holds data but has state {}", tier.name(), row.state)),
+                    _ => Some(format!(
+                        "{} unit {unit} holds data but has state {}",
+                        tier.name(),
+                        row.state
+                    )),
                 };
                 usage.findings.extend(fault.map(|what| Finding::Table { what }));
             }
@@ -517,11 +539,14 @@ impl Store {
             }
         };
         match self.grants() {
-            Ok(rows) => findings.extend(rows.into_iter().filter(|row| !known.contains(&row.session)).map(|row| {
-                Finding::Table {
-                    what: format!("grant {} is of session {}, which has no row", row.lease, row.session),
-                }
-            })),
+            Ok(rows) => findings.extend(rows.into_iter().filter(|row| !known.contains(&row.session)).map(
+                |row| Finding::Table {
+                    what: format!(
+                        "grant {} is of session {}, which has no row",
+                        row.lease, row.session
+                    ),
+                },
+            )),
             Err(error) => findings.push(Finding::Table {
                 what: error.to_string(),
             }),

@@ -15,7 +15,8 @@ use varve_extent_tree::{MetaIo, MetaRead};
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow, footer_blocks};
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Ino, Tier, TxId, init_block, seal_block,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Ino, Tier, TxId, init_block,
+    seal_block,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -341,13 +342,23 @@ impl<'s> Core<'s> {
                 word.copy_from_slice(&sum.to_le_bytes());
             }
             crc = crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]);
-            init_block(&mut block, BlockKind::UnitFooter, POOL_INO, BlockNo(footer_start + index as u64));
+            init_block(
+                &mut block,
+                BlockKind::UnitFooter,
+                POOL_INO,
+                BlockNo(footer_start + index as u64),
+            );
             footer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE].copy_from_slice(&block[..]);
         }
         for index in data.div_ceil(CHECKSUMS_PER_BLOCK)..footer_blocks(unit_blocks) {
             let at = index as usize * BLOCK_SIZE;
             let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
-            init_block(&mut block, BlockKind::UnitFooter, POOL_INO, BlockNo(footer_start + index));
+            init_block(
+                &mut block,
+                BlockKind::UnitFooter,
+                POOL_INO,
+                BlockNo(footer_start + index),
+            );
             footer[at..at + BLOCK_SIZE].copy_from_slice(&block[..]);
         }
         self.put_blocks(tier, footer_start, &footer)?;
@@ -442,14 +453,9 @@ impl<'s> Core<'s> {
 
     /// A data block's bytes as this transaction wrote them, if the write was put off (seeded bug only).
     pub(crate) fn store_read(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
-        if let Some((_, first, data)) = self
-            .deferred
-            .iter()
-            .rev()
-            .find(|(t, first, data)| {
-                *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
-            })
-        {
+        if let Some((_, first, data)) = self.deferred.iter().rev().find(|(t, first, data)| {
+            *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
+        }) {
             let at = (start - first) as usize * BLOCK_SIZE;
             if let Some(part) = data.get(at..at + out.len()) {
                 out.copy_from_slice(part);
@@ -533,7 +539,8 @@ impl<'s> Core<'s> {
         }
         let payload = self.record()?;
         let store = self.store;
-        self.payload_durable().inspect_err(|error| store.latch_on(error))?;
+        self.payload_durable()
+            .inspect_err(|error| store.latch_on(error))?;
         if !self.writer.journal.fits(payload.bytes.len() as u64) {
             store.checkpoint_with(&mut self.writer)?;
         }
@@ -547,8 +554,9 @@ impl<'s> Core<'s> {
         for (tier, start, data) in std::mem::take(&mut self.deferred) {
             self.put_now(tier, start, &data)?;
         }
-        self.publish(tx, &payload)
-            .inspect_err(|error| store.latch(&format!("a committed change could not be put in place: {error}")))?;
+        self.publish(tx, &payload).inspect_err(|error| {
+            store.latch(&format!("a committed change could not be put in place: {error}"))
+        })?;
         self.settle(tx);
         store.trim_empty();
         Ok(tx)

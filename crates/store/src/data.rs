@@ -8,8 +8,8 @@ use crate::{DataTarget, OP_ROOM, Progress, Result, StoreError, Tx};
 use varve_extent_tree::{ExtentTree, Mapping};
 use varve_format::inode::{Content, Inode};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, Ino, Tier,
-    TreeRoot,
+    BLOCK_BYTES, BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, Ino,
+    Tier, TreeRoot,
 };
 
 /// Extents that one call of truncate, punch or zero changes at most.
@@ -124,7 +124,14 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`.
-    pub fn zero(&mut self, ino: Ino, offset: u64, len: u64, grow: bool, target: DataTarget) -> Result<Progress> {
+    pub fn zero(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        grow: bool,
+        target: DataTarget,
+    ) -> Result<Progress> {
         let end = checked_end(offset, len)?;
         self.guard(|core| {
             let mut inode = core.for_write(ino)?;
@@ -147,7 +154,14 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`.
-    pub fn allocate(&mut self, ino: Ino, offset: u64, len: u64, grow: bool, target: DataTarget) -> Result<Progress> {
+    pub fn allocate(
+        &mut self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        grow: bool,
+        target: DataTarget,
+    ) -> Result<Progress> {
         let end = checked_end(offset, len)?;
         self.guard(|core| {
             let mut inode = core.for_write(ino)?;
@@ -188,7 +202,10 @@ fn checked_end(offset: u64, len: u64) -> Result<u64> {
 fn segments(pieces: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for (offset, data) in pieces {
-        let (first, last) = (offset / BLOCK_BYTES, (offset + data.len() as u64 - 1) / BLOCK_BYTES);
+        let (first, last) = (
+            offset / BLOCK_BYTES,
+            (offset + data.len() as u64 - 1) / BLOCK_BYTES,
+        );
         match runs.last_mut() {
             Some(run) if first <= run.1 + 1 => run.1 = last,
             _ => runs.push((first, last)),
@@ -223,7 +240,9 @@ impl Core<'_> {
     pub(crate) fn read(&self, inode: &Inode, offset: u64, out: &mut [u8]) -> Result<usize> {
         let lens = self.lens();
         let plan = plan(&lens, inode, offset, out, true)?;
-        fill(self.store, &plan, out, |tier, start, bytes| self.store_read(tier, start, bytes))?;
+        fill(self.store, &plan, out, |tier, start, bytes| {
+            self.store_read(tier, start, bytes)
+        })?;
         Ok(plan.len)
     }
 
@@ -376,7 +395,12 @@ impl Core<'_> {
         if size < old {
             let edge = size.next_multiple_of(BLOCK_BYTES);
             if edge > size {
-                self.zero_part(&mut inode, size, edge, DataTarget::prefer(Tier::Nvm).with_reserve())?;
+                self.zero_part(
+                    &mut inode,
+                    size,
+                    edge,
+                    DataTarget::prefer(Tier::Nvm).with_reserve(),
+                )?;
             }
             inode.attr.size_bytes = size;
         }
@@ -414,7 +438,13 @@ impl Core<'_> {
     }
 
     /// Zeros the partial blocks at both ends of a range; returns the whole blocks (first, end) between.
-    fn zero_edges(&mut self, inode: &mut Inode, offset: u64, end: u64, target: DataTarget) -> Result<(u64, u64)> {
+    fn zero_edges(
+        &mut self,
+        inode: &mut Inode,
+        offset: u64,
+        end: u64,
+        target: DataTarget,
+    ) -> Result<(u64, u64)> {
         let first = offset.div_ceil(BLOCK_BYTES);
         let last = end / BLOCK_BYTES;
         if !offset.is_multiple_of(BLOCK_BYTES) {
@@ -458,7 +488,13 @@ impl Core<'_> {
     }
 
     /// Maps unwritten blocks wherever the range has none.
-    fn fill_holes(&mut self, inode: &mut Inode, offset: u64, end: u64, target: DataTarget) -> Result<Progress> {
+    fn fill_holes(
+        &mut self,
+        inode: &mut Inode,
+        offset: u64,
+        end: u64,
+        target: DataTarget,
+    ) -> Result<Progress> {
         let ino = inode.attr.key.ino;
         let last = end.div_ceil(BLOCK_BYTES);
         let mut at = offset / BLOCK_BYTES;
@@ -475,13 +511,25 @@ impl Core<'_> {
                 Mapping::Hole { until } => until.map_or(last, |until| until.0.min(last)) - at,
             };
             let span = self.alloc_data(target, hole.min(STEP_BLOCKS))?;
-            self.replace(inode, at, at + span.len, &[extent(at, span, ExtentFlags::UNWRITTEN)])?;
+            self.replace(
+                inode,
+                at,
+                at + span.len,
+                &[extent(at, span, ExtentFlags::UNWRITTEN)],
+            )?;
             at += span.len;
         }
         Ok(Progress::Done)
     }
 
-    fn migrate(&mut self, ino: Ino, at: u64, len: u64, from: (Tier, BlockNo), to: DataTarget) -> Result<bool> {
+    fn migrate(
+        &mut self,
+        ino: Ino,
+        at: u64,
+        len: u64,
+        from: (Tier, BlockNo),
+        to: DataTarget,
+    ) -> Result<bool> {
         let mut inode = self.lens().get(ino)?;
         let mut root = file_root(&inode)?;
         let range = FileBlock(at)..FileBlock(at + len);
@@ -489,7 +537,11 @@ impl Core<'_> {
         let [old] = old[..] else {
             return Ok(false);
         };
-        if len == 0 || u64::from(old.len) != len || old.file_block != range.start || (old.tier, old.block) != from {
+        if len == 0
+            || u64::from(old.len) != len
+            || old.file_block != range.start
+            || (old.tier, old.block) != from
+        {
             return Ok(false);
         }
         let tree = ExtentTree::of(ino);
@@ -512,7 +564,9 @@ impl Core<'_> {
                 (span.tier, BlockNo(span.start)),
             )?;
             if !moved {
-                return Err(StoreError::Damaged(format!("inode {ino}: an extent changed under a migration")));
+                return Err(StoreError::Damaged(format!(
+                    "inode {ino}: an extent changed under a migration"
+                )));
             }
             done += span.len;
         }

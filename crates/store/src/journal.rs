@@ -5,7 +5,7 @@ use crate::{Result, StoreError};
 use std::sync::Arc;
 use varve_format::journal::{
     HEADER_OFFSETS, JournalHeader, RANGE_HEADER_SIZE, RECORD_ALIGN, RECORD_HEADER_SIZE, RECORD_MAX_BYTES,
-    RING_START, RangeHeader, RecordHeader, parse_ranges,
+    RING_START, Range, RangeHeader, RecordHeader, parse_ranges,
 };
 use varve_format::{BlockNo, TxId};
 use varve_media::Region;
@@ -25,7 +25,7 @@ pub(crate) struct Journal {
 }
 
 /// Puts the ranges of one record in place.
-pub(crate) type Apply<'a> = dyn FnMut(&[(BlockNo, u16, &[u8])]) -> Result<()> + 'a;
+pub(crate) type Apply<'a> = dyn FnMut(&[Range<'_>]) -> Result<()> + 'a;
 
 /// What a scan found.
 #[derive(Debug, Default)]
@@ -186,7 +186,11 @@ impl Journal {
         while let Some((start, header, payload)) = journal.next_record()? {
             let ranges = match parse_ranges(&payload, header.ranges.get(), nvm_blocks) {
                 Ok(ranges) => ranges,
-                Err(_) => return Err(StoreError::Journal("a record with a right checksum makes no sense")),
+                Err(_) => {
+                    return Err(StoreError::Journal(
+                        "a record with a right checksum makes no sense",
+                    ));
+                }
             };
             apply(&ranges)?;
             scan.records += 1;
@@ -209,7 +213,8 @@ impl Journal {
                     continue;
                 }
                 let mut payload = vec![0; len as usize];
-                self.region.read(start + RECORD_HEADER_SIZE as u64, &mut payload)?;
+                self.region
+                    .read(start + RECORD_HEADER_SIZE as u64, &mut payload)?;
                 if crc32c::crc32c(&payload) == header.payload_crc32c.get() {
                     return Ok(Some((start, header, payload)));
                 }
@@ -298,7 +303,11 @@ impl Journal {
     fn place(&self, bytes: u64) -> Option<u64> {
         // `head == tail` only when the ring is empty, since a record is never put right up to the tail.
         if self.tail_tx == self.newest {
-            return Some(if self.head + bytes <= self.len { self.head } else { RING_START });
+            return Some(if self.head + bytes <= self.len {
+                self.head
+            } else {
+                RING_START
+            });
         }
         if self.head > self.tail {
             if self.head + bytes <= self.len {
@@ -323,7 +332,8 @@ impl Journal {
             .ok_or(StoreError::Journal("it is full although its tail was moved"))?;
         let header = RecordHeader::new(self.uuid, tx, payload.ranges, &payload.bytes);
         self.region.write(start, header.as_bytes())?;
-        self.region.write(start + RECORD_HEADER_SIZE as u64, &payload.bytes)?;
+        self.region
+            .write(start + RECORD_HEADER_SIZE as u64, &payload.bytes)?;
         if !armed(Bug::NoFenceAfterRecord) {
             self.region.fence()?;
             self.region.sync(start, bytes)?;

@@ -105,7 +105,11 @@ impl Layout {
     pub(crate) fn validate(sb: Superblock, devices: &Devices) -> Result<Self> {
         let layout = Self { sb };
         let nvm = layout.blocks(Tier::Nvm);
-        if nvm == 0 || nvm.checked_mul(BLOCK_BYTES).is_none_or(|bytes| bytes > devices.nvm.len_bytes()) {
+        if nvm == 0
+            || nvm
+                .checked_mul(BLOCK_BYTES)
+                .is_none_or(|bytes| bytes > devices.nvm.len_bytes())
+        {
             return Err(StoreError::Devices(format!(
                 "the pool has {nvm} NVM blocks, the device only {} bytes",
                 devices.nvm.len_bytes()
@@ -114,7 +118,9 @@ impl Layout {
         if layout.sb.journal_bytes.get() > devices.journal.len_bytes()
             || layout.sb.journal_bytes.get() < JOURNAL_MIN_BYTES
         {
-            return Err(StoreError::Journal("the region is shorter than the pool's journal"));
+            return Err(StoreError::Journal(
+                "the region is shorter than the pool's journal",
+            ));
         }
         let first_free = layout.sb.first_free.get();
         let mut areas = vec![layout.sb.state, layout.sb.sessions, layout.sb.grants];
@@ -132,8 +138,10 @@ impl Layout {
                 continue;
             }
             let unit = row.unit_blocks.get();
-            if unit < UNIT_MIN_BLOCKS || blocks % unit != 0 {
-                return Err(StoreError::Damaged("superblock: units do not divide their tier".into()));
+            if unit < UNIT_MIN_BLOCKS || !blocks.is_multiple_of(unit) {
+                return Err(StoreError::Damaged(
+                    "superblock: units do not divide their tier".into(),
+                ));
             }
             match devices.block_device(tier) {
                 Some(device)
@@ -156,7 +164,9 @@ impl Layout {
             }
         }
         if first_free > nvm || areas.iter().any(|area| area.end() > first_free) {
-            return Err(StoreError::Damaged("superblock: an area passes its bounds".into()));
+            return Err(StoreError::Damaged(
+                "superblock: an area passes its bounds".into(),
+            ));
         }
         Ok(layout)
     }

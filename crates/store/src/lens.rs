@@ -46,7 +46,8 @@ impl<V: View> Lens<'_, V> {
 
     pub(crate) fn inode_root(&self) -> Result<TreeRoot> {
         let state = self.state()?;
-        TreeRoot::read_from_bytes(&state.inode_root).map_err(|_| StoreError::Damaged("inode file root".into()))
+        TreeRoot::read_from_bytes(&state.inode_root)
+            .map_err(|_| StoreError::Damaged("inode file root".into()))
     }
 
     /// NVM block of the inode file that holds `ino`; `None` beyond its end.
@@ -63,7 +64,10 @@ impl<V: View> Lens<'_, V> {
     }
 
     pub(crate) fn slot(&self, ino: Ino) -> Result<InodeSlot> {
-        let missing = StoreError::NoInode(InodeKey { ino, ..InodeKey::default() });
+        let missing = StoreError::NoInode(InodeKey {
+            ino,
+            ..InodeKey::default()
+        });
         if ino.0 == 0 || ino.0 / INODES_PER_BLOCK >= FILE_BLOCKS_MAX {
             return Err(missing);
         }
@@ -164,7 +168,14 @@ impl<V: View> Lens<'_, V> {
         self.xattrs(ino).list(self.view, &inode.xattrs)
     }
 
-    pub(crate) fn extents(&self, ino: Ino, root: &TreeRoot, from: u64, to: u64, max: usize) -> Result<Vec<Extent>> {
+    pub(crate) fn extents(
+        &self,
+        ino: Ino,
+        root: &TreeRoot,
+        from: u64,
+        to: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
         if from >= to {
             return Ok(Vec::new());
         }

@@ -84,7 +84,9 @@ impl Store {
         let mut tx = self.begin()?;
         let key = tx.alloc_inodes(ROOT_INO, 1)?;
         if key != [InodeKey::ROOT] {
-            return Err(StoreError::Damaged("the first inode of a new pool is not the root".into()));
+            return Err(StoreError::Damaged(
+                "the first inode of a new pool is not the root".into(),
+            ));
         }
         tx.create(
             &InodeAttr {

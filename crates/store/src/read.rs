@@ -8,8 +8,8 @@ use std::sync::Arc;
 use varve_format::inode::Inode;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, ExtentFlags, Ino, Tier, TxId,
-    verify_block,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, ExtentFlags, Ino,
+    Tier, TxId, verify_block,
 };
 
 /// Blocks read at once when they are verified.
@@ -87,7 +87,10 @@ pub(crate) fn sums<V: View>(lens: &Lens<'_, V>, tier: Tier, start: u64, count: u
     }
     let row = lens.unit_row(tier, unit)?;
     if row.state != UnitRow::SEALED {
-        return Err(StoreError::Damaged(format!("{} unit {unit} holds data but is not sealed", tier.name())));
+        return Err(StoreError::Damaged(format!(
+            "{} unit {unit} holds data but is not sealed",
+            tier.name()
+        )));
     }
     Ok(Sums::Footer {
         tier,
@@ -255,7 +258,9 @@ impl Store {
         loop {
             match self.try_read(ino, offset, out) {
                 // The unit may have been sealed or opened again between the look at its row and the read of its footer.
-                Err(StoreError::DataChecksum { .. } | StoreError::Footer { .. }) if attempt < ATTEMPTS => attempt += 1,
+                Err(StoreError::DataChecksum { .. } | StoreError::Footer { .. }) if attempt < ATTEMPTS => {
+                    attempt += 1
+                }
                 result => return result,
             }
         }
@@ -268,7 +273,9 @@ impl Store {
             let plan = plan(&snapshot.lens(), &inode, offset, out, self.verify_nvm)?;
             (plan, self.enter(snapshot.tx()))
         };
-        fill(self, &plan, out, |tier, start, bytes| self.read_blocks(tier, start, bytes))?;
+        fill(self, &plan, out, |tier, start, bytes| {
+            self.read_blocks(tier, start, bytes)
+        })?;
         Ok(plan.len)
     }
 

@@ -122,7 +122,8 @@ pub(crate) struct Space {
     tiers: [Option<TierSpace>; 3],
     first_free: u64,
     reserved: u64,
-    pending: VecDeque<Pending>,
+    /// Metadata and data, each in the order of transactions.
+    pending: [VecDeque<Pending>; 2],
     tail: TxId,
     horizon: TxId,
     readers: BTreeMap<TxId, u32>,
@@ -158,7 +159,8 @@ impl Space {
                 let data = layout.unit_data_blocks(tier);
                 let units = blocks / unit_blocks;
                 for unit in 0..units {
-                    (unit * unit_blocks + data..(unit + 1) * unit_blocks).for_each(|block| busy.set(block, true));
+                    (unit * unit_blocks + data..(unit + 1) * unit_blocks)
+                        .for_each(|block| busy.set(block, true));
                 }
                 TierSpace {
                     busy,
@@ -180,7 +182,7 @@ impl Space {
             tiers: Tier::ALL.map(tier_space),
             first_free: layout.first_free(),
             reserved: 0,
-            pending: VecDeque::new(),
+            pending: [VecDeque::new(), VecDeque::new()],
             tail: TxId(0),
             horizon: TxId(u64::MAX),
             readers: BTreeMap::new(),
@@ -231,7 +233,13 @@ impl Space {
     }
 
     /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's users the reserve.
-    pub(crate) fn alloc_nvm(&mut self, want: u64, data: bool, reserve: bool, near: Option<u64>) -> Option<Span> {
+    pub(crate) fn alloc_nvm(
+        &mut self,
+        want: u64,
+        data: bool,
+        reserve: bool,
+        near: Option<u64>,
+    ) -> Option<Span> {
         let mut keep = if data { self.metadata_share() } else { 0 };
         if data && !reserve {
             keep += self.reserve_share(Tier::Nvm);
@@ -318,14 +326,8 @@ impl Space {
         }
         for (index, tier) in self.tiers.iter_mut().enumerate() {
             if let Some(tier) = tier {
-                let dropped = tier.open.filter(|unit| saved.open[index] != Some(*unit));
                 tier.cursor = saved.cursor[index];
                 tier.open = saved.open[index];
-                if let Some(unit) = dropped
-                    && tier.live[unit as usize] == 0
-                {
-                    tier.empty.insert(unit);
-                }
                 let open = tier.open;
                 for unit in 0..tier.live.len() as u64 {
                     if tier.live[unit as usize] == 0 && Some(unit) != open {
@@ -348,7 +350,7 @@ impl Space {
         if let Some(space) = self.tier(pending.span.tier) {
             space.pending += pending.span.len;
         }
-        self.pending.push_back(pending);
+        self.pending[usize::from(pending.data)].push_back(pending);
     }
 
     /// Everything up to `tail` is in place and durable.
@@ -368,31 +370,26 @@ impl Space {
         let oldest = self.readers.keys().next().copied().unwrap_or(TxId(u64::MAX));
         let horizon = self.horizon.min(oldest);
         let all = crate::seeded::armed(crate::seeded::Bug::ReuseBeforeRelease);
-        let mut kept = VecDeque::with_capacity(self.pending.len());
-        for pending in std::mem::take(&mut self.pending) {
-            let free = if pending.data {
-                pending.tx <= horizon
-            } else {
-                pending.tx <= self.tail
-            };
-            if !(free || all) {
-                kept.push_back(pending);
-                continue;
-            }
-            if let Some(space) = self.tier(pending.span.tier) {
-                space.pending -= pending.span.len;
-                space.give(pending.span);
-                if let Some(trim) = space.emptied(pending.span) {
-                    self.trims.push(trim);
-                }
+        for (index, limit) in [self.tail, horizon].into_iter().enumerate() {
+            while let Some(pending) = self.pending[index].pop_front_if(|pending| all || pending.tx <= limit) {
+                self.give_pending(pending.span);
             }
         }
-        self.pending = kept;
+    }
+
+    fn give_pending(&mut self, span: Span) {
+        if let Some(space) = self.tier(span.tier) {
+            space.pending -= span.len;
+            space.give(span);
+            if let Some(trim) = space.emptied(span) {
+                self.trims.push(trim);
+            }
+        }
     }
 
     /// Whether some freed metadata waits for the journal only.
     pub(crate) fn waits_for_tail(&self) -> bool {
-        self.pending.iter().any(|pending| !pending.data)
+        !self.pending[0].is_empty()
     }
 
     /// Units that became empty since the last call.
@@ -425,7 +422,11 @@ impl Space {
 
     /// Blocks that can be promised.
     fn available(&self) -> u64 {
-        let keep = self.metadata_share() + Tier::ALL.iter().map(|tier| self.reserve_share(*tier)).sum::<u64>();
+        let keep = self.metadata_share()
+            + Tier::ALL
+                .iter()
+                .map(|tier| self.reserve_share(*tier))
+                .sum::<u64>();
         let free: u64 = self.tiers.iter().flatten().map(|tier| tier.free).sum();
         free.saturating_sub(keep).saturating_sub(self.reserved)
     }
@@ -444,7 +445,7 @@ impl Space {
 
     pub(crate) fn pending_data(&self) -> PendingFrees {
         let mut out = PendingFrees::default();
-        for pending in self.pending.iter().filter(|pending| pending.data) {
+        for pending in &self.pending[1] {
             out.blocks += pending.span.len;
             out.newest_tx = out.newest_tx.max(pending.tx);
         }
@@ -482,7 +483,7 @@ impl Space {
 
     /// Whether a block was freed and waits.
     pub(crate) fn is_pending(&self, tier: Tier, block: u64) -> bool {
-        self.pending.iter().any(|pending| {
+        self.pending.iter().flatten().any(|pending| {
             pending.span.tier == tier
                 && pending.span.start <= block
                 && block < pending.span.start + pending.span.len
@@ -497,8 +498,7 @@ impl TierSpace {
             self.busy.set(block, true);
         }
         self.free -= span.len;
-        if self.unit_blocks > 0 {
-            let unit = span.start / self.unit_blocks;
+        if let Some(unit) = span.start.checked_div(self.unit_blocks) {
             self.live[unit as usize] += span.len as u32;
             self.empty.remove(&unit);
         }
@@ -508,8 +508,8 @@ impl TierSpace {
         for block in span.start..span.start + span.len {
             debug_assert!(self.busy.get(block), "block {block} is given back twice");
             self.busy.set(block, false);
-            if self.unit_blocks > 0 {
-                self.live[(block / self.unit_blocks) as usize] -= 1;
+            if let Some(unit) = block.checked_div(self.unit_blocks) {
+                self.live[unit as usize] -= 1;
             }
         }
         self.free += span.len;

@@ -8,15 +8,14 @@ use crate::lens::Lens;
 use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
-use crate::{
-    Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, Tx,
-};
+use crate::{Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, Tx};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, OnceLock};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::journal::Range;
 use varve_format::session::{GrantRow, SessionRow};
 use varve_format::space::BITS_PER_BLOCK;
 use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
@@ -77,7 +76,7 @@ impl Store {
         let nvm = Arc::clone(&devices.nvm);
         let nvm_blocks = layout.blocks(Tier::Nvm);
         let mut report = OpenReport::default();
-        let mut apply = |ranges: &[(BlockNo, u16, &[u8])]| {
+        let mut apply = |ranges: &[Range<'_>]| {
             for (block, offset, bytes) in ranges {
                 nvm.write(block.offset_bytes() + u64::from(*offset), bytes)?;
             }
@@ -120,7 +119,12 @@ impl Store {
     }
 
     /// The parts put together; nothing is read.
-    pub(crate) fn assemble(devices: Devices, layout: Layout, journal: Journal, options: &OpenOptions) -> Self {
+    pub(crate) fn assemble(
+        devices: Devices,
+        layout: Layout,
+        journal: Journal,
+        options: &OpenOptions,
+    ) -> Self {
         let cache = MetaCache::new(
             Arc::clone(&devices.nvm),
             layout.blocks(Tier::Nvm),
@@ -176,7 +180,10 @@ impl Store {
                 let units = blocks / self.layout.unit_blocks(tier);
                 let open = state.open_unit[tier as usize].get().checked_sub(1);
                 if open.is_some_and(|unit| unit >= units) {
-                    return Err(StoreError::Damaged(format!("{}: open unit beyond the tier", tier.name())));
+                    return Err(StoreError::Damaged(format!(
+                        "{}: open unit beyond the tier",
+                        tier.name()
+                    )));
                 }
                 space.set_open(tier, open);
             }

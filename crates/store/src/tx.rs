@@ -5,10 +5,12 @@ use crate::layout::Place;
 use crate::lens::POOL_INO;
 use crate::{DirItem, OP_ROOM, Progress, Result, StoreError};
 use varve_extent_tree::{ExtentTree, MetaIo};
-use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot, OrphanLinks, SYMLINK_INLINE_MAX};
+use varve_format::inode::{
+    Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot, OrphanLinks, SYMLINK_INLINE_MAX,
+};
 use varve_format::{
-    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileBlock, FileKind, Generation, Ino, InodeAttr,
-    InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
+    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileBlock, FileKind, Generation, Ino,
+    InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -213,7 +215,9 @@ impl Tx<'_> {
     pub fn dir_remove(&mut self, dir: Ino, name: &[u8]) -> Result<DirItem> {
         self.guard(|core| {
             let old = core.lens().dir_lookup(dir, name)?.ok_or(StoreError::NotFound)?;
-            core.with_dir(dir, |core, root, directory| directory.remove(core, root, name).map(drop))?;
+            core.with_dir(dir, |core, root, directory| {
+                directory.remove(core, root, name).map(drop)
+            })?;
             Ok(old)
         })
     }
@@ -332,8 +336,21 @@ impl Core<'_> {
         if home < blocks {
             candidates.push(home);
         }
-        candidates.extend(self.writer.inode_hints.range(home..).take(INODE_LOOKS / 2).copied());
-        candidates.extend(self.writer.inode_hints.range(..home).rev().take(INODE_LOOKS / 2).copied());
+        candidates.extend(
+            self.writer
+                .inode_hints
+                .range(home..)
+                .take(INODE_LOOKS / 2)
+                .copied(),
+        );
+        candidates.extend(
+            self.writer
+                .inode_hints
+                .range(..home)
+                .rev()
+                .take(INODE_LOOKS / 2)
+                .copied(),
+        );
         let scan = self.writer.inode_scan;
         candidates.extend((scan..blocks).take(INODE_LOOKS));
         for index in candidates {
@@ -396,7 +413,10 @@ impl Core<'_> {
     }
 
     fn root_exists(&self) -> Result<bool> {
-        Ok(!matches!(self.lens().slot(ROOT_INO)?, InodeSlot::Free(Generation(0))))
+        Ok(!matches!(
+            self.lens().slot(ROOT_INO)?,
+            InodeSlot::Free(Generation(0))
+        ))
     }
 
     /// Makes the inode file longer; returns its first new block.

@@ -146,7 +146,10 @@ impl DataTarget {
     /// The same, with the reserve.
     #[must_use]
     pub const fn with_reserve(self) -> Self {
-        Self { reserve: true, ..self }
+        Self {
+            reserve: true,
+            ..self
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a pool does while nothing goes wrong.
 use super::*;
 use crate::StoreError;
-use varve_format::{BlockNo, FileBlock, LeaseNo, LogSeq, Seal, SessionId};
 use varve_format::session::{GrantRow, SessionRow, SessionState};
+use varve_format::{BlockNo, FileBlock, LeaseNo, LogSeq, Seal, SessionId};
 
 #[test]
 fn pool_comes_back_equal_when_reopened() {
@@ -12,8 +12,12 @@ fn pool_comes_back_equal_when_reopened() {
     for i in 0..50 {
         let file = make(&mut tx, dir.ino, &format!("f{i}"), 0o100_644).unwrap();
         let target = [NVM, SSD, HDD][i % 3];
-        tx.write_bytes(file.ino, &[(i as u64 * 10, &pattern(3000 * i + 1, i as u64))], target)
-            .unwrap();
+        tx.write_bytes(
+            file.ino,
+            &[(i as u64 * 10, &pattern(3000 * i + 1, i as u64))],
+            target,
+        )
+        .unwrap();
         tx.xattr_set(file.ino, b"user.x", &pattern(i * 50, 3)).unwrap();
     }
     make_link(&mut tx, ROOT_INO, "short", 0o120_777, b"d/f1").unwrap();
@@ -21,7 +25,12 @@ fn pool_comes_back_equal_when_reopened() {
     tx.commit().unwrap();
     assert_clean(&rig.store);
     let rig = rig.reopen();
-    assert_eq!(rig.store.read_link(rig.store.dir_lookup(ROOT_INO, b"long").unwrap().unwrap().key.ino).unwrap(), [b'x'; 3000]);
+    assert_eq!(
+        rig.store
+            .read_link(rig.store.dir_lookup(ROOT_INO, b"long").unwrap().unwrap().key.ino)
+            .unwrap(),
+        [b'x'; 3000]
+    );
     assert!(matches!(rig.store.xattr_get(dir.ino, b"no"), Ok(None)));
 }
 
@@ -29,18 +38,30 @@ fn pool_comes_back_equal_when_reopened() {
 fn open_refuses_with_a_clear_error_when_there_is_no_pool_or_a_newer_one() {
     let rig = Rig::new();
     let devices = devices_of(&rig.world);
-    assert!(matches!(Store::mkfs(&devices, &MkfsOptions::default()), Err(StoreError::Devices(_))));
+    assert!(matches!(
+        Store::mkfs(&devices, &MkfsOptions::default()),
+        Err(StoreError::Devices(_))
+    ));
     let mut sb = crate::store::read_superblock(&devices).unwrap();
     sb.version = zerocopy::little_endian::U32::new(2);
     let sb = sb.sealed();
     devices.nvm.write(0, zerocopy::IntoBytes::as_bytes(&sb)).unwrap();
     // The other copy still serves.
     assert!(open(&rig.world).is_ok());
-    devices.nvm.write(4096, zerocopy::IntoBytes::as_bytes(&sb)).unwrap();
+    devices
+        .nvm
+        .write(4096, zerocopy::IntoBytes::as_bytes(&sb))
+        .unwrap();
     let text = open(&rig.world).err().unwrap().to_string();
     assert!(text.contains("newer"), "{text}");
     devices.nvm.write(0, &[0; 8192]).unwrap();
-    assert!(open(&rig.world).err().unwrap().to_string().contains("no Varve pool"));
+    assert!(
+        open(&rig.world)
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("no Varve pool")
+    );
 }
 
 #[test]
@@ -48,16 +69,20 @@ fn dropped_transaction_leaves_no_trace() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "a", 0o100_644).unwrap();
-    tx.write_bytes(file.ino, &[(0, &pattern(100_000, 1))], SSD).unwrap();
+    tx.write_bytes(file.ino, &[(0, &pattern(100_000, 1))], SSD)
+        .unwrap();
     tx.commit().unwrap();
     let (before, space) = (dump(&rig.store), rig.store.space());
     let newest = rig.store.newest_tx();
     let mut tx = rig.store.begin().unwrap();
     let other = make(&mut tx, ROOT_INO, "b", 0o100_644).unwrap();
     // Several units, NVM, HDD, frees, rows.
-    tx.write_bytes(other.ino, &[(0, &pattern(600_000, 2))], SSD).unwrap();
-    tx.write_bytes(other.ino, &[(700_000, &pattern(600_000, 2))], HDD).unwrap();
-    tx.write_bytes(file.ino, &[(50, &pattern(60_000, 2))], NVM).unwrap();
+    tx.write_bytes(other.ino, &[(0, &pattern(600_000, 2))], SSD)
+        .unwrap();
+    tx.write_bytes(other.ino, &[(700_000, &pattern(600_000, 2))], HDD)
+        .unwrap();
+    tx.write_bytes(file.ino, &[(50, &pattern(60_000, 2))], NVM)
+        .unwrap();
     tx.truncate(file.ino, 10).unwrap();
     let id = tx.next_session_id().unwrap();
     tx.session_put(&session(id)).unwrap();
@@ -139,8 +164,14 @@ fn generations_grow_when_numbers_are_used_again() {
     for round in 0..40 {
         let mut tx = rig.store.begin().unwrap();
         let keys = tx.alloc_inodes(ROOT_INO, 16).unwrap();
-        assert!(keys.windows(2).all(|pair| pair[0].ino.0 + 1 == pair[1].ino.0), "round {round}");
-        assert!(keys.iter().all(|key| key.ino.0 / 16 == keys[0].ino.0 / 16 && seen.insert(*key)));
+        assert!(
+            keys.windows(2).all(|pair| pair[0].ino.0 + 1 == pair[1].ino.0),
+            "round {round}"
+        );
+        assert!(
+            keys.iter()
+                .all(|key| key.ino.0 / 16 == keys[0].ino.0 / 16 && seen.insert(*key))
+        );
         for key in keys {
             tx.release_inode(key).unwrap();
         }
@@ -150,7 +181,12 @@ fn generations_grow_when_numbers_are_used_again() {
     assert_eq!(rig.store.space().inodes_used, 1);
     // Numbers are used again, so the inode file stays small.
     let mut count = 0;
-    rig.store.for_each_inode(&mut |_, _| { count += 1; true }).unwrap();
+    rig.store
+        .for_each_inode(&mut |_, _| {
+            count += 1;
+            true
+        })
+        .unwrap();
     assert_eq!(count, 1);
     assert!(seen.iter().all(|key| key.ino.0 < 128));
     rig.reopen();
@@ -161,8 +197,12 @@ fn holes_and_unwritten_blocks_read_as_zeros_and_are_found() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
-    tx.write_bytes(file, &[(4096 * 2 + 10, b"data"), (4096 * 10, &[1; 4096])], NVM).unwrap();
-    assert_eq!(tx.allocate(file, 4096 * 4, 4096 * 2, false, NVM).unwrap(), Progress::Done);
+    tx.write_bytes(file, &[(4096 * 2 + 10, b"data"), (4096 * 10, &[1; 4096])], NVM)
+        .unwrap();
+    assert_eq!(
+        tx.allocate(file, 4096 * 4, 4096 * 2, false, NVM).unwrap(),
+        Progress::Done
+    );
     tx.commit().unwrap();
     let store = &rig.store;
     assert_eq!(store.get(file).unwrap().attr.size_bytes, 4096 * 11);
@@ -205,7 +245,15 @@ fn shrinking_and_growing_again_shows_zeros() {
         rig.store.read(file, 0, &mut bytes).unwrap();
         assert!(bytes[..5000].iter().all(|byte| *byte == 7));
         assert!(bytes[5000..].iter().all(|byte| *byte == 0));
-        assert_eq!(rig.store.map(file, FileBlock(0), 10).unwrap().iter().map(|e| e.len).sum::<u32>(), 2);
+        assert_eq!(
+            rig.store
+                .map(file, FileBlock(0), 10)
+                .unwrap()
+                .iter()
+                .map(|e| e.len)
+                .sum::<u32>(),
+            2
+        );
     }
     rig.reopen();
 }
@@ -216,7 +264,8 @@ fn damaged_data_is_reported_when_read_from_ssd() {
     let mut tx = rig.store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
     // More than a unit: the first is sealed.
-    tx.write_bytes(file, &[(0, &pattern(4096 * 100, 5))], SSD).unwrap();
+    tx.write_bytes(file, &[(0, &pattern(4096 * 100, 5))], SSD)
+        .unwrap();
     tx.commit().unwrap();
     let extents = rig.store.map(file, FileBlock(0), 10).unwrap();
     assert!(extents.len() == 2 && extents.iter().all(|extent| extent.tier == Tier::Ssd));
@@ -229,11 +278,16 @@ fn damaged_data_is_reported_when_read_from_ssd() {
         block[77] ^= 1;
         ssd.write(offset, &block).unwrap();
         let result = rig.store.read(file, at * 4096, &mut [0; 10]);
-        assert!(matches!(result, Err(StoreError::DataChecksum { tier: Tier::Ssd, block }) if block == extent.block));
+        assert!(
+            matches!(result, Err(StoreError::DataChecksum { tier: Tier::Ssd, block }) if block == extent.block)
+        );
         assert_eq!(rig.store.check_data().unwrap().len(), 1);
         let mut tx = rig.store.begin().unwrap();
         assert!(tx.write_bytes(file, &[(at * 4096 + 5, b"x")], SSD).is_err());
-        assert!(matches!(tx.write_bytes(file, &[(0, b"x")], SSD), Err(StoreError::Poisoned)));
+        assert!(matches!(
+            tx.write_bytes(file, &[(0, b"x")], SSD),
+            Err(StoreError::Poisoned)
+        ));
         assert!(matches!(tx.commit(), Err(StoreError::Poisoned)));
         block[77] ^= 1;
         ssd.write(offset, &block).unwrap();
@@ -252,15 +306,42 @@ fn migration_moves_blocks_only_if_they_are_still_there() {
     let old = rig.store.map(file, FileBlock(0), 2).unwrap()[0];
     assert_eq!(old.tier, Tier::Nvm);
     let mut tx = rig.store.begin().unwrap();
-    assert!(!tx.migrate(file, FileBlock(0), 20, (Tier::Nvm, BlockNo(old.block.0 + 1)), DataTarget::only(Tier::Ssd)).unwrap());
-    assert!(tx.migrate(file, FileBlock(0), 20, (Tier::Nvm, old.block), DataTarget::only(Tier::Ssd)).unwrap());
+    assert!(
+        !tx.migrate(
+            file,
+            FileBlock(0),
+            20,
+            (Tier::Nvm, BlockNo(old.block.0 + 1)),
+            DataTarget::only(Tier::Ssd)
+        )
+        .unwrap()
+    );
+    assert!(
+        tx.migrate(
+            file,
+            FileBlock(0),
+            20,
+            (Tier::Nvm, old.block),
+            DataTarget::only(Tier::Ssd)
+        )
+        .unwrap()
+    );
     tx.commit().unwrap();
-    assert!(rig.store.map(file, FileBlock(0), 9).unwrap().iter().all(|extent| extent.tier == Tier::Ssd));
+    assert!(
+        rig.store
+            .map(file, FileBlock(0), 9)
+            .unwrap()
+            .iter()
+            .all(|extent| extent.tier == Tier::Ssd)
+    );
     let mut back = vec![0; data.len()];
     rig.store.read(file, 0, &mut back).unwrap();
     assert_eq!(back, data);
     let rig = rig.reopen();
-    assert_eq!(rig.store.space().tiers[1].free + 20, rig.store.space().tiers[1].total);
+    assert_eq!(
+        rig.store.space().tiers[1].free + 20,
+        rig.store.space().tiers[1].total
+    );
 }
 
 #[test]
@@ -274,7 +355,8 @@ fn huge_file_is_freed_in_several_transactions() {
     for round in 0..10_u64 {
         let mut tx = rig.store.begin().unwrap();
         for i in 0..60 {
-            tx.write_data(file, FileBlock((round * 60 + i) * 2), &[3; 4096], true, NVM).unwrap();
+            tx.write_data(file, FileBlock((round * 60 + i) * 2), &[3; 4096], true, NVM)
+                .unwrap();
         }
         tx.commit().unwrap();
     }
@@ -315,9 +397,11 @@ fn journal_wraps_many_times() {
             }
             let file = make(&mut tx, ROOT_INO, &name, 0o100_644).unwrap().ino;
             let len = (i * 977 % 30_000) as usize + 1;
-            tx.write_bytes(file, &[(i, &pattern(len, i))], [NVM, SSD, HDD][(i % 3) as usize]).unwrap();
+            tx.write_bytes(file, &[(i, &pattern(len, i))], [NVM, SSD, HDD][(i % 3) as usize])
+                .unwrap();
             for x in 0..i % 5 {
-                tx.xattr_set(file, format!("user.{x}").as_bytes(), &pattern(900, x)).unwrap();
+                tx.xattr_set(file, format!("user.{x}").as_bytes(), &pattern(900, x))
+                    .unwrap();
             }
             tx.commit().unwrap();
         }
@@ -333,7 +417,10 @@ fn writer_waits_for_the_other_and_readers_do_not() {
     make(&mut tx, ROOT_INO, "a", 0o100_644).unwrap();
     std::thread::scope(|scope| {
         // Runs to its end while the transaction is open.
-        scope.spawn(|| assert!(rig.store.dir_lookup(ROOT_INO, b"a").unwrap().is_none())).join().unwrap();
+        scope
+            .spawn(|| assert!(rig.store.dir_lookup(ROOT_INO, b"a").unwrap().is_none()))
+            .join()
+            .unwrap();
         let second = scope.spawn(|| {
             let mut tx = rig.store.begin().unwrap();
             assert!(tx.dir_lookup(ROOT_INO, b"a").unwrap().is_some());

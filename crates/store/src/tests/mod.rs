@@ -156,7 +156,9 @@ fn walk(store: &Store, ino: Ino, path: &str, out: &mut BTreeMap<String, String>)
             assert_eq!(store.read(ino, 0, &mut bytes).unwrap(), bytes.len());
             text += &format!(" data {:08x}", crc32c::crc32c(&bytes));
         }
-        Content::Symlink(_) | Content::SymlinkBlock(_) => text += &format!(" -> {:?}", store.read_link(ino).unwrap()),
+        Content::Symlink(_) | Content::SymlinkBlock(_) => {
+            text += &format!(" -> {:?}", store.read_link(ino).unwrap())
+        }
         Content::Dir(_) => {
             for item in store.dir_iter(ino, 0, usize::MAX).unwrap() {
                 let path = format!("{path}/{}", String::from_utf8_lossy(&item.name));

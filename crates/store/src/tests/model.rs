@@ -71,7 +71,8 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
                 unlink(tx, ROOT_INO, &name(b)).unwrap();
             }
             let item = tx.dir_remove(ROOT_INO, name(a).as_bytes()).unwrap();
-            tx.dir_insert(ROOT_INO, name(b).as_bytes(), item.key, item.kind).unwrap();
+            tx.dir_insert(ROOT_INO, name(b).as_bytes(), item.key, item.kind)
+                .unwrap();
             let data = model.remove(&a).unwrap();
             model.insert(b, data);
         }
@@ -105,26 +106,38 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
                     data.resize(from, 0);
                 }
                 Op::Punch(..) => {
-                    assert_eq!(tx.punch(ino, from as u64, u64::from(len), NVM).unwrap(), Progress::Done);
+                    assert_eq!(
+                        tx.punch(ino, from as u64, u64::from(len), NVM).unwrap(),
+                        Progress::Done
+                    );
                     let end = to.min(data.len());
                     if from < end {
                         data[from..end].fill(0);
                     }
                 }
                 Op::Zero(..) => {
-                    assert_eq!(tx.zero(ino, from as u64, u64::from(len), true, NVM).unwrap(), Progress::Done);
+                    assert_eq!(
+                        tx.zero(ino, from as u64, u64::from(len), true, NVM).unwrap(),
+                        Progress::Done
+                    );
                     grow(data);
                     data[from..to].fill(0);
                 }
                 Op::Allocate(..) => {
-                    assert_eq!(tx.allocate(ino, from as u64, u64::from(len), true, SSD).unwrap(), Progress::Done);
+                    assert_eq!(
+                        tx.allocate(ino, from as u64, u64::from(len), true, SSD).unwrap(),
+                        Progress::Done
+                    );
                     grow(data);
                 }
                 Op::Migrate(_, to) => {
                     if let Some(extent) = tx.map(ino, FileBlock(0), 1).unwrap().first() {
                         let target = DataTarget::only(tier(to).tier);
                         let from = (extent.tier, extent.block);
-                        assert!(tx.migrate(ino, extent.file_block, extent.len, from, target).unwrap());
+                        assert!(
+                            tx.migrate(ino, extent.file_block, extent.len, from, target)
+                                .unwrap()
+                        );
                     }
                 }
                 _ => {}
@@ -143,7 +156,10 @@ fn compare(store: &Store, model: &Model) {
     names.sort();
     let mut expected: Vec<_> = model.keys().map(|n| name(*n)).collect();
     expected.sort();
-    assert_eq!(names.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(), expected);
+    assert_eq!(
+        names.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>(),
+        expected
+    );
     for (n, data) in model {
         let ino = names.iter().find(|(found, _)| *found == name(*n)).unwrap().1;
         assert_eq!(store.get(ino).unwrap().attr.size_bytes, data.len() as u64);

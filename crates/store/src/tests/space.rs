@@ -8,8 +8,10 @@ fn freed_data_waits_for_the_horizon() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
-    tx.write_data(file, FileBlock(0), &[1; 4096 * 8], true, SSD).unwrap();
-    tx.write_data(file, FileBlock(8), &[1; 4096 * 8], true, NVM).unwrap();
+    tx.write_data(file, FileBlock(0), &[1; 4096 * 8], true, SSD)
+        .unwrap();
+    tx.write_data(file, FileBlock(8), &[1; 4096 * 8], true, NVM)
+        .unwrap();
     let made = tx.commit().unwrap();
     rig.store.set_reader_horizon(made);
     let free = rig.store.space();
@@ -65,15 +67,23 @@ fn full_tiers_fall_through_and_then_refuse_with_nothing_half_done() {
             Err(StoreError::NoSpace { .. }) => {
                 assert!(matches!(tx.commit(), Err(StoreError::Poisoned)));
                 let after = rig.store.space();
-                assert_eq!(before.tiers.map(|tier| tier.free), after.tiers.map(|tier| tier.free));
+                assert_eq!(
+                    before.tiers.map(|tier| tier.free),
+                    after.tiers.map(|tier| tier.free)
+                );
                 break at;
             }
             Err(error) => panic!("{error}"),
         };
         at += 128;
     };
-    let used: std::collections::HashSet<_> =
-        rig.store.map(file, FileBlock(0), 10_000).unwrap().iter().map(|extent| extent.tier).collect();
+    let used: std::collections::HashSet<_> = rig
+        .store
+        .map(file, FileBlock(0), 10_000)
+        .unwrap()
+        .iter()
+        .map(|extent| extent.tier)
+        .collect();
     assert_eq!(used.len(), 3);
     assert_clean(&rig.store);
     assert!(matches!(rig.store.reserve(128), Err(StoreError::NoSpace { .. })));
@@ -125,7 +135,8 @@ fn units_with_holes_are_filled_when_no_empty_one_is_left() {
     tx.commit().unwrap();
     rig = rig.reopen();
     let mut tx = rig.store.begin().unwrap();
-    tx.write_data(keep, FileBlock(5000), &pattern(4096 * 200, 9), true, only).unwrap();
+    tx.write_data(keep, FileBlock(5000), &pattern(4096 * 200, 9), true, only)
+        .unwrap();
     tx.commit().unwrap();
     assert_clean(&rig.store);
     rig.reopen();
@@ -138,7 +149,11 @@ fn record_that_is_too_long_is_refused_and_undone() {
     for batch in 0..8 {
         let mut tx = rig.store.begin().unwrap();
         for i in 0..250 {
-            files.push(make(&mut tx, ROOT_INO, &format!("file {batch} {i}"), 0o100_644).unwrap().ino);
+            files.push(
+                make(&mut tx, ROOT_INO, &format!("file {batch} {i}"), 0o100_644)
+                    .unwrap()
+                    .ino,
+            );
         }
         tx.commit().unwrap();
     }
@@ -147,7 +162,8 @@ fn record_that_is_too_long_is_refused_and_undone() {
     let whole = tx.room();
     let mut changed = 0;
     for ino in &files {
-        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1)).unwrap();
+        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1))
+            .unwrap();
         changed += 1;
         assert!(tx.room() < whole);
         if tx.room() == 0 {
@@ -167,7 +183,8 @@ fn record_that_is_too_long_is_refused_and_undone() {
         if tx.room() < crate::OP_ROOM {
             break;
         }
-        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1)).unwrap();
+        tx.edit(*ino, |attr| (attr.uid, attr.mtime_ns) = (77, -1))
+            .unwrap();
     }
     tx.commit().unwrap();
     assert_eq!(rig.store.get(files[0]).unwrap().attr.uid, 77);
