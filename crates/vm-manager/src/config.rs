@@ -52,6 +52,9 @@ pub enum Leave {
 pub struct TierConfig {
     /// NUMA nodes of the tier.
     pub nodes: Vec<u32>,
+    /// Most memory that managed processes may fill in it, MiB (1..=67108864); all of it if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_mib: Option<u64>,
 }
 
 /// The whole policy.
@@ -283,6 +286,11 @@ impl PolicyFile {
         for tier in &self.tier {
             if tier.nodes.is_empty() {
                 return Err(ConfigError::Tiers("a [[tier]] names no node".to_owned()));
+            }
+            if tier.limit_mib.is_some_and(|l| !(1..=1 << 26).contains(&l)) {
+                return Err(ConfigError::Tiers(
+                    "a tier's `limit_mib` is not between 1 and 67108864".to_owned(),
+                ));
             }
             if let Some(node) = tier.nodes.iter().find(|n| !seen.insert(**n)) {
                 return Err(ConfigError::Tiers(format!("node {node} is in two tiers")));

@@ -131,9 +131,18 @@ impl Engine {
                 .find(|(m, ..)| m == n)
                 .map_or(0, |(_, b, _)| b / PAGE_BYTES)
         };
+        let limit = |i: usize| {
+            config
+                .tier
+                .get(i)
+                .and_then(|t| t.limit_mib)
+                .map_or(u64::MAX, |m| (m << 20) / PAGE_BYTES)
+        };
+        let whole = |t: &Tier| t.nodes.iter().map(node_pages).sum::<u64>();
         let capacity: Vec<u64> = tiers
             .iter()
-            .map(|t| t.nodes.iter().map(node_pages).sum())
+            .enumerate()
+            .map(|(i, t)| whole(t).min(limit(i)))
             .collect();
         let may_evict = config.multi_clock.evict && machine::swap_bytes() > 0;
         let multi_clock = (config.tiering && (tiers.len() > 1 || may_evict) && !capacity.is_empty())
@@ -173,6 +182,16 @@ impl Engine {
     /// What the kernel has and lacks.
     pub const fn probe(&self) -> &Probe {
         &self.probe
+    }
+
+    /// The tiering policy, where there is more than one tier.
+    pub const fn multi_clock(&self) -> Option<&MultiClock> {
+        self.multi_clock.as_ref()
+    }
+
+    /// The huge page policy, where the kernel can do it.
+    pub const fn ingens(&self) -> Option<&Ingens> {
+        self.ingens.as_ref()
     }
 
     /// Manages a process (and its children, if configured).

@@ -29,8 +29,13 @@ impl HeatMap {
     /// Adds a moment. `regions` are (first address, one past the last, heat 0.0..=1.0 if seen) in rising order. When
     /// the layout of rows changes, older moments are dropped: they would lie at wrong addresses.
     pub fn push(&mut self, regions: &[(u64, u64, Option<f64>)]) {
-        let per_row = regions.len().div_ceil(ROWS).max(1);
-        let chunks: Vec<_> = regions.chunks(per_row).collect();
+        // Rows never cross a gap, unless there are too many gaps to show.
+        let runs = regions.chunk_by(|a, b| a.1 == b.0);
+        let per_row = regions.len().div_ceil(ROWS / 2).max(1);
+        let mut chunks: Vec<_> = runs.flat_map(|run| run.chunks(per_row)).collect();
+        if chunks.len() > ROWS {
+            chunks = regions.chunks(regions.len().div_ceil(ROWS)).collect();
+        }
         let rows: Vec<(u64, u64)> = chunks.iter().map(|c| (c[0].0, c[c.len() - 1].1)).collect();
         if rows != self.rows {
             self.columns.clear();

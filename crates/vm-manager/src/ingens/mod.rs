@@ -203,7 +203,11 @@ impl Ingens {
             };
             // What was not seen is not filled in: the vector does not move.
             let touched = match touch {
-                Touch::Unknown => continue,
+                Touch::Unknown => {
+                    // Still learning is no reason to look less often.
+                    news += u64::from(region.looks == 0);
+                    continue;
+                }
                 Touch::Idle => false,
                 Touch::Read | Touch::Written => true,
             };

@@ -88,6 +88,8 @@ pub struct MultiClock {
     config: MultiClockConfig,
     table: Table,
     capacity: Vec<u64>,
+    /// Base pages of ours in each tier.
+    used: Vec<u64>,
     marks: Vec<Watermarks>,
     edges: EdgeCounts,
     scan_budget: u64,
@@ -118,6 +120,7 @@ impl MultiClock {
         Self {
             table: Table::new(capacity_pages.len()),
             capacity: capacity_pages.to_vec(),
+            used: vec![0; capacity_pages.len()],
             marks,
             edges: EdgeCounts::default(),
             scan_budget: config.scan_batch_pages,
@@ -171,6 +174,7 @@ impl MultiClock {
             ListKind::Inactive
         };
         if tier.index() < self.capacity.len() && self.table.insert(key, class, tier, kind).is_some() {
+            self.used[tier.index()] += 1;
             self.edges
                 .count(if unevictable { Edge::Lock } else { Edge::Allocate });
         }
@@ -219,7 +223,13 @@ impl MultiClock {
         self.table.check()
     }
 
+    /// Base pages of ours in a tier.
+    pub fn used(&self, tier: TierId) -> u64 {
+        self.used[tier.index()]
+    }
+
     fn drop_slot(&mut self, slot: Slot) {
+        self.used[self.table.meta(slot).tier().index()] -= self.weight(slot);
         self.table.remove(slot);
         self.edges.count(Edge::Free);
     }
@@ -278,8 +288,17 @@ impl MultiClock {
 
     /// Puts a page at the head of a list, not referenced.
     fn enter(&mut self, slot: Slot, tier: TierId, kind: ListKind) {
+        let weight = self.weight(slot);
+        self.used[self.table.meta(slot).tier().index()] -= weight;
+        self.used[tier.index()] += weight;
         self.table.meta_mut(slot).set_referenced(false);
         self.table.move_to(slot, tier, kind);
+    }
+
+    /// Free pages of a tier: what the actuator has, but no more than is left of the capacity given to us.
+    fn free_in(&self, tier: TierId, actuator: &mut dyn Actuator) -> u64 {
+        let left = self.capacity[tier.index()].saturating_sub(self.used[tier.index()]);
+        actuator.free_pages(tier).min(left)
     }
 
     fn weight(&self, slot: Slot) -> u64 {
@@ -288,6 +307,12 @@ impl MultiClock {
         } else {
             1
         }
+    }
+
+    fn set_huge(&mut self, slot: Slot, huge: bool) {
+        let (before, tier) = (self.weight(slot), self.table.meta(slot).tier().index());
+        self.table.meta_mut(slot).set_huge(huge);
+        self.used[tier] = self.used[tier] - before + self.weight(slot);
     }
 
     /// Asks the tracker about the oldest `count` pages of a list; answers in `self.slots` and `self.touches`.
@@ -416,7 +441,7 @@ impl Policy for MultiClock {
                 (true, None) => fresh.push(key),
                 (false, Some(slot)) => self.drop_slot(slot),
                 (true, Some(slot)) => {
-                    self.table.meta_mut(slot).set_huge(survey.huge);
+                    self.set_huge(slot, survey.huge);
                     self.set_unevictable(key, survey.unevictable);
                 }
                 (false, None) => {}
@@ -428,7 +453,7 @@ impl Policy for MultiClock {
             if let Some(tier) = place {
                 self.allocate(*key, survey.class, tier, survey.unevictable);
                 if let Some(slot) = self.table.slot(*key) {
-                    self.table.meta_mut(slot).set_huge(survey.huge);
+                    self.set_huge(slot, survey.huge);
                 }
             }
         }

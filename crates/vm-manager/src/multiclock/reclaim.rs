@@ -33,7 +33,7 @@ impl MultiClock {
         batch.sort_by_key(|s| std::cmp::Reverse(self.table.meta(*s).heat));
         let want: u64 = batch.iter().map(|s| self.weight(*s)).sum();
         let marks = self.marks[upper.index()];
-        let mut room = actuator.free_pages(upper).saturating_sub(marks.min);
+        let mut room = self.free_in(upper, actuator).saturating_sub(marks.min);
         if room < want {
             self.reclaim(
                 upper,
@@ -42,7 +42,7 @@ impl MultiClock {
                 actuator,
                 report,
             )?;
-            room = actuator.free_pages(upper).saturating_sub(marks.min);
+            room = self.free_in(upper, actuator).saturating_sub(marks.min);
         }
         let mut fitting = Vec::new();
         for slot in batch {
@@ -93,7 +93,7 @@ impl MultiClock {
         report: &mut StepReport,
     ) -> Result<(), TrackerError> {
         let marks = self.marks[tier.index()];
-        let free = actuator.free_pages(tier);
+        let free = self.free_in(tier, actuator);
         if free >= marks.low {
             return Ok(());
         }
@@ -239,7 +239,7 @@ impl MultiClock {
         let below = TierId(tier.0 + 1);
         if !lowest && !leaving.is_empty() {
             let marks = self.marks[below.index()];
-            let free = actuator.free_pages(below);
+            let free = self.free_in(below, actuator);
             if free < weight + marks.min {
                 self.reclaim(
                     below,
@@ -267,6 +267,7 @@ impl MultiClock {
                     report.evicted += weight;
                     freed += weight;
                     self.edges.count(Edge::Evict);
+                    self.used[tier.index()] -= weight;
                     self.table.remove(slot);
                 }
                 Outcome::Done => {

@@ -393,6 +393,9 @@ proptest! {
             for n in 0..120 {
                 prop_assert_eq!(m.state(pk(n)).map(|s| s.tier), mem.tier(pk(n)));
             }
+            for tier in 0..3 {
+                prop_assert_eq!(m.used(TierId(tier)), mem.used(TierId(tier)));
+            }
             let in_lists = m.edges();
             let born = in_lists.get(Edge::Allocate);
             let gone = in_lists.get(Edge::Free) + in_lists.get(Edge::Evict);
