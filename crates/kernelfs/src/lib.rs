@@ -28,6 +28,7 @@ pub mod digest;
 mod digesting;
 mod error;
 mod hello;
+pub mod host;
 mod kernel;
 pub mod leases;
 mod leasing;

@@ -1,2 +1,23 @@
-//! A pool of plain files on this machine: pool directory, live directory, lock, configuration file, the socket server's set-up.
-//! (Being written together with the command line by its author; the rest of the crate only declares `pub mod host;`.)
+//! A pool of plain files on this machine: its directory and configuration, its live directory, its logs, its devices, the daemon on a
+//! socket. Everything that the rest of the crate does not know about the host.
+
+mod daemon;
+mod devices;
+mod live;
+mod logs;
+mod pool;
+mod readonly;
+mod report;
+mod service;
+pub mod size;
+mod space;
+mod spec;
+
+pub use daemon::{HostDaemon, explain};
+pub use logs::{HostLogs, Recovered};
+pub use pool::{HostPool, LAYOUT_VERSION, PoolLock, TOML, create_pool, uuid_text};
+pub use readonly::{ReadOnlyDevice, ScratchRegion};
+pub use report::{CheckItem, CheckReport, describe};
+pub use service::HostService;
+pub use space::HostSpace;
+pub use spec::{NvmSpec, PoolSpec, TierSpec};

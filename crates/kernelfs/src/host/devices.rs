@@ -1,0 +1,250 @@
+//! The devices of a pool of files: made, opened, removed. Owns which backend serves which file and what is said where the host lacks
+//! something; refuses to know formats.
+
+use super::live;
+use super::pool::HostPool;
+use super::readonly::{ReadOnlyDevice, ScratchRegion};
+use super::size;
+use super::spec::{NvmSpec, TierSpec};
+use crate::KernelError;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use varve_media::host::host_capacity;
+use varve_media::{Backing, BlockDevice, BlockOptions, FileDevice, JournalFile, MappedOptions, MappedRegion, Region};
+use varve_store::{Devices, MkfsOptions, Store};
+
+/// First bytes of a device that must be zeros before it is taken for a tier.
+const PROBE_BYTES: usize = 1 << 20;
+
+/// Bytes of the journal of a pool with this much NVM.
+pub fn journal_bytes(nvm_bytes: u64) -> u64 {
+    (nvm_bytes / 8 / 4096 * 4096).clamp(8 << 20, 64 << 20)
+}
+
+fn mapped(bytes: u64, memory: bool) -> MappedOptions {
+    MappedOptions {
+        backing: if memory { Backing::Shm } else { Backing::File },
+        len_bytes: bytes,
+        max_bytes: bytes,
+        sparse: false,
+    }
+}
+
+/// Makes the files of a new pool.
+pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelError> {
+    let nvm_bytes = pool.spec().nvm.bytes();
+    let journal_len = journal_bytes(nvm_bytes);
+    check_space(pool, nvm_bytes, journal_len)?;
+    for (spec, path) in [(&pool.spec().ssd, pool.ssd_path()), (&pool.spec().hdd, pool.hdd_path())] {
+        if let (TierSpec::Path(_), Some(path)) = (spec, path) {
+            check_device(&path, again)?;
+        }
+    }
+    let logs = pool.logs_dir();
+    match std::fs::create_dir(&logs) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(KernelError::io(format!("cannot make {}", logs.display()), error));
+        }
+        _ => {}
+    }
+    let memory = pool.spec().nvm.is_memory();
+    let nvm = MappedRegion::create(&pool.nvm_path(), mapped(nvm_bytes, memory))?;
+    let journal: Arc<dyn Region> = if memory {
+        Arc::new(MappedRegion::create(&pool.journal_path(), mapped(journal_len, true))?)
+    } else {
+        let journal = JournalFile::create(&pool.journal_path(), journal_len)?;
+        // Written once, so that later durable writes find written blocks and need no work of the host's own journal.
+        fill(&pool.journal_path(), journal_len)?;
+        Arc::new(journal)
+    };
+    Ok(Devices {
+        nvm: Arc::new(nvm),
+        journal,
+        ssd: tier(&pool.spec().ssd, pool.ssd_path(), true)?,
+        hdd: tier(&pool.spec().hdd, pool.hdd_path(), true)?,
+    })
+}
+
+/// Writes the pool's formats, then makes all names durable.
+pub(super) fn format(pool: &HostPool, devices: &Devices, dir_hash_key: [u8; 16]) -> Result<(), KernelError> {
+    let options = MkfsOptions {
+        pool_uuid: pool.uuid(),
+        dir_hash_key,
+        now_ns: varve_ipc::Clock::now_ns(&varve_ipc::SystemClock),
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+        ..MkfsOptions::default()
+    };
+    Store::mkfs(devices, &options)?;
+    varve_media::host::sync_dir(pool.dir())
+        .map_err(|error| KernelError::io(format!("cannot sync {}", pool.dir().display()), error))
+}
+
+/// Removes the files that [`create`] made in the pool's own directories.
+pub(super) fn remove(pool: &HostPool) {
+    let own = |spec: &TierSpec, path: Option<PathBuf>| path.filter(|_| matches!(spec, TierSpec::Size(_)));
+    let paths = [
+        Some(pool.nvm_path()),
+        Some(pool.journal_path()),
+        own(&pool.spec().ssd, pool.ssd_path()),
+        own(&pool.spec().hdd, pool.hdd_path()),
+    ];
+    for path in paths.into_iter().flatten() {
+        // Best effort: what was not made is not there.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn fill(path: &Path, len_bytes: u64) -> Result<(), KernelError> {
+    let zeros = vec![0; 1 << 20];
+    let write = || -> io::Result<()> {
+        let mut file = File::options().write(true).open(path)?;
+        let mut left = len_bytes;
+        while left > 0 {
+            let n = left.min(zeros.len() as u64);
+            file.write_all(&zeros[..n as usize])?;
+            left -= n;
+        }
+        file.sync_all()
+    };
+    write().map_err(|error| KernelError::io(format!("cannot write {}", path.display()), error))
+}
+
+/// Opens the files of a pool.
+pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
+    for path in [Some(pool.nvm_path()), Some(pool.journal_path()), pool.ssd_path(), pool.hdd_path()].into_iter().flatten() {
+        match std::fs::metadata(&path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(KernelError::Pool(format!(
+                    "{} is not there: it is a part of the pool {}. Put it back (or attach the device); without it the pool cannot be opened",
+                    path.display(),
+                    pool.dir().display()
+                )));
+            }
+            Err(error) => return Err(KernelError::io(format!("cannot look at {}", path.display()), error)),
+        }
+    }
+    let memory = pool.spec().nvm.is_memory();
+    let backing = if memory { Backing::Shm } else { Backing::File };
+    let nvm = MappedRegion::open(&pool.nvm_path(), backing, 0, true)?;
+    let journal: Arc<dyn Region> = if memory {
+        Arc::new(MappedRegion::open(&pool.journal_path(), backing, 0, true)?)
+    } else {
+        Arc::new(JournalFile::open(&pool.journal_path())?)
+    };
+    Ok(Devices {
+        nvm: Arc::new(nvm),
+        journal,
+        ssd: tier(&pool.spec().ssd, pool.ssd_path(), false)?,
+        hdd: tier(&pool.spec().hdd, pool.hdd_path(), false)?,
+    })
+}
+
+/// The same devices, changed by nothing.
+pub(super) fn for_looking(devices: Devices) -> Devices {
+    let read_only = |device: Arc<dyn BlockDevice>| Arc::new(ReadOnlyDevice::new(device)) as Arc<dyn BlockDevice>;
+    Devices {
+        nvm: Arc::new(ScratchRegion::new(devices.nvm)),
+        journal: Arc::new(ScratchRegion::new(devices.journal)),
+        ssd: devices.ssd.map(read_only),
+        hdd: devices.hdd.map(read_only),
+    }
+}
+
+fn tier(spec: &TierSpec, path: Option<PathBuf>, create: bool) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
+    let Some(path) = path else { return Ok(None) };
+    let options = BlockOptions::default();
+    let device = match spec {
+        TierSpec::Size(bytes) if create => FileDevice::create(&path, *bytes, options)?,
+        _ => FileDevice::open(&path, options)?,
+    };
+    Ok(Some(Arc::new(device)))
+}
+
+/// What the host lacks, in a line each: nothing is wrong, only slower.
+pub(super) fn remarks(devices: &Devices) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut uring = true;
+    for device in [&devices.ssd, &devices.hdd].into_iter().flatten() {
+        let info = device.info();
+        uring &= info.backend.contains("uring");
+        if !info.backend.contains("O_DIRECT") {
+            lines.push(format!(
+                "{}: its file system does not take O_DIRECT; data goes through the page cache",
+                info.name
+            ));
+        }
+    }
+    if !uring {
+        lines.push("io_uring is not available here (disabled by the kernel or a sandbox); SSD and HDD are read and written by pread and pwrite".into());
+    }
+    lines
+}
+
+/// Refuses what cannot fit on the host, before anything is made.
+fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), KernelError> {
+    match pool.spec().nvm {
+        NvmSpec::Shm(_) => live::check_memory_pool(pool.live(), nvm_bytes, journal_len),
+        NvmSpec::File(_) => {
+            let space = host_capacity(pool.dir())
+                .map_err(|error| KernelError::io(format!("cannot ask for the space at {}", pool.dir().display()), error))?;
+            let need = nvm_bytes + journal_len;
+            if need <= space.available_bytes {
+                return Ok(());
+            }
+            Err(KernelError::Pool(format!(
+                "NVM and journal need {} at {}, which has {} free (SSD and HDD are sparse and take space as they fill). Use a \
+                 smaller --nvm, or free some space",
+                size::show(need),
+                pool.dir().display(),
+                size::show(space.available_bytes)
+            )))
+        }
+    }
+}
+
+/// Refuses a device that is in use or holds something.
+fn check_device(path: &Path, again: bool) -> Result<(), KernelError> {
+    let meta = std::fs::metadata(path).map_err(|error| {
+        KernelError::io(
+            format!("{} (a size makes a sparse file in the pool; a path must be a file or block device that is there)", path.display()),
+            error,
+        )
+    })?;
+    if !meta.is_file() && !meta.file_type().is_block_device() {
+        return Err(KernelError::Pool(format!("{} is neither a file nor a block device", path.display())));
+    }
+    // On a block device O_EXCL without O_CREAT fails while it is mounted or part of something.
+    let flags = if meta.is_file() { 0 } else { libc::O_EXCL };
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(|error| KernelError::io(format!("cannot use {} (is it mounted or in use?)", path.display()), error))?;
+    if again {
+        return Ok(());
+    }
+    let mut start = vec![0; PROBE_BYTES];
+    let mut have = 0;
+    while have < start.len() {
+        match file.read(&mut start[have..]) {
+            Ok(0) => break,
+            Ok(n) => have += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(KernelError::io(format!("cannot read {}", path.display()), error)),
+        }
+    }
+    if start[..have].iter().any(|byte| *byte != 0) {
+        return Err(KernelError::Pool(format!(
+            "{0} is not empty: its first {1} are not all zero. If nothing on it is needed, wipe it first (`dd if=/dev/zero of={0} bs=1M count=1`)",
+            path.display(),
+            size::show(PROBE_BYTES as u64)
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! Findings of a check, for people and programs. Words only.
+
+use serde::{Deserialize, Serialize};
+use varve_store::check::Finding;
+use varve_store::{Store, StoreError};
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckItem {
+    /// Kind, such as `leaked` or `link_count`.
+    pub kind: String,
+    /// What is wrong, in words.
+    pub text: String,
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckReport {
+    /// Nothing is wrong.
+    pub clean: bool,
+    /// What is wrong; at most [`ITEMS_SHOWN`] of them.
+    pub findings: Vec<CheckItem>,
+    /// How many there are.
+    pub count: u64,
+}
+
+/// Most findings that a report names one by one.
+pub const ITEMS_SHOWN: usize = 1000;
+
+impl CheckReport {
+    fn new(findings: &[Finding]) -> Self {
+        Self {
+            clean: findings.is_empty(),
+            count: findings.len() as u64,
+            findings: findings.iter().take(ITEMS_SHOWN).map(describe).collect(),
+        }
+    }
+
+    /// Checks the structures of a pool.
+    ///
+    /// # Errors
+    /// See [`Store::check`].
+    pub fn of_structures(store: &Store) -> Result<Self, StoreError> {
+        Ok(Self::new(&store.check()?))
+    }
+
+    /// Compares all data with its checksums.
+    ///
+    /// # Errors
+    /// See [`Store::check_data`].
+    pub fn of_data(store: &Store) -> Result<Self, StoreError> {
+        Ok(Self::new(&store.check_data()?))
+    }
+}
+
+/// A finding in words.
+#[must_use]
+pub fn describe(finding: &Finding) -> CheckItem {
+    let (kind, text) = match finding {
+        Finding::Tree { owner, block, what } => {
+            let at = block.map_or(String::new(), |block| format!(" at NVM block {block}"));
+            ("tree", format!("tree of inode {owner}{at}: {what}"))
+        }
+        Finding::Image { ino, what } => ("image", format!("inode {ino}: {what}")),
+        Finding::Table { what } => ("table", what.clone()),
+        Finding::OutOfBounds { tier, block, owner } => (
+            "out_of_bounds",
+            format!("inode {owner} uses {} block {block}, which cannot be used", tier.name()),
+        ),
+        Finding::NotMarked { tier, block, owner } => (
+            "not_marked",
+            format!("inode {owner} uses {} block {block}, which counts as free", tier.name()),
+        ),
+        Finding::Leaked { tier, block, len } => {
+            ("leaked", format!("{} blocks {block}..+{len} belong to nobody", tier.name()))
+        }
+        Finding::Shared { tier, block, owner } => (
+            "shared",
+            format!("inode {owner} uses {} block {block}, which another one uses too", tier.name()),
+        ),
+        Finding::Allocator { tier, block, used } => (
+            "allocator",
+            format!(
+                "{} block {block} is {} on media, the allocator believes otherwise",
+                tier.name(),
+                if *used { "in use" } else { "free" }
+            ),
+        ),
+        Finding::Dangling { dir, name, key } => (
+            "dangling",
+            format!("`{}` in directory {dir} names {key}, which is not there", String::from_utf8_lossy(name)),
+        ),
+        Finding::LinkCount { ino, stored, found } => {
+            ("link_count", format!("inode {ino} counts {stored} links, there are {found}"))
+        }
+        Finding::DirTwice { ino, dir } => {
+            ("dir_twice", format!("directory {ino} has a second name, in directory {dir}"))
+        }
+        Finding::Parent { ino, stored, found } => {
+            ("parent", format!("directory {ino} says that its parent is {stored}, it is {found}"))
+        }
+        Finding::Lost { ino, kind } => {
+            ("lost", format!("inode {ino} ({kind:?}) is in use, but no path leads to it"))
+        }
+        Finding::Orphans { what } => ("orphans", format!("list of inodes without a name: {what}")),
+        Finding::Counter { what, stored, found } => {
+            ("counter", format!("the pool counts {stored} {what}, there are {found}"))
+        }
+        Finding::Data { ino, tier, block, what } => {
+            ("data", format!("inode {ino}, {} block {block}: {what}", tier.name()))
+        }
+        other => ("other", format!("{other:?}")),
+    };
+    CheckItem {
+        kind: kind.to_owned(),
+        text,
+    }
+}

@@ -1,0 +1,127 @@
+//! The daemon as its clients see it on this host: the same answers, bounded by what the host's disks can hold, and a status that says
+//! where things lie. Owns those amendments; everything else goes through.
+
+use super::logs::HostLogs;
+use super::pool::HostPool;
+use super::space::HostSpace;
+use crate::KernelFs;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use varve_format::SessionId;
+use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service, StatFs};
+
+/// A [`KernelFs`] on files of this host.
+pub struct HostService {
+    kernel: Arc<KernelFs>,
+    pool: HostPool,
+    logs: Arc<HostLogs>,
+    space: HostSpace,
+    remarks: Vec<String>,
+}
+
+impl HostService {
+    /// Amends `kernel`. `remarks` are shown in the status.
+    #[must_use]
+    pub fn new(
+        kernel: Arc<KernelFs>,
+        pool: HostPool,
+        logs: Arc<HostLogs>,
+        space: HostSpace,
+        remarks: Vec<String>,
+    ) -> Self {
+        Self {
+            kernel,
+            pool,
+            logs,
+            space,
+            remarks,
+        }
+    }
+
+    fn clamp(&self, stat: StatFs) -> StatFs {
+        let missing = self.space.missing_blocks(&self.kernel.store().space());
+        StatFs {
+            blocks: stat.blocks.saturating_sub(missing),
+            blocks_free: stat.blocks_free.saturating_sub(missing),
+            blocks_available: stat.blocks_available.saturating_sub(missing),
+            ..stat
+        }
+    }
+
+    /// How many of `blocks` the host can back, beside what is promised already.
+    fn backed(&self, blocks: u32) -> u32 {
+        let stats = self.kernel.store().space();
+        if self.space.missing_blocks(&stats) == 0 {
+            // The pool is the bound, and says so itself.
+            return blocks;
+        }
+        let left = self.space.usable_blocks(&stats).saturating_sub(stats.reserved);
+        u32::try_from(left).unwrap_or(u32::MAX).min(blocks)
+    }
+
+    fn host_status(&self) -> Value {
+        let stats = self.kernel.store().space();
+        json!({
+            "directory": self.pool.dir(),
+            "live_directory": self.pool.live(),
+            "durability": self.pool.durability(),
+            "recovered_logs": self.logs.recovered(),
+            "missing_bytes": self.space.missing_blocks(&stats) * varve_format::BLOCK_BYTES,
+            "remarks": self.remarks,
+        })
+    }
+
+    fn amend(&self, json: String) -> String {
+        match serde_json::from_str::<Value>(&json) {
+            Ok(Value::Object(mut status)) => {
+                status.insert("host".into(), self.host_status());
+                Value::Object(status).to_string()
+            }
+            _ => json,
+        }
+    }
+}
+
+impl Service for HostService {
+    fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
+        self.kernel.hello(peer, hello)
+    }
+
+    fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError> {
+        match request {
+            Request::StatFs => match self.kernel.call(session, request)? {
+                Response::StatFs(stat) => Ok(Response::StatFs(self.clamp(stat))),
+                other => Ok(other),
+            },
+            Request::Credits { blocks, least } => {
+                let mut backed = self.backed(blocks);
+                if backed < least {
+                    // A digest gives back what was promised and is used up; its own errors are noted where they happen.
+                    let _ = self.kernel.digest_all();
+                    backed = self.backed(blocks);
+                }
+                if backed < least {
+                    return Err(IpcError::Errno(libc::ENOSPC));
+                }
+                self.kernel.call(session, Request::Credits { blocks: backed, least })
+            }
+            Request::Admin(Admin::Status) => match self.kernel.call(session, request)? {
+                Response::Json(json) => Ok(Response::Json(self.amend(json))),
+                other => Ok(other),
+            },
+            request => self.kernel.call(session, request),
+        }
+    }
+
+    fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
+        let status = admin == Admin::Status;
+        match self.kernel.admin(peer, admin)? {
+            Response::Json(json) if status => Ok(Response::Json(self.amend(json))),
+            other => Ok(other),
+        }
+    }
+
+    fn gone(&self, session: SessionId) {
+        self.kernel.gone(session);
+    }
+}
