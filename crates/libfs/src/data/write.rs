@@ -8,10 +8,10 @@
 use super::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::{Inode, InodeWrite};
-use crate::log::{Committed, Logged, Slot, Stamp, TX_BYTES_MAX, slots};
+use crate::log::{Committed, Receipt, Slot, Stamp, TX_BYTES_MAX, slots};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use varve_format::log::{PAYLOAD_MAX, entry_size};
+use varve_format::log::{HEADER_SIZE, PAYLOAD_MAX, entry_size};
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, charge};
 
 /// Largest write that is copied under the inode's lock.
@@ -68,20 +68,22 @@ impl DataPlane {
             return self.write_large(inode, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len));
         }
         let op = LogOp::Write { key: inode.key, offset, data };
-        let slot = self.begin(entry_size(data.len()), charge(&op))?;
+        // Room for a no-op, too: an overwrite in place may have to write its number off.
+        let mut slot = self.begin(entry_size(data.len()) + HEADER_SIZE, charge(&op))?;
         touch(data);
         let whole = (offset | data.len() as u64) % BLOCK_BYTES == 0;
-        if whole && end <= inode.size_hint() && clear.is_empty() && slot.owns_lane() {
-            match self.overwrite(inode, slot, &op, offset, data.len()) {
-                Ok(result) => return result,
-                Err(()) => {
-                    // Somebody holds the inode; the number that was taken is written off.
-                    let slot = self.begin(entry_size(data.len()), charge(&op))?;
-                    return self.write_locked(inode, slot, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len));
-                }
-            }
+        if whole
+            && end <= inode.size_hint()
+            && clear.is_empty()
+            && slot.owns_lane()
+            && let Some(receipt) = self.overwrite(inode, &mut slot, &op, offset, data.len())?
+        {
+            return receipt.check(data.len());
         }
-        self.write_locked(inode, slot, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len))
+        match self.write_locked(inode, slot, Place::At(offset), data, clear) {
+            Ok(_) => Ok(data.len()),
+            Err(error) => Err(error.map(|(_, len)| len)),
+        }
     }
 
     /// Writes `data` at the end of the file; returns where. As [`write`](Self::write).
@@ -103,16 +105,16 @@ impl DataPlane {
         self.write_locked(inode, slot, Place::End, data, clear)
     }
 
-    /// Whole blocks below the size, under no lock. `Err(())`: the inode is locked.
+    /// Whole blocks below the size, under no lock. `None`: somebody has the inode; the slot can be used again.
     #[inline]
     fn overwrite(
         &self,
         inode: &Arc<Inode>,
-        slot: Slot<'_>,
+        slot: &mut Slot<'_>,
         op: &LogOp<'_>,
         offset: u64,
         len: usize,
-    ) -> Result<OpResult<usize>, ()> {
+    ) -> OpResult<Option<Receipt>, usize> {
         let stamp = self.stamp();
         slots::enter_overwrite(slot.index(), inode.id());
         let _in_place = InPlace(slot.index());
@@ -120,20 +122,15 @@ impl DataPlane {
         let number = slot.take_number();
         if inode.is_exclusive() || offset + len as u64 > inode.size_hint() {
             slot.abandon(number.0);
-            return Err(());
+            return Ok(None);
         }
-        let committed = match slot.append_numbered(op, EntryFlags::empty(), stamp, number) {
-            Ok(committed) => committed,
-            Err(error) => return Ok(Err(error)),
-        };
-        if committed.live {
+        let receipt = slot.append_numbered(op, &[], EntryFlags::empty(), stamp, number).map_err(OpError::Failed)?;
+        if receipt.live {
             self.list(inode);
-            for entry in committed.entries() {
-                inode.radix.publish(offset / BLOCK_BYTES, len as u64 / BLOCK_BYTES, entry.addr, entry.seq);
-            }
+            inode.radix.publish(offset / BLOCK_BYTES, len as u64 / BLOCK_BYTES, receipt.addr, receipt.seq);
             inode.note_overwrite(stamp.time_ns);
         }
-        Ok(committed.check(len))
+        Ok(Some(receipt))
     }
 
     /// A small write under the inode's lock.
@@ -148,15 +145,37 @@ impl DataPlane {
     ) -> OpResult<(u64, usize)> {
         let stamp = self.stamp();
         let key = inode.key;
-        if let Some(mut body) = inode.try_write() {
-            let offset = self.settle(&body, &slot, place, data.len())?;
-            let committed = slot.append(&LogOp::Write { key, offset, data }, clear, stamp)?;
-            self.publish(inode, &mut body, &committed, stamp, clear);
-            return committed.check((offset, data.len()));
+        let Some(mut body) = inode.try_write() else {
+            return self.write_behind(inode, slot, place, data, clear);
+        };
+        let offset = self.settle(&body, &slot, place, data.len())?;
+        let op = LogOp::Write { key, offset, data };
+        let receipt = slot.append_one(&op, &[], clear, stamp).map_err(OpError::Failed)?;
+        if receipt.live {
+            self.list(inode);
+            publish_data(inode, &mut body, offset, data.len() as u64, receipt.addr, receipt.seq);
+            changed(&mut body, stamp, clear, receipt.seq);
         }
+        // The number stays in flight until the slot goes, after this.
+        drop(body);
+        receipt.check((offset, data.len()))
+    }
+
+    /// A small write to an inode that somebody has locked: copied while waiting.
+    #[cold]
+    fn write_behind(
+        &self,
+        inode: &Arc<Inode>,
+        mut slot: Slot<'_>,
+        place: Place,
+        data: &[u8],
+        clear: EntryFlags,
+    ) -> OpResult<(u64, usize)> {
         let offset = if let Place::At(offset) = place { offset } else { 0 };
-        slot.stage(self, &LogOp::Write { key, offset, data }, clear)?;
+        // The slot may have no room left: an abandoned number took some.
+        slot.stage(self, &LogOp::Write { key: inode.key, offset, data }, clear)?;
         let mut body = inode.write();
+        let stamp = self.stamp();
         let at = self.settle(&body, &slot, place, data.len())?;
         let committed = slot.commit(stamp, at - offset)?;
         self.publish(inode, &mut body, &committed, stamp, clear);
@@ -260,9 +279,7 @@ impl DataPlane {
         }
         self.list(inode);
         for entry in committed.entries() {
-            publish_data(inode, body, &entry);
-            let end = entry.offset + u64::from(entry.len);
-            grow(body, entry.offset, end);
+            publish_data(inode, body, entry.offset, u64::from(entry.len), entry.addr, entry.seq);
         }
         changed(body, stamp, clear, committed.seqs.last);
     }
@@ -383,15 +400,15 @@ fn cut(at: u64, left: usize, room: usize) -> usize {
     room - ((at + room as u64) % BLOCK_BYTES) as usize
 }
 
-/// Puts one entry's data into the overlay.
+/// Puts one entry's data into the overlay and lets the file reach to its end.
 #[inline]
-fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, entry: &Logged) {
-    let (start, end) = (entry.offset, entry.offset + u64::from(entry.len));
+fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, start: u64, len: u64, addr: u64, seq: LogSeq) {
+    let end = start + len;
     let mut pos = start;
     while pos < end {
         let block = pos / BLOCK_BYTES;
         let base = block * BLOCK_BYTES;
-        let addr = entry.addr + (pos - start);
+        let at = addr + (pos - start);
         if pos == base && end - base >= BLOCK_BYTES {
             let blocks = (end - base) / BLOCK_BYTES;
             if !body.pieces.is_empty() {
@@ -399,14 +416,15 @@ fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, entry: &Logged) {
                     body.pieces.forget_block(block);
                 }
             }
-            inode.radix.publish(block, blocks, addr, entry.seq);
+            inode.radix.publish(block, blocks, at, seq);
             pos += blocks * BLOCK_BYTES;
         } else {
             let stop = end.min(base + BLOCK_BYTES);
-            body.pieces.put(block, (pos - base) as u16, (stop - base) as u16, addr, entry.seq);
+            body.pieces.put(block, (pos - base) as u16, (stop - base) as u16, at, seq);
             pos = stop;
         }
     }
+    grow(body, start, end);
 }
 
 /// The file reaches at least to `end`. Blocks beyond the old end are new; those below are counted as digested.

@@ -18,6 +18,8 @@ const IDLE: u64 = u64::MAX;
 const TAKING: u64 = 0;
 /// Payloads up to this many bytes are put together with their header on the stack and stored at once.
 const COMPOSE_MAX: usize = 448;
+/// As [`COMPOSE_MAX`], in a smaller buffer.
+const COMPOSE_SMALL: usize = 128;
 
 /// A lane. Words of `own` are written by the thread that has the lane (or holds the shared lane's lock) and by nobody else.
 pub(super) struct Lane {
@@ -83,7 +85,18 @@ struct Left {
     pieces: usize,
 }
 
+/// What a slot holds beyond one entry.
+#[derive(Default)]
+struct Staging {
+    pieces: Vec<Piece>,
+    left: Vec<Left>,
+    logged: Vec<Logged>,
+}
+
 /// The calling thread's lane, with space taken in it. Dropped without commit, it leaves nothing.
+///
+/// Small on purpose: what is stored after a non-temporal copy cannot be loaded in another width before the write buffers are drained
+/// (a failed store-to-load forwarding waits for them), so nothing large may be moved between the copy and the return.
 pub struct Slot<'l> {
     log: &'l Log,
     lane: &'l Lane,
@@ -91,13 +104,10 @@ pub struct Slot<'l> {
     start: u64,
     pos: u64,
     end: u64,
-    piece: Option<Piece>,
-    more: Vec<Piece>,
-    left: Vec<Left>,
+    staging: Option<Box<Staging>>,
     // Also keeps a slot on its thread: the guard cannot be sent.
     _shared: Option<MutexGuard<'l, ()>>,
 }
-
 
 /// A committed entry's number and where its data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,9 +122,31 @@ pub struct Logged {
     pub offset: u64,
 }
 
+/// What one write came to, while its slot still keeps the number in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Receipt {
+    pub(crate) seq: LogSeq,
+    /// Log address of the data.
+    pub(crate) addr: u64,
+    pub(crate) live: bool,
+}
+
+impl Receipt {
+    /// As [`Committed::check`].
+    #[inline]
+    pub(crate) fn check<T>(self, result: T) -> OpResult<T> {
+        if self.live {
+            return Ok(result);
+        }
+        Err(OpError::SessionLost { committed: Some((SeqRange { first: self.seq, last: self.seq }, result)), otherwise: None })
+    }
+}
+
 /// A committed transaction. While this exists its numbers count as in flight: publish, then drop it.
 pub struct Committed<'l> {
     slot: Slot<'l>,
+    /// The only entry of a transaction of one.
+    only: Logged,
     /// Its numbers.
     pub seqs: SeqRange,
     /// The session counted when the commit was over. If not: whether the transaction counts is the seal's to say.
@@ -147,9 +179,7 @@ impl<'l> Slot<'l> {
             start: own.start.load(Ordering::Relaxed),
             pos: own.pos.load(Ordering::Relaxed),
             end: own.end.load(Ordering::Relaxed),
-            piece: None,
-            more: Vec::new(),
-            left: Vec::new(),
+            staging: None,
             _shared: guard,
         };
         if slot.pos + bytes as u64 > slot.end {
@@ -224,24 +254,21 @@ impl<'l> Slot<'l> {
             let size = entry_size(payload_len) as u64;
             if self.pos + size > self.end {
                 let start = self.log.take_chunk(host)?;
-                self.left.push(Left { start: self.start, end: self.pos, pieces: staged });
+                let left = Left { start: self.start, end: self.pos, pieces: staged };
+                self.staging.get_or_insert_default().left.push(left);
                 (self.start, self.pos, self.end) = (start, start, chunk_end(start));
             }
-            let crc = self.store_payload(self.pos, body, op.data())?;
+            let crc = self.store_payload(body, op.data())?;
             let meta = EntryMeta { flags, ..EntryMeta::default() };
             let piece = Piece { pos: self.pos, crc, body_len: body.len() as u32, header: op.header(&meta, body.len()) };
             self.pos += size;
-            if self.piece.is_none() {
-                self.piece = Some(piece);
-            } else {
-                self.more.push(piece);
-            }
+            self.staging.get_or_insert_default().pieces.push(piece);
             Ok(())
         })
     }
 
     fn staged(&self) -> usize {
-        usize::from(self.piece.is_some()) + self.more.len()
+        self.staging.as_ref().map_or(0, |staging| staging.pieces.len())
     }
 
     /// Gives the staged entries their numbers, writes their headers and fences once: committed when this returns. `add_offset` is
@@ -250,13 +277,13 @@ impl<'l> Slot<'l> {
     /// # Errors
     /// The region's; nothing counts then.
     pub fn commit<T>(mut self, stamp: Stamp, add_offset: u64) -> OpResult<Committed<'l>, T> {
-        let count = self.staged() as u64;
-        if count == 0 {
+        let Some(mut staging) = self.staging.take().filter(|staging| !staging.pieces.is_empty()) else {
             return Err(OpError::Failed(Errno(libc::EINVAL)));
-        }
+        };
+        let count = staging.pieces.len() as u64;
         let (first, stable) = self.number(count);
-        let mut pieces = std::mem::take(&mut self.more);
-        for (index, piece) in self.piece.iter_mut().chain(pieces.iter_mut()).enumerate() {
+        let Staging { pieces, logged, .. } = &mut *staging;
+        for (index, piece) in pieces.iter_mut().enumerate() {
             let index = index as u64;
             let header = &mut piece.header;
             if header.op == varve_format::OpCode::Write as u8 {
@@ -264,13 +291,24 @@ impl<'l> Slot<'l> {
             }
             complete(header, stamp, first + index, stable, (count - 1 - index) as u32, index > 0);
             header.crc32c = U32::new(entry_crc(piece.crc, header));
-            let written = self.log.region.write(piece.pos, header.as_bytes());
-            if let Err(error) = written {
-                return Err(self.give_up(&error));
+            if let Err(error) = self.log.region.write(piece.pos, header.as_bytes()) {
+                return Err(OpError::Failed(refused(&error)));
             }
+            logged.push(Logged {
+                seq: LogSeq(first + index),
+                addr: piece.pos + (HEADER_SIZE as u64) + u64::from(piece.body_len),
+                len: header.payload_len.get() - piece.body_len,
+                offset: header.offset.get(),
+            });
         }
-        self.more = pieces;
-        self.finish(first, count)
+        let only = logged[0];
+        let left = std::mem::take(&mut staging.left);
+        self.staging = Some(staging);
+        self.log.region.fence().map_err(|error| OpError::Failed(refused(&error)))?;
+        if !left.is_empty() {
+            self.retire_left(&left, first);
+        }
+        Ok(self.committed(first, count, only))
     }
 
     /// Numbers, copies and commits one operation with a single drain of the processor's write buffers. The payload is copied while
@@ -279,80 +317,115 @@ impl<'l> Slot<'l> {
     /// # Errors
     /// As [`commit`](Self::commit); `EINVAL` if it is larger than what was reserved.
     #[inline]
-    pub fn append<T>(self, op: &LogOp<'_>, flags: EntryFlags, stamp: Stamp) -> OpResult<Committed<'l>, T> {
-        self.append_all(&[(*op, flags)], stamp)
+    pub fn append<T>(mut self, op: &LogOp<'_>, flags: EntryFlags, stamp: Stamp) -> OpResult<Committed<'l>, T> {
+        let receipt = with_body(op, |body| self.append_one(op, body, flags, stamp)).map_err(OpError::Failed)?;
+        let only = Logged { seq: receipt.seq, addr: receipt.addr, len: op.data().len() as u32, offset: 0 };
+        let seqs = SeqRange { first: receipt.seq, last: receipt.seq };
+        Ok(Committed { slot: self, only, seqs, live: receipt.live })
+    }
+
+    /// [`append`](Self::append) in place, for one operation whose encoded body is `body`.
+    #[inline]
+    pub(crate) fn append_one(
+        &mut self,
+        op: &LogOp<'_>,
+        body: &[u8],
+        flags: EntryFlags,
+        stamp: Stamp,
+    ) -> Result<Receipt, Errno> {
+        let number = self.number(1);
+        self.append_numbered(op, body, flags, stamp, number)
     }
 
     /// [`append`](Self::append) for several operations that count together or not at all.
     ///
     /// # Errors
     /// As [`append`](Self::append).
-    #[inline]
     pub fn append_all<T>(mut self, ops: &[(LogOp<'_>, EntryFlags)], stamp: Stamp) -> OpResult<Committed<'l>, T> {
         let count = ops.len() as u64;
         if count == 0 || count > u64::from(TX_ENTRIES_MAX) {
             return Err(OpError::Failed(Errno(libc::EINVAL)));
         }
+        let mut staging = Box::<Staging>::default();
         let (first, stable) = self.number(count);
         for (index, (op, flags)) in ops.iter().enumerate() {
             let index = index as u64;
             let stored = with_body(op, |body| {
-                let payload_len = body.len() + op.data().len();
-                let size = entry_size(payload_len) as u64;
-                if payload_len > PAYLOAD_MAX || self.pos + size > self.end {
-                    return Err(OpError::Failed(Errno(libc::EINVAL)));
-                }
-                let meta = EntryMeta { flags: *flags, ..EntryMeta::default() };
-                let mut header = op.header(&meta, body.len());
-                complete(&mut header, stamp, first + index, stable, (count - 1 - index) as u32, index > 0);
-                let piece = self.store(header, body, op.data())?;
-                self.pos += size;
-                Ok(piece)
+                let part = Part { seq: first + index, stable, left: (count - 1 - index) as u32, continues: index > 0 };
+                self.put(op, body, *flags, stamp, part)
             });
             match stored {
-                Ok(piece) if index == 0 => self.piece = Some(piece),
-                Ok(piece) => self.more.push(piece),
-                Err(error) => {
+                Ok(addr) => staging.logged.push(Logged {
+                    seq: LogSeq(first + index),
+                    addr,
+                    len: op.data().len() as u32,
+                    offset: 0,
+                }),
+                Err(errno) => {
                     self.fill_with_noops(first, count);
-                    return Err(error);
+                    return Err(OpError::Failed(errno));
                 }
             }
         }
-        self.finish(first, count)
+        let only = staging.logged[0];
+        self.staging = Some(staging);
+        self.log.region.fence().map_err(|error| OpError::Failed(refused(&error)))?;
+        Ok(self.committed(first, count, only))
     }
 
-    /// Stores header and payload at `pos`.
+    /// Stores one entry, header and all, at the slot's position; returns where its data is.
     #[inline]
-    fn store<T>(&self, mut header: EntryHeader, body: &[u8], data: &[u8]) -> OpResult<Piece, T> {
+    fn put(&mut self, op: &LogOp<'_>, body: &[u8], flags: EntryFlags, stamp: Stamp, part: Part) -> Result<u64, Errno> {
+        let data = op.data();
         let len = body.len() + data.len();
-        let crc;
-        if len <= COMPOSE_MAX {
-            let mut bytes = [0_u8; HEADER_SIZE + COMPOSE_MAX];
-            bytes[HEADER_SIZE..HEADER_SIZE + body.len()].copy_from_slice(body);
-            bytes[HEADER_SIZE + body.len()..HEADER_SIZE + len].copy_from_slice(data);
-            crc = payload_crc(self.log.seed, &bytes[HEADER_SIZE..HEADER_SIZE + len]);
-            header.crc32c = U32::new(entry_crc(crc, &header));
-            bytes[..HEADER_SIZE].copy_from_slice(header.as_bytes());
-            self.log.region.write(self.pos, &bytes[..entry_size(len)]).map_err(|e| OpError::from(&e))?;
-        } else {
-            crc = self.store_payload(self.pos, body, data)?;
-            header.crc32c = U32::new(entry_crc(crc, &header));
-            self.log.region.write(self.pos, header.as_bytes()).map_err(|e| OpError::from(&e))?;
+        let size = entry_size(len) as u64;
+        if len > PAYLOAD_MAX || self.pos + size > self.end {
+            return Err(Errno(libc::EINVAL));
         }
-        Ok(Piece { pos: self.pos, crc, body_len: body.len() as u32, header })
+        let meta = EntryMeta { flags, ..EntryMeta::default() };
+        let mut header = op.header(&meta, body.len());
+        complete(&mut header, stamp, part.seq, part.stable, part.left, part.continues);
+        if len <= COMPOSE_SMALL {
+            self.compose::<{ HEADER_SIZE + COMPOSE_SMALL }>(header, body, data)?;
+        } else if len <= COMPOSE_MAX {
+            self.compose::<{ HEADER_SIZE + COMPOSE_MAX }>(header, body, data)?;
+        } else {
+            let crc = self.store_payload::<()>(body, data).map_err(|_| Errno(libc::EIO))?;
+            let line = header_line(header, crc);
+            if let Err(error) = self.log.region.write(self.pos, line.as_bytes()) {
+                return Err(refused(&error));
+            }
+        }
+        let addr = self.pos + (HEADER_SIZE + body.len()) as u64;
+        self.pos += size;
+        Ok(addr)
     }
 
-    /// Copies a payload behind the header's place at `pos`; returns its checksum.
+    /// Puts a small entry together on the stack and stores it at once.
     #[inline]
-    fn store_payload<T>(&self, pos: u64, body: &[u8], data: &[u8]) -> OpResult<u32, T> {
-        let region = &self.log.region;
-        let at = pos + HEADER_SIZE as u64;
-        let mut crc = self.log.seed;
-        if !body.is_empty() {
-            crc = region.write_crc(at, body, crc).map_err(|e| OpError::from(&e))?;
+    fn compose<const N: usize>(&self, header: EntryHeader, body: &[u8], data: &[u8]) -> Result<(), Errno> {
+        let mut bytes = [0_u8; N];
+        let len = body.len() + data.len();
+        bytes[HEADER_SIZE..HEADER_SIZE + body.len()].copy_from_slice(body);
+        bytes[HEADER_SIZE + body.len()..HEADER_SIZE + len].copy_from_slice(data);
+        let crc = payload_crc(self.log.seed, &bytes[HEADER_SIZE..HEADER_SIZE + len]);
+        bytes[..HEADER_SIZE].copy_from_slice(header_line(header, crc).as_bytes());
+        match self.log.region.write(self.pos, &bytes[..entry_size(len)]) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(refused(&error)),
         }
-        if !data.is_empty() {
-            crc = region.write_crc(at + body.len() as u64, data, crc).map_err(|e| OpError::from(&e))?;
+    }
+
+    /// Copies a payload behind the header's place at the slot's position; returns its checksum.
+    #[inline]
+    fn store_payload<T>(&self, body: &[u8], data: &[u8]) -> OpResult<u32, T> {
+        let region = &self.log.region;
+        let at = self.pos + HEADER_SIZE as u64;
+        let mut crc = self.log.seed;
+        for (at, bytes) in [(at, body), (at + body.len() as u64, data)] {
+            if !bytes.is_empty() {
+                crc = region.write_crc(at, bytes, crc).map_err(|error| OpError::Failed(refused(&error)))?;
+            }
         }
         Ok(crc)
     }
@@ -367,29 +440,28 @@ impl<'l> Slot<'l> {
         (first, self.log.stable(self.index, first))
     }
 
+    /// After the fence: the lane's committed part grows.
     #[inline]
-    fn finish<T>(self, first: u64, count: u64) -> OpResult<Committed<'l>, T> {
-        if let Err(error) = self.log.region.fence() {
-            return Err(self.give_up(&error));
-        }
-        let last = first + count - 1;
+    fn advance(&self, last: u64) {
         let own = &self.lane.own;
-        if !self.left.is_empty() {
-            self.retire_left(first);
-        }
         own.last_seq.store(last, Ordering::Relaxed);
         own.pos.store(self.pos, Ordering::Release);
+    }
+
+    fn committed(self, first: u64, count: u64, only: Logged) -> Committed<'l> {
+        let last = first + count - 1;
+        self.advance(last);
         let live = self.log.is_live();
-        Ok(Committed { seqs: SeqRange { first: LogSeq(first), last: LogSeq(last) }, live, slot: self })
+        Committed { seqs: SeqRange { first: LogSeq(first), last: LogSeq(last) }, live, only, slot: self }
     }
 
     /// Makes the chunks that staging went through the lane's past, and the last one its present.
     #[cold]
-    fn retire_left(&self, first: u64) {
+    fn retire_left(&self, lefts: &[Left], first: u64) {
         let own = &self.lane.own;
         let mut pool = self.log.pool.lock();
         let before = own.last_seq.load(Ordering::Relaxed);
-        for left in &self.left {
+        for left in lefts {
             let last = if left.pieces == 0 { before } else { first + left.pieces as u64 - 1 };
             pool.retire(self.index, left.start, left.end, last);
             pool.synced[self.index] = 0;
@@ -423,16 +495,9 @@ impl<'l> Slot<'l> {
         }
     }
 
-    #[cold]
-    fn give_up<T>(mut self, error: &varve_media::MediaError) -> OpError<T> {
-        tracing::error!(%error, "the log does not take an entry");
-        self.more.clear();
-        OpError::from(error)
-    }
-
     /// Writes a taken number off; for an overwrite in place that finds the inode locked.
     #[cold]
-    pub(crate) fn abandon(mut self, first: u64) {
+    pub(crate) fn abandon(&mut self, first: u64) {
         self.fill_with_noops(first, 1);
     }
 
@@ -442,37 +507,69 @@ impl<'l> Slot<'l> {
         self.number(1)
     }
 
-    /// Second half of [`append`](Self::append) for one operation without a body.
+    /// Second half of [`append_one`](Self::append_one).
     #[inline]
-    pub(crate) fn append_numbered<T>(
-        mut self,
+    pub(crate) fn append_numbered(
+        &mut self,
         op: &LogOp<'_>,
+        body: &[u8],
         flags: EntryFlags,
         stamp: Stamp,
         (seq, stable): (u64, u64),
-    ) -> OpResult<Committed<'l>, T> {
-        let meta = EntryMeta { flags, ..EntryMeta::default() };
-        let mut header = op.header(&meta, 0);
-        complete(&mut header, stamp, seq, stable, 0, false);
-        let piece = self.store(header, &[], op.data())?;
-        self.pos += entry_size(op.data().len()) as u64;
-        self.piece = Some(piece);
-        self.finish(seq, 1)
+    ) -> Result<Receipt, Errno> {
+        let part = Part { seq, stable, left: 0, continues: false };
+        let addr = match self.put(op, body, flags, stamp, part) {
+            Ok(addr) => addr,
+            Err(errno) => {
+                self.fill_with_noops(seq, 1);
+                return Err(errno);
+            }
+        };
+        if let Err(error) = self.log.region.fence() {
+            return Err(refused(&error));
+        }
+        self.advance(seq);
+        Ok(Receipt { seq: LogSeq(seq), addr, live: self.log.is_live() })
     }
+}
+
+/// An entry's place in its transaction.
+#[derive(Clone, Copy)]
+struct Part {
+    seq: u64,
+    stable: u64,
+    left: u32,
+    continues: bool,
+}
+
+/// The region's refusal, reported once.
+#[cold]
+fn refused(error: &varve_media::MediaError) -> Errno {
+    tracing::error!(%error, "the log does not take an entry");
+    Errno::from(error)
+}
+
+/// A header with its checksum, as whole words: they are stored and loaded in the same width.
+#[inline]
+fn header_line(header: EntryHeader, payload_crc: u32) -> [u64; 8] {
+    let mut words: [u64; 8] = zerocopy::transmute!(header);
+    let crc = crc32c::crc32c_append(payload_crc, &words.as_bytes()[4..]);
+    words[0] |= u64::from(crc).to_le();
+    words
 }
 
 impl Drop for Slot<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(left) = self.left.first() {
-            // Staged over several chunks and not committed: the lane is still in the first.
-            if self.lane.own.start.load(Ordering::Relaxed) == left.start {
-                let mut pool = self.log.pool.lock();
-                for later in &self.left[1..] {
-                    pool.give_back(later.start);
-                }
-                pool.give_back(self.start);
+        if let Some(staging) = &self.staging
+            && !staging.left.is_empty()
+        {
+            // Staged over several chunks and not committed (a commit takes these): the lane is still in the first.
+            let mut pool = self.log.pool.lock();
+            for later in &staging.left[1..] {
+                pool.give_back(later.start);
             }
+            pool.give_back(self.start);
         }
         self.lane.in_flight.store(IDLE, Ordering::Release);
         self.lane.own.busy.store(false, Ordering::Relaxed);
@@ -480,14 +577,12 @@ impl Drop for Slot<'_> {
 }
 
 impl Committed<'_> {
-    /// The entries, in order.
-    pub fn entries(&self) -> impl Iterator<Item = Logged> + '_ {
-        self.slot.piece.iter().chain(&self.slot.more).map(|piece| Logged {
-            seq: LogSeq(piece.header.seq.get()),
-            addr: piece.pos + (HEADER_SIZE as u64) + u64::from(piece.body_len),
-            len: piece.header.payload_len.get() - piece.body_len,
-            offset: piece.header.offset.get(),
-        })
+    /// The entries, in order. The offset is that of staged writes; entries that were appended at once have 0 here.
+    pub fn entries(&self) -> &[Logged] {
+        match &self.slot.staging {
+            Some(staging) => &staging.logged,
+            None => std::slice::from_ref(&self.only),
+        }
     }
 
     /// The lost session's error with `result`, or `Ok` if the session still counts.

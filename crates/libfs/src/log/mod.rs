@@ -19,6 +19,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use lane::Receipt;
 pub use lane::{Committed, Logged, Slot};
 pub use slots::reset_after_fork;
 

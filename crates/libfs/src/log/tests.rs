@@ -117,7 +117,7 @@ fn transaction_of_names_has_one_commit() {
     let slot = log.reserve::<()>(&host, 4096).unwrap();
     let committed = slot.append_all::<()>(&ops, Stamp { time_ns: 77, base: TxId(2) }).unwrap();
     assert_eq!((committed.seqs.first, committed.seqs.last, committed.live), (LogSeq(1), LogSeq(3), true));
-    let value = committed.entries().nth(1).unwrap();
+    let value = committed.entries()[1];
     let mut back = vec![0; value.len as usize];
     host.region.read(value.addr, &mut back).unwrap();
     assert_eq!(back, [7; 900]);
@@ -164,9 +164,10 @@ fn number_in_flight_holds_back_what_is_stable_and_what_may_be_dropped() {
 fn abandoned_number_is_a_noop_and_a_dropped_stage_leaves_nothing() {
     let (log, host, _dir) = log(4, 4, false);
     let op = LogOp::Write { key: key(), offset: 0, data: &[9; 5000] };
-    let slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
+    let mut slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
     let (number, _) = slot.take_number();
     slot.abandon(number);
+    drop(slot);
     let mut slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
     slot.stage::<()>(&host, &op, NONE).unwrap();
     drop(slot);
