@@ -236,6 +236,18 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a process has connected to cooperate.
+    pub fn cooperates(&self, id: ProcId) -> bool {
+        self.processes.borrow().get(id).is_some_and(|p| p.coop.is_some())
+    }
+
+    /// Carries out actions at once, outside of any policy; gives what became of each.
+    pub fn carry_out(&mut self, actions: &[Action]) -> Vec<crate::interfaces::Outcome> {
+        let mut outcomes = Vec::new();
+        self.actuator.apply(actions, &mut outcomes);
+        outcomes
+    }
+
     /// Whether nobody is left to manage.
     pub fn idle(&self) -> bool {
         self.processes.borrow().is_empty() && self.cgroup.is_none()

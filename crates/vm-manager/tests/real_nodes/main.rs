@@ -1,0 +1,548 @@
+//! Real pages on real nodes: run by `tests/vm/ci` inside of the test machine. Elsewhere it skips loudly what needs
+//! several nodes, root or settings of the whole machine.
+//!
+//! Nothing here depends on speed: every check waits for a state and fails only after a minute and a half.
+
+mod child;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use varve_vm_manager::actuator::{KernelActuator, Tier};
+use varve_vm_manager::config::PolicyFile;
+use varve_vm_manager::engine::Engine;
+use varve_vm_manager::interfaces::{Action, Actuator, Outcome, Touch, Tracker};
+use varve_vm_manager::multiclock::ListKind;
+use varve_vm_manager::processes::SharedProcesses;
+use varve_vm_manager::sim::trace::Rng;
+use varve_vm_manager::sys;
+use varve_vm_manager::tracker::IdleBitmap;
+use varve_vm_manager::types::{NodeId, PAGE_BYTES, PageKey, Pid, TierId, VirtPage};
+use varve_vm_manager::{machine, probe::Probe};
+
+/// How long a state may take to come about on an emulated machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+type Check = Result<Option<String>, String>;
+
+/// A program under test: told what to do over a pipe, ended when dropped.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    /// First page of its memory.
+    base: VirtPage,
+}
+
+impl Program {
+    fn start(kind: &str, mib: u64) -> Result<Self, String> {
+        Self::start_with(kind, mib, None)
+    }
+
+    fn start_with(kind: &str, mib: u64, socket: Option<&std::path::Path>) -> Result<Self, String> {
+        let me = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut command = Command::new(me);
+        command
+            .args(["--child", kind, &mib.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(socket) = socket {
+            command.env(varve_vm_manager::coop::SOCKET_VARIABLE, socket);
+        }
+        let mut child = command.spawn().map_err(|e| e.to_string())?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("no pipes".to_owned());
+        };
+        let mut program = Self {
+            child,
+            input,
+            output: BufReader::new(output),
+            base: VirtPage(0),
+        };
+        let line = program.line()?;
+        let address = line
+            .strip_prefix("ready ")
+            .and_then(|a| u64::from_str_radix(a, 16).ok());
+        program.base = VirtPage::of_address(address.ok_or_else(|| format!("the program said {line:?}"))?);
+        Ok(program)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid(self.child.id() as i32)
+    }
+
+    fn line(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line).map_err(|e| e.to_string())?;
+        Ok(line.trim().to_owned())
+    }
+
+    /// Gives an order and waits for its acknowledgement.
+    fn order(&mut self, order: &str) -> Result<String, String> {
+        writeln!(self.input, "{order}").map_err(|e| e.to_string())?;
+        self.line()
+    }
+
+    fn pages(&self, from_mib: u64, to_mib: u64) -> Vec<VirtPage> {
+        let page = |mib: u64| self.base.0 + (mib << 20) / PAGE_BYTES;
+        (page(from_mib)..page(to_mib)).map(VirtPage).collect()
+    }
+
+    /// Share of the pages of a stretch that are on one of `nodes`, asked from the kernel.
+    fn share_on(&self, from_mib: u64, to_mib: u64, nodes: &[NodeId]) -> Result<f64, String> {
+        let pages = self.pages(from_mib, to_mib);
+        let status = sys::page_nodes(self.pid(), &pages).map_err(|e| e.to_string())?;
+        let on = status
+            .iter()
+            .filter(|s| s.as_ref().is_ok_and(|n| nodes.contains(n)))
+            .count();
+        Ok(on as f64 / pages.len() as f64)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ensure(condition: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if condition { Ok(()) } else { Err(what()) }
+}
+
+/// A policy with tiers of one node each; the fast ones are limited to so many MiB.
+fn policy(limits: &[(u32, Option<u64>)]) -> Result<PolicyFile, String> {
+    let mut text = String::from(
+        "huge_pages = false\nscan_cpu_share = 0.5\nwork_cpu_share = 1.0\nsurvey_period_ms = 200\n",
+    );
+    text += "[multi_clock]\nmax_backoff = 1\nwatermark_scale = 4.0\n";
+    text +=
+        "[damon]\nsample_us = 20000\naggregate_us = 200000\nmax_regions = 2000\nmax_region_bytes = 2097152\n";
+    for (node, limit) in limits {
+        text += &format!("[[tier]]\nnodes = [{node}]\n");
+        if let Some(mib) = limit {
+            text += &format!("limit_mib = {mib}\n");
+        }
+    }
+    PolicyFile::parse(&text).map_err(|e| e.to_string())
+}
+
+/// Lets the engine work until `done` or the end of patience; gives what `done` measured last.
+fn until(
+    engine: &mut Engine,
+    mut done: impl FnMut(&Engine) -> Result<(bool, String), String>,
+) -> Result<String, String> {
+    let end = Instant::now() + PATIENCE;
+    let mut last = Instant::now();
+    loop {
+        let rest = engine.tick().min(Duration::from_millis(100));
+        std::thread::sleep(rest);
+        if last.elapsed() < Duration::from_millis(500) {
+            continue;
+        }
+        last = Instant::now();
+        let (good, what) = done(engine)?;
+        if good {
+            return Ok(what);
+        }
+        ensure(Instant::now() < end, || format!("not reached: {what}"))?;
+    }
+}
+
+fn pages_move_between_real_nodes() -> Check {
+    let program = Program::start("sleep", 8)?;
+    let pages = program.pages(0, 8);
+    for node in [NodeId(2), NodeId(1), NodeId(0)] {
+        let status = sys::move_pages(program.pid(), &pages, node).map_err(|e| e.to_string())?;
+        ensure(status.iter().all(|s| *s == Ok(node)), || {
+            format!("moving to {node:?}: {:?}", &status[..4])
+        })?;
+        ensure(program.share_on(0, 8, &[node])? == 1.0, || {
+            format!("not all on {node:?}")
+        })?;
+        let maps = std::fs::read_to_string(format!("/proc/{}/numa_maps", program.pid()))
+            .map_err(|e| e.to_string())?;
+        ensure(maps.contains(&format!(" N{}=", node.0)), || {
+            format!("numa_maps does not name node {}", node.0)
+        })?;
+    }
+    Ok(Some("8 MiB through nodes 2, 1, 0".to_owned()))
+}
+
+fn hot_pages_end_on_the_fast_node_through_a_phase_change() -> Check {
+    let mut program = Program::start("hot", 96)?;
+    // All on the slow node at first: whatever is fast afterwards was promoted.
+    sys::move_pages(program.pid(), &program.pages(0, 96), NodeId(2)).map_err(|e| e.to_string())?;
+    let mut engine = Engine::new(policy(&[(0, Some(40)), (2, None)])?);
+    engine.attach(program.pid()).map_err(|e| e.to_string())?;
+    let (fast, slow) = ([NodeId(0)], [NodeId(2)]);
+    let mut said = Vec::new();
+    for (order, hot, cold) in [("hot 0 24", (0, 24), (32, 96)), ("hot 64 88", (64, 88), (0, 24))] {
+        let answer = program.order(order)?;
+        ensure(answer == "ok", || answer)?;
+        let state = until(&mut engine, |_| {
+            let up = program.share_on(hot.0, hot.1, &fast)?;
+            let down = program.share_on(cold.0, cold.1, &slow)?;
+            Ok((
+                up >= 0.9 && down >= 0.7,
+                format!(
+                    "{order}: {:.0} % of hot fast, {:.0} % of cold slow",
+                    up * 100.0,
+                    down * 100.0
+                ),
+            ))
+        })?;
+        said.push(state);
+    }
+    let answer = program.order("check")?;
+    ensure(answer == "ok", || format!("contents: {answer}"))?;
+    engine.leave();
+    ensure(program.share_on(0, 96, &slow)? > 0.95, || {
+        "leaving did not move the pages home".to_owned()
+    })?;
+    Ok(Some(format!("{}; leaving moved them home", said.join("; "))))
+}
+
+fn second_process_gets_fast_memory_after_the_first_took_it_all() -> Check {
+    let mut first = Program::start("hot", 48)?;
+    let mut engine = Engine::new(policy(&[(0, Some(48)), (2, None)])?);
+    sys::move_pages(first.pid(), &first.pages(0, 48), NodeId(0)).map_err(|e| e.to_string())?;
+    engine.attach(first.pid()).map_err(|e| e.to_string())?;
+    first.order("idle")?;
+    let mut second = Program::start("hot", 48)?;
+    sys::move_pages(second.pid(), &second.pages(0, 48), NodeId(2)).map_err(|e| e.to_string())?;
+    second.order("hot 0 32")?;
+    let before = second.share_on(0, 32, &[NodeId(0)])?;
+    engine.attach(second.pid()).map_err(|e| e.to_string())?;
+    let state = until(&mut engine, |_| {
+        let (mine, theirs) = (
+            second.share_on(0, 32, &[NodeId(0)])?,
+            first.share_on(0, 48, &[NodeId(0)])?,
+        );
+        Ok((
+            mine >= 0.9 && theirs <= 0.5,
+            format!(
+                "second {:.0} % fast, idle first {:.0} %",
+                mine * 100.0,
+                theirs * 100.0
+            ),
+        ))
+    })?;
+    ensure(before < 0.1, || {
+        "the second had fast memory from the start".to_owned()
+    })?;
+    Ok(Some(state))
+}
+
+fn three_tiers_sort_pages_by_heat() -> Check {
+    let mut program = Program::start("hot", 64)?;
+    sys::move_pages(program.pid(), &program.pages(0, 64), NodeId(0)).map_err(|e| e.to_string())?;
+    let mut engine = Engine::new(policy(&[(0, Some(24)), (1, Some(24)), (2, None)])?);
+    engine.attach(program.pid()).map_err(|e| e.to_string())?;
+    program.order("hot 40 56")?;
+    let state = until(&mut engine, |_| {
+        let hot = program.share_on(40, 56, &[NodeId(0)])?;
+        let shares = [NodeId(0), NodeId(1), NodeId(2)].map(|n| program.share_on(0, 64, &[n]).unwrap_or(0.0));
+        let spread = shares[0] <= 0.4 && shares[1] > 0.1 && shares[2] > 0.1;
+        Ok((
+            hot >= 0.9 && spread,
+            format!("hot {:.0} % fast, tiers hold {shares:.2?}", hot * 100.0),
+        ))
+    })?;
+    Ok(Some(state))
+}
+
+fn locked_pages_are_left_alone() -> Check {
+    let mut program = Program::start("hot", 16)?;
+    sys::move_pages(program.pid(), &program.pages(0, 16), NodeId(2)).map_err(|e| e.to_string())?;
+    let answer = program.order("lock 0 8")?;
+    ensure(answer == "ok", || answer)?;
+    program.order("hot 0 16")?;
+    let mut engine = Engine::new(policy(&[(0, Some(64)), (2, None)])?);
+    engine.attach(program.pid()).map_err(|e| e.to_string())?;
+    let state = until(&mut engine, |e| {
+        let locked = e
+            .multi_clock()
+            .map_or(0, |m| m.list_len(TierId(1), ListKind::Unevictable));
+        let (held, free) = (
+            program.share_on(0, 8, &[NodeId(2)])?,
+            program.share_on(8, 16, &[NodeId(0)])?,
+        );
+        ensure(held == 1.0, || format!("locked pages moved: {held}"))?;
+        Ok((
+            locked >= 2048 && free >= 0.9,
+            format!(
+                "{locked} unevictable stay, {:.0} % of the others moved",
+                free * 100.0
+            ),
+        ))
+    })?;
+    Ok(Some(state))
+}
+
+/// fork, munmap, mremap, mlock and exit while every page is being thrown from node to node.
+fn contents_survive_every_change_of_address_space_while_migrating() -> Check {
+    let mut program = Program::start("churn", 12)?;
+    let processes = SharedProcesses::default();
+    let id = processes
+        .borrow_mut()
+        .add(program.pid())
+        .map_err(|e| e.to_string())?;
+    let tiers = (0..3)
+        .map(|n| Tier {
+            nodes: vec![NodeId(n)],
+        })
+        .collect();
+    let mut actuator = KernelActuator::new(processes.clone(), tiers);
+    let mut engine = Engine::new(policy(&[(0, Some(8)), (1, Some(8)), (2, None)])?);
+    engine.attach(program.pid()).map_err(|e| e.to_string())?;
+    let (mut rng, mut done, mut gone) = (Rng::new(3), 0u64, 0u64);
+    writeln!(program.input, "go 40").map_err(|e| e.to_string())?;
+    let end = Instant::now() + PATIENCE;
+    // The program ends by itself after its rounds, in the middle of our moves.
+    let status = loop {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid())).unwrap_or_default();
+        let ranges: Vec<(u64, u64)> = maps
+            .lines()
+            .filter(|l| l.contains("rw-p"))
+            .filter_map(|l| {
+                let (s, e) = l.split_ascii_whitespace().next()?.split_once('-')?;
+                Some((
+                    u64::from_str_radix(s, 16).ok()? / PAGE_BYTES,
+                    u64::from_str_radix(e, 16).ok()? / PAGE_BYTES,
+                ))
+            })
+            .collect();
+        let mut actions = Vec::new();
+        for _ in 0..512 {
+            if ranges.is_empty() {
+                break;
+            }
+            let (start, end) = ranges[rng.below(ranges.len() as u64) as usize];
+            let page = PageKey::new(id, VirtPage(start + rng.below(end - start)));
+            actions.push(Action::Move {
+                page,
+                to: TierId(rng.below(3) as u8),
+            });
+        }
+        let mut outcomes = Vec::new();
+        actuator.apply(&actions, &mut outcomes);
+        done += outcomes.iter().filter(|o| **o == Outcome::Done).count() as u64;
+        gone += outcomes.iter().filter(|o| **o == Outcome::Gone).count() as u64;
+        engine.tick();
+        if let Some(status) = program.child.try_wait().map_err(|e| e.to_string())? {
+            break status;
+        }
+        ensure(Instant::now() < end, || "the program did not end".to_owned())?;
+    };
+    ensure(status.success(), || format!("contents were lost: {status}"))?;
+    // The manager notices the end by itself.
+    let line = until(&mut engine, |e| {
+        Ok((e.idle(), "waiting for the end to be noticed".to_owned()))
+    });
+    line?;
+    ensure(done > 1000, || format!("only {done} pages moved"))?;
+    Ok(Some(format!(
+        "{done} moves, {gone} pages were gone when their turn came"
+    )))
+}
+
+fn idle_bits_tell_touched_pages_from_untouched_exactly() -> Check {
+    let processes = SharedProcesses::default();
+    let mut tracker = match IdleBitmap::open(processes.clone()) {
+        Ok(tracker) => tracker,
+        Err(e) => {
+            return Ok(Some(format!(
+                "SKIPPED: this kernel has no idle page tracking ({e}); see tests/vm/kernel"
+            )));
+        }
+    };
+    let mut program = Program::start("hot", 4)?;
+    let id = processes
+        .borrow_mut()
+        .add(program.pid())
+        .map_err(|e| e.to_string())?;
+    program.order("idle")?;
+    let pages: Vec<PageKey> = program
+        .pages(0, 4)
+        .into_iter()
+        .map(|p| PageKey::new(id, p))
+        .collect();
+    let mut ask = || {
+        let mut touches = Vec::new();
+        tracker
+            .observe(&pages, &mut touches)
+            .map(|()| touches)
+            .map_err(|e| e.to_string())
+    };
+    // New pages may still wait in a per-processor batch, where the kernel cannot mark them: ask until all are armed.
+    let end = Instant::now() + PATIENCE;
+    while ask()?.iter().any(|t| *t != Touch::Idle) {
+        program.order("fault")?;
+        ensure(Instant::now() < end, || {
+            "some pages cannot be marked idle".to_owned()
+        })?;
+    }
+    program.order("touch 2")?;
+    let touches = ask()?;
+    let wrong = |i: usize, t: &Touch| (*t == Touch::Idle) == i.is_multiple_of(2);
+    let count = touches.iter().enumerate().filter(|(i, t)| wrong(*i, t)).count();
+    ensure(count == 0, || {
+        format!("{count} of {} pages judged wrongly", touches.len())
+    })?;
+    ensure(ask()?.iter().all(|t| *t == Touch::Idle), || {
+        "not idle again after the look".to_owned()
+    })?;
+    Ok(Some(format!(
+        "{} pages, every second touched, none judged wrongly",
+        touches.len()
+    )))
+}
+
+fn merging_stops_where_it_is_denied() -> Check {
+    let run = "/sys/kernel/mm/ksm/run";
+    if std::env::var_os("VARVE_VM_GUEST").is_none() || !std::path::Path::new(run).exists() {
+        return Ok(Some(
+            "SKIPPED: switches same-page merging of the whole machine, only in the test machine".to_owned(),
+        ));
+    }
+    let write = |file: &str, value: &str| {
+        std::fs::write(format!("/sys/kernel/mm/ksm/{file}"), value).map_err(|e| e.to_string())
+    };
+    write("pages_to_scan", "5000")?;
+    write("sleep_millisecs", "20")?;
+    write("run", "1")?;
+    let socket = std::env::temp_dir().join(format!("varve-ksm-{}.sock", std::process::id()));
+    let mut engine = Engine::new(policy(&[(0, None), (2, None)])?);
+    engine.listen(&socket).map_err(|e| e.to_string())?;
+    let mut program = Program::start_with("same", 8, Some(&socket))?;
+    let id = engine.attach(program.pid()).map_err(|e| e.to_string())?;
+    let mut connected = false;
+    until(&mut engine, |e| {
+        connected |= e.cooperates(id);
+        Ok((connected, "waiting for the program to cooperate".to_owned()))
+    })?;
+    let first = program.base.region();
+    let merged = |p: &Program| -> Result<u64, String> {
+        let text =
+            std::fs::read_to_string(format!("/proc/{}/ksm_stat", p.pid())).map_err(|e| e.to_string())?;
+        let line = text.lines().find_map(|l| {
+            l.strip_prefix("ksm_merging_pages ")
+                .or_else(|| l.strip_prefix("ksm_rmap_items "))
+        });
+        line.and_then(|v| v.trim().parse().ok())
+            .ok_or_else(|| format!("ksm_stat says {text:?}"))
+    };
+    let sharing = |allow| {
+        (0..4).map(move |i| Action::Sharing {
+            proc: id,
+            region: varve_vm_manager::types::HugeIndex(first.0 + i),
+            allow,
+        })
+    };
+    let mut apply = |engine: &mut Engine, allow| -> Result<(), String> {
+        let outcomes = engine.carry_out(&sharing(allow).collect::<Vec<_>>());
+        ensure(outcomes.iter().all(|o| *o == Outcome::Done), || {
+            format!("{outcomes:?}")
+        })
+    };
+    apply(&mut engine, true)?;
+    let shared = until(&mut engine, |_| {
+        let now = merged(&program)?;
+        Ok((now > 1000, format!("{now} pages merged")))
+    })?;
+    apply(&mut engine, false)?;
+    let private = until(&mut engine, |_| {
+        let now = merged(&program)?;
+        Ok((now == 0, format!("{now} merged after denial")))
+    })?;
+    let answer = program.order("check")?;
+    write("run", "2")?;
+    write("run", "0")?;
+    let _ = std::fs::remove_file(&socket);
+    ensure(answer == "ok", || format!("contents: {answer}"))?;
+    Ok(Some(format!("{shared}, {private}")))
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if args.get(1).is_some_and(|a| a == "--child") {
+        child::run(&args[2], args[3].parse().unwrap_or(1));
+        return;
+    }
+    if args.iter().any(|a| a == "--list") {
+        return;
+    }
+    let nodes = machine::nodes().len();
+    let guest = std::env::var_os("VARVE_VM_GUEST").is_some();
+    print!("{}", Probe::run());
+    type Entry = (&'static str, fn() -> Check, bool);
+    let checks: &[Entry] = &[
+        (
+            "pages_move_between_real_nodes",
+            pages_move_between_real_nodes,
+            true,
+        ),
+        (
+            "hot_pages_end_on_the_fast_node_through_a_phase_change",
+            hot_pages_end_on_the_fast_node_through_a_phase_change,
+            true,
+        ),
+        (
+            "second_process_gets_fast_memory_after_the_first_took_it_all",
+            second_process_gets_fast_memory_after_the_first_took_it_all,
+            true,
+        ),
+        (
+            "three_tiers_sort_pages_by_heat",
+            three_tiers_sort_pages_by_heat,
+            true,
+        ),
+        ("locked_pages_are_left_alone", locked_pages_are_left_alone, true),
+        (
+            "contents_survive_every_change_of_address_space_while_migrating",
+            contents_survive_every_change_of_address_space_while_migrating,
+            true,
+        ),
+        (
+            "idle_bits_tell_touched_pages_from_untouched_exactly",
+            idle_bits_tell_touched_pages_from_untouched_exactly,
+            false,
+        ),
+        (
+            "merging_stops_where_it_is_denied",
+            merging_stops_where_it_is_denied,
+            false,
+        ),
+    ];
+    let filter = args.get(1).filter(|a| !a.starts_with('-'));
+    let (mut failed, mut ran) = (0, 0);
+    for (name, check, needs_nodes) in checks {
+        if filter.is_some_and(|f| !name.contains(f.as_str())) {
+            continue;
+        }
+        if *needs_nodes && (nodes < 3 || !guest) {
+            println!("test {name} ... SKIPPED: needs the three NUMA nodes of the test machine (tests/vm/ci)");
+            continue;
+        }
+        let began = Instant::now();
+        let result = check();
+        ran += 1;
+        let took = began.elapsed().as_secs_f64();
+        match result {
+            Ok(what) => println!("test {name} ... ok ({took:.1} s) {}", what.unwrap_or_default()),
+            Err(what) => {
+                failed += 1;
+                println!("test {name} ... FAILED ({took:.1} s): {what}");
+            }
+        }
+        let _ = std::io::stdout().flush();
+    }
+    println!(
+        "test result: {}. {ran} ran, {failed} failed",
+        if failed == 0 { "ok" } else { "FAILED" }
+    );
+    std::process::exit(i32::from(failed > 0));
+}
