@@ -26,6 +26,19 @@ impl Leases for LeaseView<'_> {
         // Clients that have not come back yet may hold anything.
         self.0.in_grace() || self.0.locked().holds.held(key, except)
     }
+
+    fn in_group(&self, session: SessionId, gid: u32) -> bool {
+        let core = self.0.locked();
+        let member = core.members.get(&session);
+        member.is_some_and(|member| member.session.cred.in_group(gid))
+    }
+
+    fn credits(&self, session: SessionId) -> Option<u64> {
+        let core = self.0.locked();
+        let blocks = core.members.get(&session)?.session.credits.load(Ordering::Acquire);
+        // What a session had before a restart is not known.
+        (blocks > 0).then_some(blocks)
+    }
 }
 
 impl KernelFs {
@@ -140,7 +153,8 @@ impl KernelFs {
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
         let until_ms = self.now_ms() + self.config.lease_ms;
         self.counters.add(&applied.counts);
-        for (session, refused) in &applied.refused {
+        // A hostile log may hold thousands.
+        for (session, refused) in applied.refused.iter().take(8) {
             tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
         }
         let mut core = self.locked();
@@ -155,6 +169,12 @@ impl KernelFs {
         }
         for (session, key) in &applied.unheld {
             core.unhold(*session, *key);
+        }
+        // The last hold may have gone between the digest's look and its record.
+        for key in &applied.orphans {
+            if !core.holds.held(*key, &[]) {
+                core.unheld.insert(*key);
+            }
         }
         let ids: Vec<_> = core.members.keys().copied().collect();
         for id in &ids {
