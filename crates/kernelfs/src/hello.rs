@@ -235,6 +235,7 @@ impl KernelFs {
     /// Tells mounts that they are not alone any more, and waits until their kernels' caches have run out. Bounded: one that does not say
     /// so is sealed.
     fn announce_company(&self, newcomer: SessionId) {
+        let until_ms = self.now_ms() + self.config.lease_ms + 1000;
         let mut told: Vec<SessionId> = Vec::new();
         {
             let mut core = self.locked();
@@ -253,7 +254,6 @@ impl KernelFs {
                 }
             }
         }
-        let until_ms = self.now_ms() + self.config.lease_ms + 1000;
         for id in told {
             loop {
                 let mut core = self.locked();

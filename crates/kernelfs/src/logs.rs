@@ -1,7 +1,7 @@
 //! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in [`crate::host`].
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_ipc::{Descriptors, Page};
@@ -66,7 +66,12 @@ pub struct SimLogs {
     world: SimWorld,
     medium: SimMedium,
     pages: Mutex<HashMap<SessionId, Arc<Page>>>,
+    /// Logs that were removed: like a file that is still mapped, they take stores of clients that do not know yet.
+    removed: Mutex<VecDeque<SessionId>>,
 }
+
+/// Removed logs that are kept for clients that still store to them.
+const REMOVED_MAX: usize = 64;
 
 impl SimLogs {
     /// Logs are regions `log-<session>` of `world`.
@@ -76,6 +81,7 @@ impl SimLogs {
             world,
             medium,
             pages: Mutex::default(),
+            removed: Mutex::default(),
         }
     }
 
@@ -102,6 +108,9 @@ impl LogStore for SimLogs {
     }
 
     fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
+        if self.removed.lock().contains(&session) {
+            return Ok(None);
+        }
         Ok(self
             .world
             .region(&Self::name(session))
@@ -113,12 +122,24 @@ impl LogStore for SimLogs {
         let numbers = names
             .iter()
             .filter_map(|name| name.strip_prefix("log-")?.parse().ok());
-        Ok(numbers.map(SessionId).collect())
+        let removed = self.removed.lock();
+        Ok(numbers
+            .map(SessionId)
+            .filter(|session| !removed.contains(session))
+            .collect())
     }
 
     fn remove(&self, session: SessionId) {
         self.pages.lock().remove(&session);
-        self.world.remove(&Self::name(session));
+        let mut removed = self.removed.lock();
+        if self.world.region(&Self::name(session)).is_some() && !removed.contains(&session) {
+            removed.push_back(session);
+        }
+        if removed.len() > REMOVED_MAX
+            && let Some(oldest) = removed.pop_front()
+        {
+            self.world.remove(&Self::name(oldest));
+        }
     }
 
     fn needs_sync(&self) -> bool {

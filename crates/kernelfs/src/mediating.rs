@@ -91,10 +91,13 @@ impl KernelFs {
         result
     }
 
-    /// Waits until all lower numbers of the session were carried out.
+    /// Waits until all lower numbers of the session were carried out. One that was carried out already is EALREADY.
     fn take_turn(&self, session: &Arc<Session>, number: u64) -> Result<(), IpcError> {
         let until_ms = self.now_ms() + self.config.wait_ms;
         let mut last = session.turn.last.lock();
+        if number <= *last {
+            return Err(no(libc::EALREADY));
+        }
         while number > last.saturating_add(1) {
             if self.now_ms() >= until_ms {
                 return Err(no(libc::ETIMEDOUT));

@@ -1,0 +1,313 @@
+//! A pool in a simulated machine, and a tiny client that speaks the protocol and writes log entries.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::sync::Arc;
+use std::time::Duration;
+use varve_format::log::{CHUNK_BYTES, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
+use varve_format::{EntryFlags, EntryMeta, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, SessionId};
+use varve_ipc::{
+    ClientKind, Cred, Grant, Hello, InprocLink, IpcError, LeaseMode, Link, ManualClock, MediatedOp,
+    MediatedResult, PROTOCOL_VERSION, Page, PageState, Peer, ReleaseItem, Request, Response, SessionPage,
+    Upcall, Want, Welcome,
+};
+use varve_kernelfs::{Config, KernelFs, Parts, SimLogs};
+use varve_media::Region;
+use varve_media::sim::{SimMedium, SimWorld};
+use varve_store::{Devices, MkfsOptions, OpenOptions, Store};
+use zerocopy::IntoBytes;
+
+pub const ROOT: InodeKey = InodeKey::ROOT;
+pub const START_NS: i64 = 1_700_000_000_000_000_000;
+
+/// A machine with a pool, and its daemon.
+pub struct World {
+    pub sim: SimWorld,
+    pub logs: Arc<SimLogs>,
+    pub clock: Arc<ManualClock>,
+    pub config: Config,
+    pub kernel: Arc<KernelFs>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(Config {
+            log_initial_bytes: CHUNK_BYTES,
+            ..Config::default()
+        })
+    }
+
+    pub fn with(config: Config) -> Self {
+        let sim = SimWorld::new();
+        sim.add_region("nvm", SimMedium::Dax, 32 << 20, 32 << 20);
+        sim.add_region("journal", SimMedium::Dax, 4 << 20, 4 << 20);
+        let options = MkfsOptions {
+            pool_uuid: [7; 16],
+            now_ns: START_NS,
+            ..MkfsOptions::default()
+        };
+        Store::mkfs(&devices(&sim), &options).unwrap();
+        let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
+        let clock = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
+        let kernel = start(&sim, &logs, &clock, &config);
+        // Past the grace time, in which nothing is freed.
+        clock.advance_ms(config.grace_ms + 1);
+        Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        }
+    }
+
+    /// The daemon dies without a word and another one starts.
+    pub fn restart(self) -> Self {
+        let Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        } = self;
+        drop(kernel);
+        let kernel = start(&sim, &logs, &clock, &config);
+        Self {
+            sim,
+            logs,
+            clock,
+            config,
+            kernel,
+        }
+    }
+
+    pub fn client(&self) -> Client {
+        self.client_as(Peer::this_process(), hello())
+    }
+
+    pub fn client_as(&self, peer: Peer, hello: Hello) -> Client {
+        Client::open(&self.kernel, peer, hello).unwrap()
+    }
+
+    pub fn check(&self) {
+        let findings = self.kernel.store().check().unwrap();
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}
+
+fn devices(sim: &SimWorld) -> Devices {
+    Devices {
+        nvm: sim.region("nvm").unwrap(),
+        journal: sim.region("journal").unwrap(),
+        ssd: None,
+        hdd: None,
+    }
+}
+
+fn start(sim: &SimWorld, logs: &Arc<SimLogs>, clock: &Arc<ManualClock>, config: &Config) -> Arc<KernelFs> {
+    let (store, _) = Store::open(devices(sim), OpenOptions::default()).unwrap();
+    let parts = Parts::new(
+        store,
+        Arc::clone(logs) as _,
+        config.clone(),
+        Arc::clone(clock) as _,
+    );
+    KernelFs::open(parts).unwrap()
+}
+
+pub fn hello() -> Hello {
+    Hello {
+        version: PROTOCOL_VERSION,
+        kind: ClientKind::Linked,
+        read_only: false,
+        resume: None,
+        held: Vec::new(),
+    }
+}
+
+pub fn want(key: InodeKey, mode: LeaseMode) -> Want {
+    Want { key, mode }
+}
+
+/// One session.
+pub struct Client {
+    pub link: InprocLink,
+    pub welcome: Welcome,
+    pub page: Arc<Page>,
+    pub log: Option<Arc<dyn Region>>,
+    pub seq: u64,
+    pub offset: u64,
+    pub mediated: u64,
+}
+
+impl Client {
+    pub fn open(kernel: &Arc<KernelFs>, peer: Peer, hello: Hello) -> Result<Self, IpcError> {
+        let opened = kernel.open_session(peer, hello)?;
+        let link = InprocLink::new(Arc::clone(kernel) as _, opened.welcome.session, opened.upcalls);
+        Ok(Self {
+            link,
+            welcome: opened.welcome,
+            page: opened.page,
+            log: opened.log,
+            seq: 0,
+            offset: LIVE_HEADER_SIZE as u64,
+            mediated: 0,
+        })
+    }
+
+    pub fn id(&self) -> SessionId {
+        self.welcome.session
+    }
+
+    pub fn acquire(&self, wants: &[Want]) -> Result<Vec<Grant>, IpcError> {
+        match self.link.call(Request::Acquire {
+            wants: wants.to_vec(),
+        })? {
+            Response::Granted(grants) => Ok(grants),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn write_lease(&self, key: InodeKey) -> Grant {
+        self.acquire(&[want(key, LeaseMode::Write)]).unwrap().remove(0)
+    }
+
+    pub fn read_lease(&self, key: InodeKey) -> Grant {
+        self.acquire(&[want(key, LeaseMode::Read)]).unwrap().remove(0)
+    }
+
+    pub fn release(&self, key: InodeKey, lease: LeaseNo, open: bool) {
+        let last_seq = LogSeq(self.seq);
+        let items = vec![ReleaseItem {
+            key,
+            lease,
+            downgrade: false,
+            last_seq,
+            open,
+        }];
+        assert_eq!(self.link.call(Request::Release { items }), Ok(Response::Done));
+    }
+
+    /// Takes the next upcall, which must be there.
+    pub fn upcall(&self) -> Upcall {
+        self.link.upcall(Duration::from_secs(20)).unwrap().unwrap()
+    }
+
+    /// Obeys the next upcall, a revocation.
+    pub fn obey(&self) {
+        let Upcall::Revoke { key, lease, .. } = self.upcall() else {
+            panic!("another upcall")
+        };
+        self.release(key, lease, true);
+    }
+
+    pub fn alloc(&self, count: u8) -> Vec<(InodeKey, LeaseNo)> {
+        match self
+            .link
+            .call(Request::AllocInodes { near: ROOT, count })
+            .unwrap()
+        {
+            Response::Inodes(inodes) => inodes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Logs an operation; durable when this returns.
+    pub fn log_op(&mut self, op: &LogOp<'_>) -> LogSeq {
+        self.seq += 1;
+        let meta = EntryMeta {
+            seq: LogSeq(self.seq),
+            stable_below: LogSeq(self.seq),
+            base: self.page.committed_tx(),
+            tx_left: 0,
+            time_ns: START_NS + 5,
+            flags: EntryFlags::empty(),
+        };
+        self.log_raw(op, &meta);
+        LogSeq(self.seq)
+    }
+
+    pub fn log_raw(&mut self, op: &LogOp<'_>, meta: &EntryMeta) {
+        let mut payload = Vec::new();
+        op.encode_body(&mut payload);
+        let mut header = op.header(meta, payload.len());
+        payload.extend_from_slice(op.data());
+        let crc = payload_crc(crc_seed(self.id()), &payload);
+        header.crc32c.set(entry_crc(crc, &header));
+        let log = self.log.as_ref().unwrap();
+        log.write(self.offset + 64, &payload).unwrap();
+        log.write(self.offset, header.as_bytes()).unwrap();
+        log.fence().unwrap();
+        self.offset += entry_size(payload.len()) as u64;
+    }
+
+    pub fn create(&mut self, name: &[u8], key: InodeKey) -> LogSeq {
+        self.log_op(&LogOp::Create {
+            dir: ROOT,
+            name,
+            key,
+            mode: 0o100_644,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        })
+    }
+
+    pub fn lookup(&self, name: &[u8]) -> Option<InodeAttr> {
+        match self
+            .link
+            .call(Request::Lookup {
+                dir: ROOT,
+                name: name.to_vec(),
+            })
+            .unwrap()
+        {
+            Response::Entry(attr) => attr,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn read(&self, key: InodeKey, len: u32) -> Vec<u8> {
+        match self.link.call(Request::ReadData { key, offset: 0, len }).unwrap() {
+            Response::Bytes(bytes) => bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn mediate(&mut self, op: &LogOp<'_>) -> Result<MediatedResult, IpcError> {
+        self.mediated += 1;
+        let number = self.mediated;
+        self.mediate_as(op, number, Cred::root())
+    }
+
+    pub fn mediate_as(&self, op: &LogOp<'_>, number: u64, cred: Cred) -> Result<MediatedResult, IpcError> {
+        let mut body = Vec::new();
+        op.encode_body(&mut body);
+        let header = op.header(&EntryMeta::default(), body.len());
+        let mut entry = header.as_bytes().to_vec();
+        entry.extend_from_slice(&body);
+        entry.extend_from_slice(op.data());
+        match self.link.call(Request::Mediate(MediatedOp {
+            entry,
+            append: false,
+            cred,
+            number,
+        }))? {
+            Response::Mediated(result) => Ok(result),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn is_live(&self) -> bool {
+        self.page.state() == PageState::Live
+    }
+
+    pub fn resume(self, kernel: &Arc<KernelFs>, held: Vec<InodeKey>) -> Self {
+        let hello = Hello {
+            resume: Some(self.welcome.token),
+            held,
+            ..hello()
+        };
+        Self::open(kernel, Peer::this_process(), hello).unwrap()
+    }
+}

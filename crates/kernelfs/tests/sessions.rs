@@ -1,0 +1,554 @@
+//! Sessions, leases and sealing, with a client that writes real log entries.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Client, ROOT, World, hello, want};
+use varve_format::{InodeKey, LeaseNo, LogOp, LogSeq};
+use varve_ipc::{
+    Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, Peer, ReleaseItem, Request,
+    Response, SessionPage, Upcall,
+};
+use varve_kernelfs::{Config, Status};
+
+/// Makes `name` with `data` in the log, under the leases that it takes.
+fn write_file(client: &mut Client, name: &[u8], data: &[u8]) -> InodeKey {
+    client.write_lease(ROOT);
+    let (key, _) = client.alloc(1)[0];
+    client.create(name, key);
+    client.log_op(&LogOp::Write { key, offset: 0, data });
+    key
+}
+
+#[test]
+fn lease_passes_on_with_everything_that_was_logged_under_it() {
+    let world = World::new();
+    let mut a = world.client();
+    let b = world.client();
+    let key = write_file(&mut a, b"f", b"hello");
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            b.read_lease(ROOT);
+            let attr = b.lookup(b"f").unwrap();
+            b.read_lease(attr.key);
+            let data = b.read(attr.key, 100);
+            (attr, data)
+        });
+        world.clock.advance_ms(10);
+        a.obey();
+        // The file's own lease is asked for next.
+        world.clock.advance_ms(10);
+        a.obey();
+        let (attr, data) = reader.join().unwrap();
+        assert_eq!((attr.key, attr.size_bytes), (key, 5));
+        assert_eq!(data, b"hello");
+    });
+    assert_eq!(a.page.digested(), LogSeq(2));
+    world.check();
+}
+
+#[test]
+fn session_that_does_not_give_back_is_sealed_and_resumes_with_its_seal() {
+    let world = World::new();
+    let mut a = world.client();
+    let b = world.client();
+    let key = write_file(&mut a, b"f", b"kept");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| b.write_lease(ROOT));
+        world.clock.advance_ms(10);
+        assert!(matches!(a.upcall(), Upcall::Revoke { key: ROOT, .. }));
+        world.clock.advance_ms(world.config.lease_ms + 1);
+        waiter.join().unwrap();
+    });
+    assert!(!a.is_live());
+    assert_eq!(a.acquire(&[want(ROOT, LeaseMode::Read)]), Err(IpcError::Sealed));
+    assert_eq!(
+        b.lookup(b"f").unwrap().key,
+        key,
+        "what was committed before the seal counts"
+    );
+    // Too late: beyond the seal.
+    let late = a.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"lost",
+    });
+    let old = a.id();
+    let a = a.resume(&world.kernel, vec![key]);
+    let seal = a.welcome.seal.clone().unwrap();
+    assert!(seal.covers(LogSeq(2)) && !seal.covers(late));
+    assert_ne!(a.id(), old);
+    a.read_lease(key);
+    assert_eq!(a.read(key, 10), b"kept");
+    let status = world.kernel.status();
+    assert_eq!(
+        (status.sessions.len(), status.ended_sessions, status.leases.seals),
+        (2, 0, 1)
+    );
+    world.check();
+}
+
+#[test]
+fn restart_digests_every_log_and_seals_every_session() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"before the crash");
+    let world = world.restart();
+    assert!(!a.is_live());
+    let b = world.client();
+    b.read_lease(ROOT);
+    assert_eq!(b.lookup(b"f").unwrap().key, key);
+    let a = a.resume(&world.kernel, Vec::new());
+    assert!(a.welcome.seal.as_ref().unwrap().covers(LogSeq(2)));
+    a.read_lease(key);
+    assert_eq!(a.read(key, 100), b"before the crash");
+    assert_eq!(world.kernel.store().grants().unwrap(), []);
+    world.check();
+    // Once more: nothing happens twice.
+    let world = world.restart();
+    world.check();
+}
+
+#[test]
+fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"open");
+    a.log_op(&LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key,
+    });
+    let world = world.restart();
+    world.kernel.tick();
+    let a = a.resume(&world.kernel, vec![key]);
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    world.kernel.tick();
+    a.read_lease(key);
+    assert_eq!(a.read(key, 10), b"open");
+    let (lease, _) = (a.read_lease(key).lease, ());
+    a.release(key, lease, false);
+    assert!(matches!(
+        a.link.call(Request::GetAttr { key }),
+        Err(IpcError::Errno(libc::ESTALE))
+    ));
+    world.check();
+}
+
+#[test]
+fn dead_client_is_digested_and_its_open_files_are_freed() {
+    let world = World::new();
+    let mut a = world.client();
+    let gone = write_file(&mut a, b"gone", b"x");
+    let kept = write_file(&mut a, b"kept", b"y");
+    a.log_op(&LogOp::Unlink {
+        dir: ROOT,
+        name: b"gone",
+        key: gone,
+    });
+    let inodes = world.kernel.status().inodes_used;
+    drop(a);
+    assert_eq!(world.kernel.sessions(), 0);
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    world.kernel.tick();
+    let b = world.client();
+    b.read_lease(ROOT);
+    assert_eq!(b.lookup(b"kept").unwrap().key, kept);
+    assert_eq!(b.lookup(b"gone"), None);
+    assert!(matches!(
+        b.link.call(Request::GetAttr { key: gone }),
+        Err(IpcError::Errno(libc::ESTALE))
+    ));
+    assert_eq!(
+        world.kernel.status().inodes_used,
+        inodes - 1,
+        "the numbers were taken before"
+    );
+    world.check();
+}
+
+#[test]
+fn goodbye_leaves_no_rows() {
+    let world = World::new();
+    let mut a = world.client();
+    write_file(&mut a, b"f", b"x");
+    assert_eq!(a.link.call(Request::Bye), Ok(Response::Done));
+    assert_eq!(world.kernel.store().sessions().unwrap(), []);
+    assert_eq!(world.kernel.store().grants().unwrap(), []);
+    assert_eq!(world.kernel.status().reserved_blocks, 0);
+    assert_eq!(a.link.call(Request::StatFs), Err(IpcError::Sealed));
+    world.check();
+}
+
+#[test]
+fn entries_without_a_grant_are_refused_and_stop_nobody() {
+    let world = World::new();
+    let mut a = world.client();
+    let mut b = world.client();
+    let key = write_file(&mut a, b"f", b"mine");
+    // B writes to A's file, makes an inode that nobody gave it, and then something right.
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"evil",
+    });
+    b.create(b"evil", InodeKey::new(999, 1));
+    let (own, lease) = b.alloc(1)[0];
+    b.log_op(&LogOp::Write {
+        key: own,
+        offset: 0,
+        data: b"never made",
+    });
+    b.release(own, lease, false);
+    assert_eq!(b.page.digested(), LogSeq(3));
+    assert!(world.kernel.status().digest.refused >= 3);
+    assert_eq!(
+        a.link.call(Request::Digest {
+            upto: LogSeq(2),
+            wait: true
+        }),
+        Ok(Response::Digested(LogSeq(2)))
+    );
+    assert_eq!(a.read(key, 10), b"mine");
+    assert_eq!(a.lookup(b"evil"), None);
+    world.check();
+}
+
+#[test]
+fn hostile_requests_get_an_errno() {
+    let world = World::new();
+    let a = world.client();
+    let errno = |request: Request| match a.link.call(request) {
+        Err(IpcError::Errno(errno)) => errno,
+        other => panic!("{other:?}"),
+    };
+    let nobody = InodeKey::new(u64::MAX, 7);
+    assert_eq!(errno(Request::Acquire { wants: vec![] }), libc::EINVAL);
+    assert_eq!(
+        errno(Request::Acquire {
+            wants: vec![want(ROOT, LeaseMode::Read); 2]
+        }),
+        libc::EINVAL
+    );
+    assert_eq!(
+        errno(Request::Acquire {
+            wants: vec![want(ROOT, LeaseMode::Read); 65]
+        }),
+        libc::E2BIG
+    );
+    assert_eq!(
+        errno(Request::Acquire {
+            wants: vec![want(nobody, LeaseMode::Write)]
+        }),
+        libc::ESTALE
+    );
+    assert_eq!(errno(Request::AllocInodes { near: ROOT, count: 0 }), libc::EINVAL);
+    assert_eq!(
+        errno(Request::AllocInodes {
+            near: ROOT,
+            count: 17
+        }),
+        libc::EINVAL
+    );
+    assert_eq!(
+        errno(Request::Lookup {
+            dir: ROOT,
+            name: b"x".to_vec()
+        }),
+        libc::EAGAIN,
+        "no lease"
+    );
+    assert_eq!(
+        errno(Request::Hold {
+            keys: vec![ROOT; HELD_MAX + 1]
+        }),
+        libc::E2BIG
+    );
+    assert_eq!(errno(Request::GrowLog { len_bytes: 1 << 60 }), libc::EINVAL);
+    assert_eq!(errno(Request::Credits { blocks: 1, least: 2 }), libc::EINVAL);
+    a.read_lease(ROOT);
+    assert_eq!(
+        errno(Request::Lookup {
+            dir: ROOT,
+            name: b"a/b".to_vec()
+        }),
+        libc::EINVAL
+    );
+    assert_eq!(
+        errno(Request::ReadData {
+            key: ROOT,
+            offset: 0,
+            len: 1
+        }),
+        libc::EISDIR
+    );
+    assert_eq!(
+        errno(Request::ReadData {
+            key: ROOT,
+            offset: 0,
+            len: u32::MAX
+        }),
+        libc::EINVAL
+    );
+    // A lease of nobody, given back up to a number that was never logged.
+    let item = |lease| ReleaseItem {
+        key: ROOT,
+        lease,
+        downgrade: true,
+        last_seq: LogSeq(u64::MAX),
+        open: true,
+    };
+    let stale = a.link.call(Request::Release {
+        items: vec![item(LeaseNo(12345))],
+    });
+    assert_eq!(stale, Ok(Response::Done));
+    assert!(a.is_live());
+}
+
+#[test]
+fn absurd_release_fails_and_the_lease_stays_until_it_expires() {
+    let config = Config {
+        lease_ms: 100,
+        log_initial_bytes: 2 << 20,
+        ..Config::default()
+    };
+    let world = World::with(config);
+    let a = world.client();
+    let lease = a.write_lease(ROOT).lease;
+    let item = ReleaseItem {
+        key: ROOT,
+        lease,
+        downgrade: false,
+        last_seq: LogSeq(1 << 60),
+        open: true,
+    };
+    let answer = a.link.call(Request::Release { items: vec![item] });
+    assert_eq!(answer, Err(IpcError::Errno(libc::EAGAIN)));
+    world.clock.advance_ms(101);
+    world.kernel.tick();
+    assert!(!a.is_live());
+}
+
+#[test]
+fn credits_are_bounded_and_come_back() {
+    let world = World::new();
+    let a = world.client();
+    let before = world.kernel.store().space().available;
+    let Response::Credits(granted) = a
+        .link
+        .call(Request::Credits {
+            blocks: 100,
+            least: 1,
+        })
+        .unwrap()
+    else {
+        panic!("other answer")
+    };
+    assert_eq!(granted, 100);
+    let huge = u32::MAX;
+    assert_eq!(
+        a.link.call(Request::Credits {
+            blocks: huge,
+            least: huge
+        }),
+        Err(IpcError::Errno(libc::ENOSPC))
+    );
+    a.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.store().space().available, before);
+}
+
+#[test]
+fn unprivileged_session_sees_only_what_its_user_may() {
+    let world = World::new();
+    let mut a = world.client();
+    let secret = write_file(&mut a, b"secret", b"x");
+    a.log_op(&LogOp::SetAttr {
+        key: secret,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode: 0o600,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    a.link.call(Request::Bye).unwrap();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let b = world.client_as(peer, hello());
+    assert!(!b.welcome.privileged);
+    let guess = b.acquire(&[want(secret, LeaseMode::Read)]);
+    assert_eq!(
+        guess,
+        Err(IpcError::Errno(libc::ESTALE)),
+        "a key that was not looked up"
+    );
+    b.read_lease(ROOT);
+    assert_eq!(b.lookup(b"secret").unwrap().key, secret);
+    b.read_lease(secret);
+    let read = b.link.call(Request::ReadData {
+        key: secret,
+        offset: 0,
+        len: 1,
+    });
+    assert_eq!(read, Err(IpcError::Errno(libc::EACCES)));
+    assert_eq!(
+        b.link.call(Request::Admin(Admin::Shutdown)),
+        Err(IpcError::Errno(libc::EPERM))
+    );
+    // A write lease brings no right to write.
+    let mut b = b;
+    b.write_lease(secret);
+    b.log_op(&LogOp::Write {
+        key: secret,
+        offset: 0,
+        data: b"evil",
+    });
+    b.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.status().digest.refused, 1);
+    world.check();
+}
+
+#[test]
+fn mount_gives_its_caches_up_before_a_second_session_is_welcomed() {
+    let world = World::new();
+    let shim = world.client_as(
+        Peer::this_process(),
+        Hello {
+            kind: ClientKind::Shim,
+            ..hello()
+        },
+    );
+    assert!(!shim.welcome.company);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| world.client());
+        assert_eq!(shim.upcall(), Upcall::Company);
+        assert_eq!(shim.link.call(Request::CompanyAck), Ok(Response::Done));
+        assert!(second.join().unwrap().welcome.company);
+    });
+    // The second one is gone again.
+    world.kernel.tick();
+    assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
+    world.clock.advance_ms(world.config.solo_ms);
+    world.kernel.tick();
+    assert_eq!(shim.upcall(), Upcall::Solo);
+}
+
+#[test]
+fn mount_that_does_not_give_its_caches_up_is_sealed() {
+    let world = World::new();
+    let shim = world.client_as(
+        Peer::this_process(),
+        Hello {
+            kind: ClientKind::Shim,
+            ..hello()
+        },
+    );
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| world.client());
+        assert_eq!(shim.upcall(), Upcall::Company);
+        world.clock.advance_ms(world.config.lease_ms + 1001);
+        second.join().unwrap();
+    });
+    assert!(!shim.is_live());
+}
+
+#[test]
+fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
+    let world = World::new();
+    let mut a = world.client();
+    let mut b = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let op = LogOp::Create {
+                dir: ROOT,
+                name: b"g",
+                key: InodeKey::new(0, 0),
+                mode: 0o100_600,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                target: b"",
+            };
+            assert!(b.mediate(&op).unwrap().attr.is_some());
+        });
+        world.clock.advance_ms(10);
+        a.obey();
+        other.join().unwrap();
+    });
+    let again = LogOp::Unlink {
+        dir: ROOT,
+        name: b"g",
+        key,
+    };
+    assert_eq!(
+        b.mediate_as(&again, 1, Cred::root()),
+        Err(IpcError::Errno(libc::EALREADY))
+    );
+    a.read_lease(ROOT);
+    assert!(a.lookup(b"g").is_some());
+    assert_eq!(a.lookup(b"f").unwrap().key, key);
+    world.check();
+}
+
+#[test]
+fn latched_pool_still_welcomes_readers_and_ends() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    a.link
+        .call(Request::Digest {
+            upto: LogSeq(2),
+            wait: true,
+        })
+        .unwrap();
+    world.kernel.store().latch("a device failed, says the test");
+    assert_eq!(
+        a.acquire(&[want(key, LeaseMode::Write)]),
+        Err(IpcError::Errno(libc::EROFS))
+    );
+    let b = world.client();
+    assert!(b.welcome.read_only && b.welcome.latched.is_some() && b.log.is_none());
+    assert!(matches!(
+        b.link.call(Request::GetAttr { key }),
+        Ok(Response::Attr(_))
+    ));
+    let Response::Json(json) = b.link.call(Request::Admin(Admin::Status)).unwrap() else {
+        panic!("no status")
+    };
+    assert!(json.contains("a device failed"));
+    assert!(world.kernel.shutdown().is_err());
+}
+
+#[test]
+fn status_names_every_session() {
+    let world = World::new();
+    let a = world.client();
+    a.write_lease(ROOT);
+    let Response::Json(json) = a.link.call(Request::Admin(Admin::Status)).unwrap() else {
+        panic!("no status")
+    };
+    assert!(json.contains("\"leases\":1") && json.contains("linked"), "{json}");
+    let status: Status = world.kernel.status();
+    assert_eq!((status.sessions[0].id, status.leases.rows), (a.id().0, 1));
+    assert_eq!(status.tiers.len(), 1);
+}
+
+#[test]
+fn shutdown_ends_all_sessions_and_the_pool_opens_clean() {
+    let world = World::new();
+    let mut a = world.client();
+    write_file(&mut a, b"f", b"x");
+    world.kernel.shutdown().unwrap();
+    assert!(matches!(
+        a.acquire(&[want(ROOT, LeaseMode::Read)]),
+        Err(IpcError::Sealed | IpcError::Gone(_))
+    ));
+    let world = world.restart();
+    let b = world.client();
+    b.read_lease(ROOT);
+    assert!(b.lookup(b"f").is_some());
+    world.check();
+}
