@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_format::{BlockNo, EntryFlags, FileBlock, Ino, InodeAttr, InodeKey, LogSeq, SessionId, Tier};
-use varve_ipc::{IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, SystemClock, Upcall, Welcome};
+use varve_ipc::{
+    IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, SystemClock, Upcall, Welcome,
+};
 use varve_libfs::data::DataPlane;
 use varve_libfs::inode::Inode;
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
@@ -40,7 +42,13 @@ impl Link for Link0 {
             }
             Request::MapExtents { from, .. } => {
                 let blocks = FILE_BYTES / 4096 - from.0;
-                let run = MappedExtent { file_block: from, len: blocks as u32, tier: Tier::Nvm, block: BlockNo(from.0), unwritten: false };
+                let run = MappedExtent {
+                    file_block: from,
+                    len: blocks as u32,
+                    tier: Tier::Nvm,
+                    block: BlockNo(from.0),
+                    unwritten: false,
+                };
                 let _: FileBlock = run.file_block;
                 Response::Extents(vec![run], true)
             }
@@ -62,7 +70,12 @@ struct Rig {
 }
 
 fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
-    let options = MappedOptions { backing: Backing::Shm, len_bytes: bytes, max_bytes: bytes, sparse: false };
+    let options = MappedOptions {
+        backing: Backing::Shm,
+        len_bytes: bytes,
+        max_bytes: bytes,
+        sparse: false,
+    };
     let region = MappedRegion::create(&dir.join(name), options).expect("space in /dev/shm");
     let zeros = vec![1; 1 << 20];
     for at in (0..bytes).step_by(zeros.len()) {
@@ -96,7 +109,11 @@ fn attr(ino: u64, size_bytes: u64) -> InodeAttr {
 impl Rig {
     fn new(dir: &Path) -> Self {
         let page = Arc::new(Page::heap(SessionId(1)));
-        let link = Arc::new(Link0 { page: page.clone(), at_once: AtomicBool::new(false), last: AtomicU64::new(0) });
+        let link = Arc::new(Link0 {
+            page: page.clone(),
+            at_once: AtomicBool::new(false),
+            last: AtomicU64::new(0),
+        });
         let welcome = Welcome {
             session: SessionId(1),
             token: 1,
@@ -120,9 +137,21 @@ impl Rig {
         };
         let nvm = region(dir, "nvm", FILE_BYTES);
         let log = region(dir, "log", LOG_BYTES);
-        let plane =
-            DataPlane::new(&welcome, link.clone(), page.clone(), Some(log), Some(nvm.clone()), Arc::new(SystemClock));
-        Self { plane, page, link, raw: region(dir, "raw", FILE_BYTES), nvm }
+        let plane = DataPlane::new(
+            &welcome,
+            link.clone(),
+            page.clone(),
+            Some(log),
+            Some(nvm.clone()),
+            Arc::new(SystemClock),
+        );
+        Self {
+            plane,
+            page,
+            link,
+            raw: region(dir, "raw", FILE_BYTES),
+            nvm,
+        }
     }
 
     /// Lets the log be used again, outside of what is timed.
@@ -200,8 +229,19 @@ fn compare(name: &str, mut limit: impl FnMut() -> f64, mut case: impl FnMut() ->
 /// Two threads at once; nanoseconds an operation of one thread.
 fn two(run: impl Fn(u64) -> f64 + Sync) -> f64 {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|index| scope.spawn({ let run = &run; move || run(index) })).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum::<f64>() / 2.0
+        let threads: Vec<_> = (0..2)
+            .map(|index| {
+                scope.spawn({
+                    let run = &run;
+                    move || run(index)
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .sum::<f64>()
+            / 2.0
     })
 }
 

@@ -112,7 +112,10 @@ impl<T> OpError<T> {
     /// The session is lost and nothing was committed.
     #[must_use]
     pub const fn lost() -> Self {
-        Self::SessionLost { committed: None, otherwise: None }
+        Self::SessionLost {
+            committed: None,
+            otherwise: None,
+        }
     }
 
     /// The same failure with another result.
@@ -176,6 +179,9 @@ mod tests {
     #[test]
     fn sealed_session_is_lost_not_failed() {
         assert_eq!(OpError::<usize>::from(IpcError::Sealed), OpError::lost());
-        assert_eq!(OpError::<usize>::from(IpcError::Errno(libc::EACCES)), OpError::Failed(Errno(libc::EACCES)));
+        assert_eq!(
+            OpError::<usize>::from(IpcError::Errno(libc::EACCES)),
+            OpError::Failed(Errno(libc::EACCES))
+        );
     }
 }

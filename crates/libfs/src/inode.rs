@@ -123,7 +123,11 @@ impl Inode {
     /// operations have come to rest.
     #[must_use]
     pub fn last_seq(&self, log_last: LogSeq) -> LogSeq {
-        if self.overwritten.load(Ordering::Acquire) { log_last } else { self.read().last_seq }
+        if self.overwritten.load(Ordering::Acquire) {
+            log_last
+        } else {
+            self.read().last_seq
+        }
     }
 
     /// Forgets all that a session's log held (after the session ended, or when the lease is let go): the next reads see what is
@@ -194,7 +198,9 @@ impl InodeWrite<'_> {
 
 impl Drop for InodeWrite<'_> {
     fn drop(&mut self) {
-        self.inode.size.store(self.body.attr.size_bytes, Ordering::Release);
+        self.inode
+            .size
+            .store(self.body.attr.size_bytes, Ordering::Release);
         self.inode.exclusive.store(false, Ordering::Release);
     }
 }

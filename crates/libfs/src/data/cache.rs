@@ -19,7 +19,9 @@ pub(super) struct ReadCache {
 
 impl ReadCache {
     pub(super) fn new() -> Self {
-        Self { blocks: Mutex::new(LruCache::new(BLOCKS_MAX)) }
+        Self {
+            blocks: Mutex::new(LruCache::new(BLOCKS_MAX)),
+        }
     }
 
     /// Copies `out.len()` bytes from `within` of the block, if it is here.

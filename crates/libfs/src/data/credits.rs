@@ -69,7 +69,10 @@ impl DataPlane {
 
     fn ask(&self, least: u64) -> Result<u32, IpcError> {
         let least = u32::try_from(least).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
-        match self.call(Request::Credits { blocks: least.max(BULK_BLOCKS), least })? {
+        match self.call(Request::Credits {
+            blocks: least.max(BULK_BLOCKS),
+            least,
+        })? {
             Response::Credits(blocks) => Ok(blocks),
             _ => Err(confused("Credits")),
         }

@@ -31,7 +31,12 @@ pub(crate) struct ExtentCache {
 
 impl ExtentCache {
     pub(crate) const fn new() -> Self {
-        Self { version: 1, from: 0, to: 0, runs: Vec::new() }
+        Self {
+            version: 1,
+            from: 0,
+            to: 0,
+            runs: Vec::new(),
+        }
     }
 
     /// Forgets everything.
@@ -50,7 +55,11 @@ impl ExtentCache {
     /// Where to ask for the map from, when `block` is not known: on from the known part as long as it may grow, so that a file read
     /// at random is mapped once.
     pub(super) const fn ask_from(&self, block: u64) -> u64 {
-        if block >= self.to && self.from == 0 && self.runs.len() + ASK_EXTENTS as usize <= RUNS_MAX { self.to } else { block }
+        if block >= self.to && self.from == 0 && self.runs.len() + ASK_EXTENTS as usize <= RUNS_MAX {
+            self.to
+        } else {
+            block
+        }
     }
 
     pub(super) const fn version(&self) -> u64 {
@@ -63,12 +72,18 @@ impl ExtentCache {
         if block < self.from || block >= self.to {
             return Below::Unknown;
         }
-        let at = self.runs.partition_point(|run| run.file_block.0 + u64::from(run.len) <= block);
+        let at = self
+            .runs
+            .partition_point(|run| run.file_block.0 + u64::from(run.len) <= block);
         match self.runs.get(at) {
             Some(run) if run.file_block.0 <= block => {
                 let skip = block - run.file_block.0;
                 let rest = u64::from(run.len) - skip;
-                if run.unwritten { Below::Zeros(rest) } else { Below::Mapped(run.tier, run.block.0 + skip, rest) }
+                if run.unwritten {
+                    Below::Zeros(rest)
+                } else {
+                    Below::Mapped(run.tier, run.block.0 + skip, rest)
+                }
             }
             Some(run) => Below::Zeros(run.file_block.0.min(self.to) - block),
             None => Below::Zeros(self.to - block),
@@ -119,7 +134,13 @@ mod tests {
     use varve_ipc::MappedExtent;
 
     fn run(file_block: u64, len: u32, block: u64) -> MappedExtent {
-        MappedExtent { file_block: FileBlock(file_block), len, tier: Tier::Nvm, block: BlockNo(block), unwritten: false }
+        MappedExtent {
+            file_block: FileBlock(file_block),
+            len,
+            tier: Tier::Nvm,
+            block: BlockNo(block),
+            unwritten: false,
+        }
     }
 
     #[test]

@@ -18,8 +18,8 @@ use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::overlay::LOG_BYTES_MAX;
 use cache::ReadCache;
 use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 use varve_format::LogSeq;
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
 use varve_media::Region;
@@ -100,7 +100,10 @@ impl DataPlane {
     #[inline]
     #[must_use]
     pub fn stamp(&self) -> Stamp {
-        Stamp { time_ns: self.clock.now_ns(), base: self.page.committed_tx() }
+        Stamp {
+            time_ns: self.clock.now_ns(),
+            base: self.page.committed_tx(),
+        }
     }
 
     /// Whether the session still counts.

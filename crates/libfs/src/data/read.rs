@@ -29,7 +29,10 @@ type Mediated = Vec<(u64, usize)>;
 #[inline]
 fn touch(out: &mut [u8]) {
     let last = out.len().saturating_sub(1);
-    for at in (0..out.len()).step_by(BLOCK_SIZE).chain((last > 0).then_some(last)) {
+    for at in (0..out.len())
+        .step_by(BLOCK_SIZE)
+        .chain((last > 0).then_some(last))
+    {
         std::hint::black_box(&mut out[at]);
         out[at] = 0;
     }
@@ -92,7 +95,10 @@ impl DataPlane {
             let word = inode.radix.get(block);
             let (source, mut stop) = if simple {
                 let stop = end.min((block + 1) * BLOCK_BYTES);
-                (word.map_or(Source::Below, |word| Source::Log(word.addr() + pos % BLOCK_BYTES)), stop)
+                (
+                    word.map_or(Source::Below, |word| Source::Log(word.addr() + pos % BLOCK_BYTES)),
+                    stop,
+                )
             } else {
                 body.pieces.find(word, pos, end)
             };
@@ -102,7 +108,10 @@ impl DataPlane {
                     if simple {
                         // Blocks of one entry lie one after another: one copy for all.
                         while stop < end
-                            && inode.radix.get(stop / BLOCK_BYTES).is_some_and(|next| next.addr() == addr + (stop - pos))
+                            && inode
+                                .radix
+                                .get(stop / BLOCK_BYTES)
+                                .is_some_and(|next| next.addr() == addr + (stop - pos))
                         {
                             stop = end.min(stop + BLOCK_BYTES);
                         }
@@ -115,7 +124,10 @@ impl DataPlane {
                 Source::Below => {
                     if simple {
                         let limit = end.div_ceil(BLOCK_BYTES);
-                        stop = inode.radix.next_used(block + 1, limit).map_or(end, |next| next * BLOCK_BYTES);
+                        stop = inode
+                            .radix
+                            .next_used(block + 1, limit)
+                            .map_or(end, |next| next * BLOCK_BYTES);
                     }
                     let into = &mut out[at..(stop - offset) as usize];
                     if let Pass::Unmapped(block) = self.copy_below(body, pos, into, mediated)? {
@@ -149,11 +161,15 @@ impl DataPlane {
                 Below::Unknown => return Ok(Pass::Unmapped(block)),
                 Below::Mapped(_, _, blocks) | Below::Zeros(blocks) => blocks,
             };
-            let len = blocks.saturating_mul(BLOCK_BYTES).saturating_sub(within).min(rest.len() as u64) as usize;
+            let len = blocks
+                .saturating_mul(BLOCK_BYTES)
+                .saturating_sub(within)
+                .min(rest.len() as u64) as usize;
             let (into, after) = rest.split_at_mut(len);
             match found {
                 Below::Mapped(Tier::Nvm, place, _) => {
-                    nvm.read(place * BLOCK_BYTES + within, into).map_err(|e| OpError::from(&e))?;
+                    nvm.read(place * BLOCK_BYTES + within, into)
+                        .map_err(|e| OpError::from(&e))?;
                 }
                 Below::Mapped(..) => note(mediated, pos, len),
                 Below::Zeros(_) | Below::Unknown => into.fill(0),
@@ -170,7 +186,11 @@ impl DataPlane {
             let body = inode.read();
             (body.extents.version(), body.extents.ask_from(block))
         };
-        let request = Request::MapExtents { key: inode.key, from: FileBlock(from), max: ASK_EXTENTS };
+        let request = Request::MapExtents {
+            key: inode.key,
+            from: FileBlock(from),
+            max: ASK_EXTENTS,
+        };
         match self.call(request).map_err(OpError::from)? {
             Response::Extents(runs, end) => {
                 if runs.is_empty() && !end {
@@ -203,7 +223,11 @@ impl DataPlane {
                     piece[bytes.len()..].fill(0);
                 }
             } else {
-                let ahead = if sequential { self.read_ahead_bytes as usize } else { 0 };
+                let ahead = if sequential {
+                    self.read_ahead_bytes as usize
+                } else {
+                    0
+                };
                 self.fetch_cached(inode, version, pos, into, ahead)?;
             }
         }
@@ -211,7 +235,14 @@ impl DataPlane {
     }
 
     /// Reads `out.len()` bytes through the cache; what is missing is asked for with up to `ahead` bytes beyond.
-    fn fetch_cached<T>(&self, inode: &Inode, version: u64, pos: u64, out: &mut [u8], ahead: usize) -> OpResult<(), T> {
+    fn fetch_cached<T>(
+        &self,
+        inode: &Inode,
+        version: u64,
+        pos: u64,
+        out: &mut [u8],
+        ahead: usize,
+    ) -> OpResult<(), T> {
         let end = pos + out.len() as u64;
         let mut at = pos;
         while at < end {
@@ -219,7 +250,10 @@ impl DataPlane {
             let within = (at % BLOCK_BYTES) as usize;
             let len = (BLOCK_SIZE - within).min((end - at) as usize);
             let rest = &mut out[(at - pos) as usize..];
-            if self.cache.get(inode.id(), version, block, within, &mut rest[..len]) {
+            if self
+                .cache
+                .get(inode.id(), version, block, within, &mut rest[..len])
+            {
                 at += len as u64;
                 continue;
             }
@@ -239,7 +273,14 @@ impl DataPlane {
     }
 
     fn ask_data<T>(&self, inode: &Inode, offset: u64, len: usize) -> OpResult<Vec<u8>, T> {
-        match self.call(Request::ReadData { key: inode.key, offset, len: len as u32 }).map_err(OpError::from)? {
+        match self
+            .call(Request::ReadData {
+                key: inode.key,
+                offset,
+                len: len as u32,
+            })
+            .map_err(OpError::from)?
+        {
             Response::Bytes(bytes) if bytes.len() <= len => Ok(bytes),
             _ => Err(OpError::from(confused("ReadData"))),
         }

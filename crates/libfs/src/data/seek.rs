@@ -67,7 +67,10 @@ fn kind_at(inode: &Inode, body: &InodeBody, pos: u64, end: u64) -> (Kind, u64) {
     // How far nothing else in the log begins.
     let quiet = |mut limit: u64| {
         let last = limit.div_ceil(BLOCK_BYTES);
-        for found in [inode.radix.next_used(block + 1, last), body.pieces.next_parts(block + 1, last)] {
+        for found in [
+            inode.radix.next_used(block + 1, last),
+            body.pieces.next_parts(block + 1, last),
+        ] {
             limit = found.map_or(limit, |found| limit.min(found * BLOCK_BYTES));
         }
         body.pieces.next_zero(pos, limit).unwrap_or(limit)
@@ -76,13 +79,26 @@ fn kind_at(inode: &Inode, body: &InodeBody, pos: u64, end: u64) -> (Kind, u64) {
     match source {
         Source::Log(_) => (Kind::Data, stop),
         Source::Zero if stop < block_end => (Kind::Hole, stop),
-        Source::Zero => (Kind::Hole, quiet(body.pieces.zero_until(pos).unwrap_or(stop).min(end)).max(stop)),
+        Source::Zero => (
+            Kind::Hole,
+            quiet(body.pieces.zero_until(pos).unwrap_or(stop).min(end)).max(stop),
+        ),
         Source::Below => {
-            let limit = if stop < block_end { stop } else { quiet(end).max(stop) };
+            let limit = if stop < block_end {
+                stop
+            } else {
+                quiet(end).max(stop)
+            };
             match body.extents.find(block) {
                 Below::Unknown => (Kind::Unmapped(block), pos),
-                Below::Mapped(_, _, blocks) => (Kind::Data, limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES))),
-                Below::Zeros(blocks) => (Kind::Hole, limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES))),
+                Below::Mapped(_, _, blocks) => (
+                    Kind::Data,
+                    limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES)),
+                ),
+                Below::Zeros(blocks) => (
+                    Kind::Hole,
+                    limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES)),
+                ),
             }
         }
     }

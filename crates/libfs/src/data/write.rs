@@ -12,7 +12,9 @@ use crate::log::{Committed, Receipt, Slot, Stamp, TX_BYTES_MAX, slots};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::log::{HEADER_SIZE, PAYLOAD_MAX, entry_size};
-use varve_format::{BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, charge};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, charge,
+};
 
 /// Largest write that is copied under the inode's lock.
 const DIRECT_MAX: usize = 16 << 10;
@@ -65,13 +67,20 @@ impl DataPlane {
             return Err(OpError::Failed(Errno(libc::EFBIG)));
         }
         if data.len() > DIRECT_MAX {
-            return self.write_large(inode, Place::At(offset), data, clear).map(|(_, len)| len).map_err(|e| e.map(|(_, len)| len));
+            return self
+                .write_large(inode, Place::At(offset), data, clear)
+                .map(|(_, len)| len)
+                .map_err(|e| e.map(|(_, len)| len));
         }
-        let op = LogOp::Write { key: inode.key, offset, data };
+        let op = LogOp::Write {
+            key: inode.key,
+            offset,
+            data,
+        };
         // Room for a no-op, too: an overwrite in place may have to write its number off.
         let mut slot = self.begin(entry_size(data.len()) + HEADER_SIZE, charge(&op))?;
         touch(data);
-        let whole = (offset | data.len() as u64) % BLOCK_BYTES == 0;
+        let whole = (offset | data.len() as u64).is_multiple_of(BLOCK_BYTES);
         if whole
             && end <= inode.size_hint()
             && clear.is_empty()
@@ -99,7 +108,11 @@ impl DataPlane {
             return self.write_large(inode, Place::End, data, clear);
         }
         // The offset is known only under the lock: credits for the worst one.
-        let worst = LogOp::Write { key: inode.key, offset: BLOCK_BYTES - 1, data };
+        let worst = LogOp::Write {
+            key: inode.key,
+            offset: BLOCK_BYTES - 1,
+            data,
+        };
         let slot = self.begin(entry_size(data.len()), charge(&worst))?;
         touch(data);
         self.write_locked(inode, slot, Place::End, data, clear)
@@ -124,10 +137,17 @@ impl DataPlane {
             slot.abandon(number.0);
             return Ok(None);
         }
-        let receipt = slot.append_numbered(op, &[], EntryFlags::empty(), stamp, number).map_err(OpError::Failed)?;
+        let receipt = slot
+            .append_numbered(op, &[], EntryFlags::empty(), stamp, number)
+            .map_err(OpError::Failed)?;
         if receipt.live {
             self.list(inode);
-            inode.radix.publish(offset / BLOCK_BYTES, len as u64 / BLOCK_BYTES, receipt.addr, receipt.seq);
+            inode.radix.publish(
+                offset / BLOCK_BYTES,
+                len as u64 / BLOCK_BYTES,
+                receipt.addr,
+                receipt.seq,
+            );
             inode.note_overwrite(stamp.time_ns);
         }
         Ok(Some(receipt))
@@ -153,7 +173,14 @@ impl DataPlane {
         let receipt = slot.append_one(&op, &[], clear, stamp).map_err(OpError::Failed)?;
         if receipt.live {
             self.list(inode);
-            publish_data(inode, &mut body, offset, data.len() as u64, receipt.addr, receipt.seq);
+            publish_data(
+                inode,
+                &mut body,
+                offset,
+                data.len() as u64,
+                receipt.addr,
+                receipt.seq,
+            );
             changed(&mut body, stamp, clear, receipt.seq);
         }
         // The number stays in flight until the slot goes, after this.
@@ -173,7 +200,15 @@ impl DataPlane {
     ) -> OpResult<(u64, usize)> {
         let offset = if let Place::At(offset) = place { offset } else { 0 };
         // The slot may have no room left: an abandoned number took some.
-        slot.stage(self, &LogOp::Write { key: inode.key, offset, data }, clear)?;
+        slot.stage(
+            self,
+            &LogOp::Write {
+                key: inode.key,
+                offset,
+                data,
+            },
+            clear,
+        )?;
         let mut body = inode.write();
         let stamp = self.stamp();
         let at = self.settle(&body, &slot, place, data.len())?;
@@ -184,7 +219,13 @@ impl DataPlane {
 
     /// The offset of a write under the inode's lock. An append pays back the credits that its real offset does not cost.
     #[inline]
-    fn settle(&self, body: &InodeWrite<'_>, slot: &Slot<'_>, place: Place, len: usize) -> OpResult<u64, (u64, usize)> {
+    fn settle(
+        &self,
+        body: &InodeWrite<'_>,
+        slot: &Slot<'_>,
+        place: Place,
+        len: usize,
+    ) -> OpResult<u64, (u64, usize)> {
         match place {
             Place::At(offset) => Ok(offset),
             Place::End => {
@@ -194,7 +235,8 @@ impl DataPlane {
                 }
                 let blocks = |offset: u64| (offset + len as u64).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES;
                 let back = blocks(BLOCK_BYTES - 1) - blocks(offset % BLOCK_BYTES);
-                slot.credits().store(slot.credits().load(Ordering::Relaxed) + back, Ordering::Relaxed);
+                slot.credits()
+                    .store(slot.credits().load(Ordering::Relaxed) + back, Ordering::Relaxed);
                 Ok(offset)
             }
         }
@@ -202,7 +244,13 @@ impl DataPlane {
 
     /// A large write: one transaction after the other.
     #[cold]
-    fn write_large(&self, inode: &Arc<Inode>, place: Place, data: &[u8], clear: EntryFlags) -> OpResult<(u64, usize)> {
+    fn write_large(
+        &self,
+        inode: &Arc<Inode>,
+        place: Place,
+        data: &[u8],
+        clear: EntryFlags,
+    ) -> OpResult<(u64, usize)> {
         let most = (TX_BYTES_MAX.min(self.log_max_bytes / 4)).max(DIRECT_MAX as u64) as usize;
         let mut place = place;
         let mut start = None;
@@ -219,7 +267,8 @@ impl DataPlane {
                 Err(OpError::SessionLost { committed, .. }) => {
                     let first = start;
                     return Err(OpError::SessionLost {
-                        committed: committed.map(|(seqs, (offset, len))| (seqs, (first.unwrap_or(offset), done + len))),
+                        committed: committed
+                            .map(|(seqs, (offset, len))| (seqs, (first.unwrap_or(offset), done + len))),
                         otherwise: first.map(|first| (first, done)),
                     });
                 }
@@ -232,7 +281,13 @@ impl DataPlane {
     }
 
     /// One transaction of a large write: entries end at block boundaries of the file, so that the rest is whole blocks.
-    fn write_staged(&self, inode: &Arc<Inode>, place: Place, data: &[u8], clear: EntryFlags) -> OpResult<(u64, usize)> {
+    fn write_staged(
+        &self,
+        inode: &Arc<Inode>,
+        place: Place,
+        data: &[u8],
+        clear: EntryFlags,
+    ) -> OpResult<(u64, usize)> {
         // Where an append will begin is a guess until the lock is held; only the cuts depend on it.
         let guess = match place {
             Place::At(offset) => offset,
@@ -246,8 +301,16 @@ impl DataPlane {
             let at = guess + done as u64;
             let len = cut(at, data.len() - done, slot.room());
             let piece = &data[done..done + len];
-            let offset = if matches!(place, Place::End) { done as u64 } else { at };
-            let op = LogOp::Write { key: inode.key, offset, data: piece };
+            let offset = if matches!(place, Place::End) {
+                done as u64
+            } else {
+                at
+            };
+            let op = LogOp::Write {
+                key: inode.key,
+                offset,
+                data: piece,
+            };
             // An append may turn out to begin elsewhere in its block.
             blocks += u64::from(charge(&op)) + u64::from(matches!(place, Place::End));
             self.consume(&slot, charge(&op) + u32::from(matches!(place, Place::End)))?;
@@ -273,13 +336,27 @@ impl DataPlane {
 
     /// Makes committed writes visible. Nothing is published in a lost session: its inodes are read anew.
     #[inline]
-    fn publish(&self, inode: &Arc<Inode>, body: &mut InodeWrite<'_>, committed: &Committed<'_>, stamp: Stamp, clear: EntryFlags) {
+    fn publish(
+        &self,
+        inode: &Arc<Inode>,
+        body: &mut InodeWrite<'_>,
+        committed: &Committed<'_>,
+        stamp: Stamp,
+        clear: EntryFlags,
+    ) {
         if !committed.live {
             return;
         }
         self.list(inode);
         for entry in committed.entries() {
-            publish_data(inode, body, entry.offset, u64::from(entry.len), entry.addr, entry.seq);
+            publish_data(
+                inode,
+                body,
+                entry.offset,
+                u64::from(entry.len),
+                entry.addr,
+                entry.seq,
+            );
         }
         changed(body, stamp, clear, committed.seqs.last);
     }
@@ -328,7 +405,12 @@ impl DataPlane {
         if end > FILE_SIZE_MAX {
             return Err(OpError::Failed(Errno(libc::EFBIG)));
         }
-        let op = LogOp::Fallocate { key: inode.key, mode, offset, len };
+        let op = LogOp::Fallocate {
+            key: inode.key,
+            mode,
+            offset,
+            len,
+        };
         let slot = self.begin(entry_size(16), charge(&op))?;
         let stamp = self.stamp();
         let mut body = inode.write();
@@ -363,7 +445,8 @@ impl DataPlane {
         len: u64,
         clear: EntryFlags,
     ) -> OpResult<u64> {
-        let overlap = from_offset < to_offset.saturating_add(len) && to_offset < from_offset.saturating_add(len);
+        let overlap =
+            from_offset < to_offset.saturating_add(len) && to_offset < from_offset.saturating_add(len);
         if from.key == to.key && overlap {
             return Err(OpError::Failed(Errno(libc::EINVAL)));
         }
@@ -380,7 +463,9 @@ impl DataPlane {
                 Err(OpError::SessionLost { committed, otherwise }) => {
                     return Err(OpError::SessionLost {
                         committed: committed.map(|(seqs, copied)| (seqs, done + copied as u64)),
-                        otherwise: otherwise.map(|copied| done + copied as u64).or((done > 0).then_some(done)),
+                        otherwise: otherwise
+                            .map(|copied| done + copied as u64)
+                            .or((done > 0).then_some(done)),
                     });
                 }
                 Err(_) if done > 0 => break,
@@ -420,7 +505,8 @@ fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, start: u64, len: u64, 
             pos += blocks * BLOCK_BYTES;
         } else {
             let stop = end.min(base + BLOCK_BYTES);
-            body.pieces.put(block, (pos - base) as u16, (stop - base) as u16, at, seq);
+            body.pieces
+                .put(block, (pos - base) as u16, (stop - base) as u16, at, seq);
             pos = stop;
         }
     }

@@ -36,7 +36,11 @@ pub(super) struct Pool {
 
 /// First byte for entries in a chunk.
 pub(super) const fn chunk_start(chunk: u64) -> u64 {
-    if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { chunk * CHUNK_BYTES }
+    if chunk == 0 {
+        LIVE_HEADER_SIZE as u64
+    } else {
+        chunk * CHUNK_BYTES
+    }
 }
 
 /// What a try for a chunk came to.
@@ -71,7 +75,10 @@ impl Pool {
         if synced < end {
             self.unsynced.push((synced, end));
         }
-        self.retired.push(Retired { chunk: start / CHUNK_BYTES, last_seq });
+        self.retired.push(Retired {
+            chunk: start / CHUNK_BYTES,
+            last_seq,
+        });
     }
 
     /// A chunk that was taken and not used.
@@ -202,7 +209,11 @@ impl Log {
         let upto = {
             let mut pool = self.pool.lock();
             let digested = self.page.digested().0;
-            let waiting = pool.retired.iter().filter(|chunk| chunk.last_seq > digested).count() as u64;
+            let waiting = pool
+                .retired
+                .iter()
+                .filter(|chunk| chunk.last_seq > digested)
+                .count() as u64;
             let mark = self.options.max_bytes / 100 * u64::from(self.options.digest_percent);
             let last = self.next_seq.load(std::sync::atomic::Ordering::Relaxed) - 1;
             if waiting * CHUNK_BYTES < mark || pool.asked > digested {

@@ -7,7 +7,9 @@ use crossbeam_utils::CachePadded;
 use parking_lot::MutexGuard;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, PAYLOAD_MAX, TX_ENTRIES_MAX, entry_crc, entry_size, payload_crc};
+use varve_format::log::{
+    CHUNK_BYTES, HEADER_SIZE, PAYLOAD_MAX, TX_ENTRIES_MAX, entry_crc, entry_size, payload_crc,
+};
 use varve_format::{EntryFlags, EntryHeader, EntryMeta, LogOp, LogSeq, SeqRange};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -45,7 +47,10 @@ struct Own {
 
 impl Lane {
     pub(super) fn new() -> Self {
-        Self { in_flight: CachePadded::new(AtomicU64::new(IDLE)), own: CachePadded::new(Own::default()) }
+        Self {
+            in_flight: CachePadded::new(AtomicU64::new(IDLE)),
+            own: CachePadded::new(Own::default()),
+        }
     }
 
     /// Lowest number in flight, `u64::MAX` if none.
@@ -64,7 +69,10 @@ impl Lane {
 
     /// Current chunk and how far it is committed: start and end of its entries.
     pub(super) fn committed(&self) -> (u64, u64) {
-        (self.own.start.load(Ordering::Acquire), self.own.pos.load(Ordering::Acquire))
+        (
+            self.own.start.load(Ordering::Acquire),
+            self.own.pos.load(Ordering::Acquire),
+        )
     }
 }
 
@@ -138,7 +146,16 @@ impl Receipt {
         if self.live {
             return Ok(result);
         }
-        Err(OpError::SessionLost { committed: Some((SeqRange { first: self.seq, last: self.seq }, result)), otherwise: None })
+        Err(OpError::SessionLost {
+            committed: Some((
+                SeqRange {
+                    first: self.seq,
+                    last: self.seq,
+                },
+                result,
+            )),
+            otherwise: None,
+        })
     }
 }
 
@@ -198,7 +215,12 @@ impl<'l> Slot<'l> {
         if self.end != 0 {
             // Retired before a new one is taken: in a small log it may be the one that comes back.
             let mut pool = self.log.pool.lock();
-            pool.retire(self.index, self.start, self.pos, own.last_seq.load(Ordering::Relaxed));
+            pool.retire(
+                self.index,
+                self.start,
+                self.pos,
+                own.last_seq.load(Ordering::Relaxed),
+            );
             pool.synced[self.index] = 0;
             own.start.store(0, Ordering::Release);
             own.pos.store(0, Ordering::Release);
@@ -233,7 +255,9 @@ impl<'l> Slot<'l> {
     /// Most payload bytes that one entry can have before the lane needs another chunk.
     #[must_use]
     pub fn room(&self) -> usize {
-        ((self.end - self.pos) as usize).saturating_sub(HEADER_SIZE).min(PAYLOAD_MAX)
+        ((self.end - self.pos) as usize)
+            .saturating_sub(HEADER_SIZE)
+            .min(PAYLOAD_MAX)
     }
 
     /// Copies the payload of one entry to the log, loading each byte of the data once. May be called again: the entries make one
@@ -254,13 +278,25 @@ impl<'l> Slot<'l> {
             let size = entry_size(payload_len) as u64;
             if self.pos + size > self.end {
                 let start = self.log.take_chunk(host)?;
-                let left = Left { start: self.start, end: self.pos, pieces: staged };
+                let left = Left {
+                    start: self.start,
+                    end: self.pos,
+                    pieces: staged,
+                };
                 self.staging.get_or_insert_default().left.push(left);
                 (self.start, self.pos, self.end) = (start, start, chunk_end(start));
             }
             let crc = self.store_payload(body, op.data())?;
-            let meta = EntryMeta { flags, ..EntryMeta::default() };
-            let piece = Piece { pos: self.pos, crc, body_len: body.len() as u32, header: op.header(&meta, body.len()) };
+            let meta = EntryMeta {
+                flags,
+                ..EntryMeta::default()
+            };
+            let piece = Piece {
+                pos: self.pos,
+                crc,
+                body_len: body.len() as u32,
+                header: op.header(&meta, body.len()),
+            };
             self.pos += size;
             self.staging.get_or_insert_default().pieces.push(piece);
             Ok(())
@@ -289,7 +325,14 @@ impl<'l> Slot<'l> {
             if header.op == varve_format::OpCode::Write as u8 {
                 header.offset = U64::new(header.offset.get() + add_offset);
             }
-            complete(header, stamp, first + index, stable, (count - 1 - index) as u32, index > 0);
+            complete(
+                header,
+                stamp,
+                first + index,
+                stable,
+                (count - 1 - index) as u32,
+                index > 0,
+            );
             header.crc32c = U32::new(entry_crc(piece.crc, header));
             if let Err(error) = self.log.region.write(piece.pos, header.as_bytes()) {
                 return Err(OpError::Failed(refused(&error)));
@@ -304,7 +347,10 @@ impl<'l> Slot<'l> {
         let only = logged[0];
         let left = std::mem::take(&mut staging.left);
         self.staging = Some(staging);
-        self.log.region.fence().map_err(|error| OpError::Failed(refused(&error)))?;
+        self.log
+            .region
+            .fence()
+            .map_err(|error| OpError::Failed(refused(&error)))?;
         if !left.is_empty() {
             self.retire_left(&left, first);
         }
@@ -317,11 +363,30 @@ impl<'l> Slot<'l> {
     /// # Errors
     /// As [`commit`](Self::commit); `EINVAL` if it is larger than what was reserved.
     #[inline]
-    pub fn append<T>(mut self, op: &LogOp<'_>, flags: EntryFlags, stamp: Stamp) -> OpResult<Committed<'l>, T> {
-        let receipt = with_body(op, |body| self.append_one(op, body, flags, stamp)).map_err(OpError::Failed)?;
-        let only = Logged { seq: receipt.seq, addr: receipt.addr, len: op.data().len() as u32, offset: 0 };
-        let seqs = SeqRange { first: receipt.seq, last: receipt.seq };
-        Ok(Committed { slot: self, only, seqs, live: receipt.live })
+    pub fn append<T>(
+        mut self,
+        op: &LogOp<'_>,
+        flags: EntryFlags,
+        stamp: Stamp,
+    ) -> OpResult<Committed<'l>, T> {
+        let receipt =
+            with_body(op, |body| self.append_one(op, body, flags, stamp)).map_err(OpError::Failed)?;
+        let only = Logged {
+            seq: receipt.seq,
+            addr: receipt.addr,
+            len: op.data().len() as u32,
+            offset: 0,
+        };
+        let seqs = SeqRange {
+            first: receipt.seq,
+            last: receipt.seq,
+        };
+        Ok(Committed {
+            slot: self,
+            only,
+            seqs,
+            live: receipt.live,
+        })
     }
 
     /// [`append`](Self::append) in place, for one operation whose encoded body is `body`.
@@ -341,7 +406,11 @@ impl<'l> Slot<'l> {
     ///
     /// # Errors
     /// As [`append`](Self::append).
-    pub fn append_all<T>(mut self, ops: &[(LogOp<'_>, EntryFlags)], stamp: Stamp) -> OpResult<Committed<'l>, T> {
+    pub fn append_all<T>(
+        mut self,
+        ops: &[(LogOp<'_>, EntryFlags)],
+        stamp: Stamp,
+    ) -> OpResult<Committed<'l>, T> {
         let count = ops.len() as u64;
         if count == 0 || count > u64::from(TX_ENTRIES_MAX) {
             return Err(OpError::Failed(Errno(libc::EINVAL)));
@@ -351,7 +420,12 @@ impl<'l> Slot<'l> {
         for (index, (op, flags)) in ops.iter().enumerate() {
             let index = index as u64;
             let stored = with_body(op, |body| {
-                let part = Part { seq: first + index, stable, left: (count - 1 - index) as u32, continues: index > 0 };
+                let part = Part {
+                    seq: first + index,
+                    stable,
+                    left: (count - 1 - index) as u32,
+                    continues: index > 0,
+                };
                 self.put(op, body, *flags, stamp, part)
             });
             match stored {
@@ -369,28 +443,50 @@ impl<'l> Slot<'l> {
         }
         let only = staging.logged[0];
         self.staging = Some(staging);
-        self.log.region.fence().map_err(|error| OpError::Failed(refused(&error)))?;
+        self.log
+            .region
+            .fence()
+            .map_err(|error| OpError::Failed(refused(&error)))?;
         Ok(self.committed(first, count, only))
     }
 
     /// Stores one entry, header and all, at the slot's position; returns where its data is.
     #[inline]
-    fn put(&mut self, op: &LogOp<'_>, body: &[u8], flags: EntryFlags, stamp: Stamp, part: Part) -> Result<u64, Errno> {
+    fn put(
+        &mut self,
+        op: &LogOp<'_>,
+        body: &[u8],
+        flags: EntryFlags,
+        stamp: Stamp,
+        part: Part,
+    ) -> Result<u64, Errno> {
         let data = op.data();
         let len = body.len() + data.len();
         let size = entry_size(len) as u64;
         if len > PAYLOAD_MAX || self.pos + size > self.end {
             return Err(Errno(libc::EINVAL));
         }
-        let meta = EntryMeta { flags, ..EntryMeta::default() };
+        let meta = EntryMeta {
+            flags,
+            ..EntryMeta::default()
+        };
         let mut header = op.header(&meta, body.len());
-        complete(&mut header, stamp, part.seq, part.stable, part.left, part.continues);
+        complete(
+            &mut header,
+            stamp,
+            part.seq,
+            part.stable,
+            part.left,
+            part.continues,
+        );
         if len <= COMPOSE_SMALL {
             self.compose::<{ HEADER_SIZE + COMPOSE_SMALL }>(header, body, data)?;
         } else if len <= COMPOSE_MAX {
             self.compose::<{ HEADER_SIZE + COMPOSE_MAX }>(header, body, data)?;
         } else {
-            let crc = self.store_payload::<()>(body, data).map_err(|_| Errno(libc::EIO))?;
+            let crc = self
+                .store_payload::<()>(body, data)
+                .map_err(|_| Errno(libc::EIO))?;
             let line = header_line(header, crc);
             if let Err(error) = self.log.region.write(self.pos, line.as_bytes()) {
                 return Err(refused(&error));
@@ -424,7 +520,9 @@ impl<'l> Slot<'l> {
         let mut crc = self.log.seed;
         for (at, bytes) in [(at, body), (at + body.len() as u64, data)] {
             if !bytes.is_empty() {
-                crc = region.write_crc(at, bytes, crc).map_err(|error| OpError::Failed(refused(&error)))?;
+                crc = region
+                    .write_crc(at, bytes, crc)
+                    .map_err(|error| OpError::Failed(refused(&error)))?;
             }
         }
         Ok(crc)
@@ -452,7 +550,15 @@ impl<'l> Slot<'l> {
         let last = first + count - 1;
         self.advance(last);
         let live = self.log.is_live();
-        Committed { seqs: SeqRange { first: LogSeq(first), last: LogSeq(last) }, live, only, slot: self }
+        Committed {
+            seqs: SeqRange {
+                first: LogSeq(first),
+                last: LogSeq(last),
+            },
+            live,
+            only,
+            slot: self,
+        }
     }
 
     /// Makes the chunks that staging went through the lane's past, and the last one its present.
@@ -462,7 +568,11 @@ impl<'l> Slot<'l> {
         let mut pool = self.log.pool.lock();
         let before = own.last_seq.load(Ordering::Relaxed);
         for left in lefts {
-            let last = if left.pieces == 0 { before } else { first + left.pieces as u64 - 1 };
+            let last = if left.pieces == 0 {
+                before
+            } else {
+                first + left.pieces as u64 - 1
+            };
             pool.retire(self.index, left.start, left.end, last);
             pool.synced[self.index] = 0;
         }
@@ -482,7 +592,8 @@ impl<'l> Slot<'l> {
             complete(&mut header, Stamp::default(), seq, first, 0, false);
             header.crc32c = U32::new(entry_crc(payload_crc(self.log.seed, &[]), &header));
             if self.pos + HEADER_SIZE as u64 > own.end.load(Ordering::Relaxed)
-                || self.log.region.write(self.pos, header.as_bytes()).is_err() {
+                || self.log.region.write(self.pos, header.as_bytes()).is_err()
+            {
                 // The rest of the log cannot be digested past this number before the session is sealed.
                 tracing::error!(seq, "a log number was lost");
                 return;
@@ -517,7 +628,12 @@ impl<'l> Slot<'l> {
         stamp: Stamp,
         (seq, stable): (u64, u64),
     ) -> Result<Receipt, Errno> {
-        let part = Part { seq, stable, left: 0, continues: false };
+        let part = Part {
+            seq,
+            stable,
+            left: 0,
+            continues: false,
+        };
         let addr = match self.put(op, body, flags, stamp, part) {
             Ok(addr) => addr,
             Err(errno) => {
@@ -529,7 +645,11 @@ impl<'l> Slot<'l> {
             return Err(refused(&error));
         }
         self.advance(seq);
-        Ok(Receipt { seq: LogSeq(seq), addr, live: self.log.is_live() })
+        Ok(Receipt {
+            seq: LogSeq(seq),
+            addr,
+            live: self.log.is_live(),
+        })
     }
 }
 
@@ -593,7 +713,10 @@ impl Committed<'_> {
         if self.live {
             Ok(result)
         } else {
-            Err(OpError::SessionLost { committed: Some((self.seqs, result)), otherwise: None })
+            Err(OpError::SessionLost {
+                committed: Some((self.seqs, result)),
+                otherwise: None,
+            })
         }
     }
 }
@@ -628,7 +751,10 @@ fn complete(header: &mut EntryHeader, stamp: Stamp, seq: u64, stable: u64, tx_le
 /// Calls `run` with the encoded body of `op`, in a buffer that the thread keeps.
 #[inline]
 fn with_body<R>(op: &LogOp<'_>, run: impl FnOnce(&[u8]) -> R) -> R {
-    if matches!(op, LogOp::Write { .. } | LogOp::Truncate { .. } | LogOp::Noop | LogOp::Forget { .. }) {
+    if matches!(
+        op,
+        LogOp::Write { .. } | LogOp::Truncate { .. } | LogOp::Noop | LogOp::Forget { .. }
+    ) {
         return run(&[]);
     }
     let mut body = BODY.try_with(Cell::take).unwrap_or_default();

@@ -18,8 +18,12 @@ struct Slot {
     overwriting: AtomicU64,
 }
 
-static SLOTS: [CachePadded<Slot>; SHARED] =
-    [const { CachePadded::new(Slot { taken: AtomicU64::new(0), overwriting: AtomicU64::new(0) }) }; SHARED];
+static SLOTS: [CachePadded<Slot>; SHARED] = [const {
+    CachePadded::new(Slot {
+        taken: AtomicU64::new(0),
+        overwriting: AtomicU64::new(0),
+    })
+}; SHARED];
 /// Slots at and above this were never taken.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
@@ -30,7 +34,10 @@ impl Claim {
     fn new() -> Self {
         for (index, slot) in SLOTS.iter().enumerate() {
             if slot.taken.load(Ordering::Relaxed) == 0
-                && slot.taken.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                && slot
+                    .taken
+                    .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
             {
                 USED.fetch_max(index + 1, Ordering::SeqCst);
                 return Self(index);

@@ -75,7 +75,9 @@ impl Log {
             }
         }
         ranges.sort_unstable();
-        let synced = ranges.iter().try_for_each(|(from, end)| self.region.sync(*from, end - from));
+        let synced = ranges
+            .iter()
+            .try_for_each(|(from, end)| self.region.sync(*from, end - from));
         let mut pool = self.pool.lock();
         match synced {
             Ok(()) => {

@@ -54,16 +54,34 @@ fn log(chunks: u64, max_chunks: u64, digests: bool) -> (Log, Host, tempfile::Tem
     log_that_waits(chunks, max_chunks, digests, 60_000)
 }
 
-fn log_that_waits(chunks: u64, max_chunks: u64, digests: bool, wait_ms: u64) -> (Log, Host, tempfile::TempDir) {
-    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+fn log_that_waits(
+    chunks: u64,
+    max_chunks: u64,
+    digests: bool,
+    wait_ms: u64,
+) -> (Log, Host, tempfile::TempDir) {
+    let dir = tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap();
     let max_bytes = max_chunks * CHUNK_BYTES;
     let region = region(dir.path(), "log", chunks * CHUNK_BYTES, max_bytes);
     let page = Arc::new(Page::heap(SESSION));
-    let options =
-        LogOptions { session: SESSION, len_bytes: chunks * CHUNK_BYTES, max_bytes, digest_percent: 30, wait_ms };
+    let options = LogOptions {
+        session: SESSION,
+        len_bytes: chunks * CHUNK_BYTES,
+        max_bytes,
+        digest_percent: 30,
+        wait_ms,
+    };
     let log = Log::new(region.clone(), page.clone(), options);
-    let host =
-        Host { region, page, max_bytes, digests, pruned: AtomicU64::new(0), asked: Mutex::new(Vec::new()) };
+    let host = Host {
+        region,
+        page,
+        max_bytes,
+        digests,
+        pruned: AtomicU64::new(0),
+        asked: Mutex::new(Vec::new()),
+    };
     (log, host, dir)
 }
 
@@ -80,25 +98,46 @@ fn entries_of_several_threads_are_found_dense_when_scanned() {
             scope.spawn(move || {
                 for step in 0..150_u64 {
                     let data = vec![thread as u8; 1 + (step * 97 % 3000) as usize];
-                    let op = LogOp::Write { key: key(), offset: thread << 32 | step, data: &data };
+                    let op = LogOp::Write {
+                        key: key(),
+                        offset: thread << 32 | step,
+                        data: &data,
+                    };
                     let mut slot = log.reserve::<()>(host, entry_size(data.len())).unwrap();
                     if step % 3 == 0 {
                         slot.stage::<()>(host, &op, NONE).unwrap();
                         drop(slot.commit::<()>(Stamp::default(), 0).unwrap());
                     } else {
-                        drop(slot.append::<()>(&op, NONE, Stamp { time_ns: 1, base: TxId(4) }).unwrap());
+                        drop(
+                            slot.append::<()>(
+                                &op,
+                                NONE,
+                                Stamp {
+                                    time_ns: 1,
+                                    base: TxId(4),
+                                },
+                            )
+                            .unwrap(),
+                        );
                     }
                 }
             });
         }
     });
     let found = scan(&*host.region);
-    assert_eq!(found.keys().copied().collect::<Vec<_>>(), (1..=750).collect::<Vec<_>>());
+    assert_eq!(
+        found.keys().copied().collect::<Vec<_>>(),
+        (1..=750).collect::<Vec<_>>()
+    );
     assert_eq!(log.stable_below(), LogSeq(751));
     let mut steps = [0; 5];
     for entry in found.values() {
         let thread = (entry.header.offset.get() >> 32) as usize;
-        assert_eq!(entry.header.offset.get() & 0xffff_ffff, steps[thread], "a thread's entries are in its order");
+        assert_eq!(
+            entry.header.offset.get() & 0xffff_ffff,
+            steps[thread],
+            "a thread's entries are in its order"
+        );
         steps[thread] += 1;
         assert!(entry.payload.iter().all(|byte| *byte == thread as u8));
         assert!(u64::from(entry.header.stable_delta.get()) < 750);
@@ -110,13 +149,50 @@ fn transaction_of_names_has_one_commit() {
     let (log, host, _dir) = log(1, 1, false);
     let dir = InodeKey::new(1, 1);
     let ops = [
-        (LogOp::Create { dir, name: b"f", key: key(), mode: 0o100_644, uid: 1, gid: 2, rdev: 0, target: b"" }, NONE),
-        (LogOp::SetXattr { key: key(), name: b"user.a", value: &[7; 900] }, NONE),
-        (LogOp::Unlink { dir, name: b"f", key: key() }, EntryFlags::LAST_CLOSED),
+        (
+            LogOp::Create {
+                dir,
+                name: b"f",
+                key: key(),
+                mode: 0o100_644,
+                uid: 1,
+                gid: 2,
+                rdev: 0,
+                target: b"",
+            },
+            NONE,
+        ),
+        (
+            LogOp::SetXattr {
+                key: key(),
+                name: b"user.a",
+                value: &[7; 900],
+            },
+            NONE,
+        ),
+        (
+            LogOp::Unlink {
+                dir,
+                name: b"f",
+                key: key(),
+            },
+            EntryFlags::LAST_CLOSED,
+        ),
     ];
     let slot = log.reserve::<()>(&host, 4096).unwrap();
-    let committed = slot.append_all::<()>(&ops, Stamp { time_ns: 77, base: TxId(2) }).unwrap();
-    assert_eq!((committed.seqs.first, committed.seqs.last, committed.live), (LogSeq(1), LogSeq(3), true));
+    let committed = slot
+        .append_all::<()>(
+            &ops,
+            Stamp {
+                time_ns: 77,
+                base: TxId(2),
+            },
+        )
+        .unwrap();
+    assert_eq!(
+        (committed.seqs.first, committed.seqs.last, committed.live),
+        (LogSeq(1), LogSeq(3), true)
+    );
     let value = committed.entries()[1];
     let mut back = vec![0; value.len as usize];
     host.region.read(value.addr, &mut back).unwrap();
@@ -128,7 +204,10 @@ fn transaction_of_names_has_one_commit() {
         let mut want = *flags;
         want.set(EntryFlags::CONTINUES, index > 0);
         assert_eq!(entry.header.flags, want.bits());
-        assert_eq!((entry.header.tx_left.get(), entry.header.time_ns.get()), (2 - index as u32, 77));
+        assert_eq!(
+            (entry.header.tx_left.get(), entry.header.time_ns.get()),
+            (2 - index as u32, 77)
+        );
     }
     assert_eq!(found.len(), 3);
 }
@@ -141,17 +220,33 @@ fn number_in_flight_holds_back_what_is_stable_and_what_may_be_dropped() {
         eprintln!("skipped: more threads than lanes run at once");
         return;
     }
-    let op = LogOp::Write { key: key(), offset: 0, data: &[1; 100] };
-    let first = log.reserve::<()>(&host, 1024).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap();
+    let op = LogOp::Write {
+        key: key(),
+        offset: 0,
+        data: &[1; 100],
+    };
+    let first = log
+        .reserve::<()>(&host, 1024)
+        .unwrap()
+        .append::<()>(&op, NONE, Stamp::default())
+        .unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // In the shared lane, if need be: the first thread holds one of its own.
-            let second = log.reserve::<()>(&host, 1024).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap();
+            let second = log
+                .reserve::<()>(&host, 1024)
+                .unwrap()
+                .append::<()>(&op, NONE, Stamp::default())
+                .unwrap();
             assert_eq!(second.seqs.first, LogSeq(2));
         });
     });
     let found = scan(&*host.region);
-    assert_eq!(found[&2].header.stable_delta.get(), 1, "number 1 was not published when 2 was written");
+    assert_eq!(
+        found[&2].header.stable_delta.get(),
+        1,
+        "number 1 was not published when 2 was written"
+    );
     host.digest(LogSeq(2), true).unwrap();
     assert_eq!((log.stable_below(), log.droppable()), (LogSeq(1), 0));
     drop(first);
@@ -163,7 +258,11 @@ fn number_in_flight_holds_back_what_is_stable_and_what_may_be_dropped() {
 #[test]
 fn abandoned_number_is_a_noop_and_a_dropped_stage_leaves_nothing() {
     let (log, host, _dir) = log(4, 4, false);
-    let op = LogOp::Write { key: key(), offset: 0, data: &[9; 5000] };
+    let op = LogOp::Write {
+        key: key(),
+        offset: 0,
+        data: &[9; 5000],
+    };
     let mut slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
     let (number, _) = slot.take_number();
     slot.abandon(number);
@@ -176,10 +275,24 @@ fn abandoned_number_is_a_noop_and_a_dropped_stage_leaves_nothing() {
     for _ in 0..10 {
         let mut slot = log.reserve::<()>(&host, 64).unwrap();
         for _ in 0..5 {
-            slot.stage::<()>(&host, &LogOp::Write { key: key(), offset: 0, data: &big }, NONE).unwrap();
+            slot.stage::<()>(
+                &host,
+                &LogOp::Write {
+                    key: key(),
+                    offset: 0,
+                    data: &big,
+                },
+                NONE,
+            )
+            .unwrap();
         }
     }
-    drop(log.reserve::<()>(&host, entry_size(5000)).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap());
+    drop(
+        log.reserve::<()>(&host, entry_size(5000))
+            .unwrap()
+            .append::<()>(&op, NONE, Stamp::default())
+            .unwrap(),
+    );
     let found = scan(&*host.region);
     let ops: Vec<u8> = found.values().map(|entry| entry.header.op).collect();
     assert_eq!(ops, [OpCode::Noop as u8, OpCode::Write as u8]);
@@ -191,16 +304,31 @@ fn chunks_are_used_again_only_when_digested() {
     let (log, host, _dir) = log(1, 3, true);
     let data = vec![5; 50_000];
     for step in 0..500_u64 {
-        let op = LogOp::Write { key: key(), offset: step, data: &data };
-        drop(log.reserve::<()>(&host, entry_size(data.len())).unwrap().append::<()>(&op, NONE, Stamp::default()).unwrap());
+        let op = LogOp::Write {
+            key: key(),
+            offset: step,
+            data: &data,
+        };
+        drop(
+            log.reserve::<()>(&host, entry_size(data.len()))
+                .unwrap()
+                .append::<()>(&op, NONE, Stamp::default())
+                .unwrap(),
+        );
         let digested = varve_ipc::SessionPage::digested(&*host.page).0;
         let found = scan(&*host.region);
         for seq in digested + 1..=step + 1 {
-            assert!(found.contains_key(&seq), "number {seq} is neither digested nor in the log");
+            assert!(
+                found.contains_key(&seq),
+                "number {seq} is neither digested nor in the log"
+            );
         }
     }
     assert!(log.len_bytes() <= 3 * CHUNK_BYTES);
-    assert!(host.asked.lock().iter().any(|(_, wait)| !wait), "a digest is asked for before the log is full");
+    assert!(
+        host.asked.lock().iter().any(|(_, wait)| !wait),
+        "a digest is asked for before the log is full"
+    );
 }
 
 #[test]
@@ -211,7 +339,11 @@ fn full_log_fails_with_enospc_after_the_wait_when_nothing_is_digested() {
     let error = loop {
         match log.reserve::<()>(&host, entry_size(data.len())) {
             Ok(slot) => {
-                let op = LogOp::Write { key: key(), offset: 0, data: &data };
+                let op = LogOp::Write {
+                    key: key(),
+                    offset: 0,
+                    data: &data,
+                };
                 drop(slot.append::<()>(&op, NONE, Stamp::default()).unwrap());
                 entries += 1;
             }
@@ -231,7 +363,10 @@ fn second_slot_of_a_thread_is_refused() {
         return;
     }
     let _slot = log.reserve::<()>(&host, 100).unwrap();
-    assert_eq!(log.reserve::<()>(&host, 100).err(), Some(OpError::Failed(Errno(libc::EDEADLK))));
+    assert_eq!(
+        log.reserve::<()>(&host, 100).err(),
+        Some(OpError::Failed(Errno(libc::EDEADLK)))
+    );
 }
 
 #[test]
@@ -242,7 +377,11 @@ fn more_threads_than_lanes_share_one() {
         for _ in 0..6 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let op = LogOp::Write { key: key(), offset: 0, data: &[1; 20_000] };
+                    let op = LogOp::Write {
+                        key: key(),
+                        offset: 0,
+                        data: &[1; 20_000],
+                    };
                     let slot = log.reserve::<()>(&host, entry_size(20_000)).unwrap();
                     drop(slot.append::<()>(&op, NONE, Stamp::default()).unwrap());
                 }
@@ -261,7 +400,11 @@ fn sync_returns_and_covers_all_lanes() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..50 {
-                    let op = LogOp::Write { key: key(), offset: 0, data: &[1; 9_000] };
+                    let op = LogOp::Write {
+                        key: key(),
+                        offset: 0,
+                        data: &[1; 9_000],
+                    };
                     let slot = log.reserve::<()>(&host, entry_size(9_000)).unwrap();
                     drop(slot.append::<()>(&op, NONE, Stamp::default()).unwrap());
                     log.sync_upto(log.last_seq()).unwrap();

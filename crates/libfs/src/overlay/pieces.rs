@@ -49,14 +49,23 @@ fn cut(parts: &mut Vec<Part>, start: u16, end: u16) {
         rest[0] = Some(Part { end: start, ..head });
     }
     if tail.end > end {
-        rest[1] = Some(Part { start: end, addr: tail.addr + u64::from(end - tail.start), ..tail });
+        rest[1] = Some(Part {
+            start: end,
+            addr: tail.addr + u64::from(end - tail.start),
+            ..tail
+        });
     }
     parts.splice(first..last, rest.into_iter().flatten());
 }
 
 impl Pieces {
     pub(crate) const fn new() -> Self {
-        Self { hot_block: 0, hot: Vec::new(), parts: BTreeMap::new(), zeros: BTreeMap::new() }
+        Self {
+            hot_block: 0,
+            hot: Vec::new(),
+            parts: BTreeMap::new(),
+            zeros: BTreeMap::new(),
+        }
     }
 
     #[inline]
@@ -77,7 +86,15 @@ impl Pieces {
             Some(last) if last.end > start => self.hot.partition_point(|part| part.end <= start),
             _ => self.hot.len(),
         };
-        self.hot.insert(at, Part { start, end, addr, seq });
+        self.hot.insert(
+            at,
+            Part {
+                start,
+                end,
+                addr,
+                seq,
+            },
+        );
     }
 
     /// Makes `block` the hot one.
@@ -101,7 +118,11 @@ impl Pieces {
         let (first, last) = (start / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
         // Only the two edge blocks keep anything.
         let mut kept = self.parts.split_off(&first);
-        let mut above = if last == u64::MAX { BTreeMap::new() } else { kept.split_off(&(last + 1)) };
+        let mut above = if last == u64::MAX {
+            BTreeMap::new()
+        } else {
+            kept.split_off(&(last + 1))
+        };
         for block in [first, last] {
             if let Some(mut parts) = kept.remove(&block) {
                 let base = block * BLOCK_BYTES;
@@ -117,7 +138,11 @@ impl Pieces {
     }
 
     fn cut_zeros(&mut self, start: u64, end: u64) {
-        let before = self.zeros.range(..start).next_back().map(|(&from, &range)| (from, range));
+        let before = self
+            .zeros
+            .range(..start)
+            .next_back()
+            .map(|(&from, &range)| (from, range));
         if let Some((from, (to, seq))) = before
             && to > start
         {
@@ -126,7 +151,12 @@ impl Pieces {
                 self.zeros.insert(end, (to, seq));
             }
         }
-        while let Some((from, (to, seq))) = self.zeros.range(start..end).next().map(|(&from, &range)| (from, range)) {
+        while let Some((from, (to, seq))) = self
+            .zeros
+            .range(start..end)
+            .next()
+            .map(|(&from, &range)| (from, range))
+        {
             self.zeros.remove(&from);
             if to > end {
                 self.zeros.insert(end, (to, seq));
@@ -145,7 +175,11 @@ impl Pieces {
     }
 
     fn block_parts(&self, block: u64) -> &[Part] {
-        if block == self.hot_block { &self.hot } else { self.parts.get(&block).map_or(&[], Vec::as_slice) }
+        if block == self.hot_block {
+            &self.hot
+        } else {
+            self.parts.get(&block).map_or(&[], Vec::as_slice)
+        }
     }
 
     /// Where byte `pos` is, given the word of its block, and up to where (at most `end`, within the block) the answer holds.
@@ -159,12 +193,14 @@ impl Pieces {
         let parts = self.block_parts(block);
         let live = |part: &Part| !word.is_some_and(|word| word.is_newer_than(part.seq));
         let at = parts.partition_point(|part| part.end <= within);
-        for part in parts[at..].iter().filter(|part| live(part)) {
+        if let Some(part) = parts[at..].iter().find(|part| live(part)) {
             if part.start <= within {
-                return (Source::Log(part.addr + u64::from(within - part.start)), end.min(base + u64::from(part.end)));
+                return (
+                    Source::Log(part.addr + u64::from(within - part.start)),
+                    end.min(base + u64::from(part.end)),
+                );
             }
             stop = stop.min(base + u64::from(part.start));
-            break;
         }
         let zero_wins = |seq: LogSeq| !word.is_some_and(|word| word.is_newer_than(seq));
         if let Some((_, &(to, seq))) = self.zeros.range(..=pos).next_back()
@@ -186,7 +222,11 @@ impl Pieces {
 
     /// If `pos` lies in a zeroed range: its end. Words and parts in it may still hold data.
     pub(crate) fn zero_until(&self, pos: u64) -> Option<u64> {
-        self.zeros.range(..=pos).next_back().map(|(_, &(to, _))| to).filter(|&to| to > pos)
+        self.zeros
+            .range(..=pos)
+            .next_back()
+            .map(|(_, &(to, _))| to)
+            .filter(|&to| to > pos)
     }
 
     /// Start of the next zeroed range after `pos`, if it is below `limit`.
@@ -199,8 +239,13 @@ impl Pieces {
 
     /// First block at or after `block` and below `limit` that has parts.
     pub(crate) fn next_parts(&self, block: u64, limit: u64) -> Option<u64> {
-        let cold = if block < limit { self.parts.range(block..limit).next().map(|(&found, _)| found) } else { None };
-        let hot = (!self.hot.is_empty() && (block..limit).contains(&self.hot_block)).then_some(self.hot_block);
+        let cold = if block < limit {
+            self.parts.range(block..limit).next().map(|(&found, _)| found)
+        } else {
+            None
+        };
+        let hot =
+            (!self.hot.is_empty() && (block..limit).contains(&self.hot_block)).then_some(self.hot_block);
         match (cold, hot) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),

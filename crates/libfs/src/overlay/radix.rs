@@ -49,7 +49,10 @@ struct Leaf {
 
 impl Leaf {
     fn new() -> Box<Self> {
-        Box::new(Self { used: AtomicBool::new(false), words: [const { AtomicU64::new(0) }; FAN] })
+        Box::new(Self {
+            used: AtomicBool::new(false),
+            words: [const { AtomicU64::new(0) }; FAN],
+        })
     }
 }
 
@@ -164,7 +167,11 @@ impl Radix {
         } else {
             let found = self.high.read().get(&top).cloned();
             let mids = found.unwrap_or_else(|| {
-                self.high.write().entry(top).or_insert_with(|| Arc::new(new_mid())).clone()
+                self.high
+                    .write()
+                    .entry(top)
+                    .or_insert_with(|| Arc::new(new_mid()))
+                    .clone()
             });
             run(mids[mid].get_or_init(Leaf::new));
         }
@@ -262,5 +269,9 @@ impl Radix {
 /// Gigabyte, leaf in it, word in the leaf.
 const fn split(block: u64) -> (u64, usize, usize) {
     let fan = FAN as u64;
-    (block / (fan * fan), ((block / fan) % fan) as usize, (block % fan) as usize)
+    (
+        block / (fan * fan),
+        ((block / fan) % fan) as usize,
+        (block % fan) as usize,
+    )
 }

@@ -36,7 +36,10 @@ struct Byte {
     source: Source,
 }
 
-const BELOW: Byte = Byte { seq: 0, source: Source::Below };
+const BELOW: Byte = Byte {
+    seq: 0,
+    source: Source::Below,
+};
 
 struct Model {
     bytes: Vec<Byte>,
@@ -49,7 +52,10 @@ impl Model {
         for at in start..end.min(self.bytes.len() as u64) {
             let byte = &mut self.bytes[at as usize];
             if byte.seq < seq {
-                *byte = Byte { seq, source: addr.map_or(Source::Zero, |addr| Source::Log(addr + at - start)) };
+                *byte = Byte {
+                    seq,
+                    source: addr.map_or(Source::Zero, |addr| Source::Log(addr + at - start)),
+                };
             }
         }
     }
@@ -172,7 +178,11 @@ fn words_keep_their_order_when_the_low_bits_wrap() {
     radix.publish(600, 1, 8192, LogSeq(old.0 + 1));
     assert_eq!(radix.get(600).unwrap().addr(), 8192);
     radix.publish(600, 1, 64, old);
-    assert_eq!(radix.get(600).unwrap().addr(), 8192, "an older copy that comes late does not win");
+    assert_eq!(
+        radix.get(600).unwrap().addr(),
+        8192,
+        "an older copy that comes late does not win"
+    );
     assert!(!radix.prune(old));
     assert!(radix.prune(LogSeq(old.0 + 1)));
     assert!(radix.is_empty());
@@ -186,7 +196,10 @@ fn small_appends_stay_in_order() {
         pieces.put(block, within, within + 128, 64 + index * 192, LogSeq(index + 1));
     }
     for index in 0..200_u64 {
-        assert_eq!(pieces.find(None, index * 128 + 5, u64::MAX), (Source::Log(64 + index * 192 + 5), (index + 1) * 128));
+        assert_eq!(
+            pieces.find(None, index * 128 + 5, u64::MAX),
+            (Source::Log(64 + index * 192 + 5), (index + 1) * 128)
+        );
     }
     assert_eq!(pieces.find(None, 200 * 128, u64::MAX).0, Source::Below);
 }

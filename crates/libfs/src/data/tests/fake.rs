@@ -8,10 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc};
+use varve_format::log::{
+    CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
+};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FallocateMode, FileBlock, Generation, Ino, InodeAttr, InodeKey,
-    LogOp, LogSeq, SessionId, Tier,
+    BLOCK_BYTES, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FallocateMode, FileBlock, Generation, Ino,
+    InodeAttr, InodeKey, LogOp, LogSeq, SessionId, Tier,
 };
 use varve_ipc::{IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, Upcall, Welcome};
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
@@ -24,7 +26,12 @@ pub const SESSION: SessionId = SessionId(3);
 
 /// A region of `len` bytes in memory that can grow to `max`.
 pub fn region(dir: &Path, name: &str, len: u64, max: u64) -> Arc<dyn Region> {
-    let options = MappedOptions { backing: Backing::Shm, len_bytes: len, max_bytes: max, sparse: false };
+    let options = MappedOptions {
+        backing: Backing::Shm,
+        len_bytes: len,
+        max_bytes: max,
+        sparse: false,
+    };
     Arc::new(MappedRegion::create(&dir.join(name), options).expect("a region in memory"))
 }
 
@@ -43,7 +50,8 @@ pub fn scan(log: &dyn Region) -> BTreeMap<u64, Found> {
         let mut last = 0;
         while pos + HEADER_SIZE as u64 <= CHUNK_BYTES {
             let mut bytes = [0; HEADER_SIZE];
-            log.read(chunk * CHUNK_BYTES + pos, &mut bytes).expect("in the log");
+            log.read(chunk * CHUNK_BYTES + pos, &mut bytes)
+                .expect("in the log");
             let header = EntryHeader::read_from_bytes(&bytes).expect("64 bytes");
             let len = header.payload_len.get() as usize;
             let seq = header.seq.get();
@@ -51,7 +59,8 @@ pub fn scan(log: &dyn Region) -> BTreeMap<u64, Found> {
                 break;
             }
             let mut payload = vec![0; len];
-            log.read(chunk * CHUNK_BYTES + pos + HEADER_SIZE as u64, &mut payload).expect("in the log");
+            log.read(chunk * CHUNK_BYTES + pos + HEADER_SIZE as u64, &mut payload)
+                .expect("in the log");
             if entry_crc(payload_crc(crc_seed(SESSION), &payload), &header) != header.crc32c.get() {
                 break;
             }
@@ -122,7 +131,10 @@ impl Fake {
             log: region(dir, "log", log_bytes, log_max_bytes),
             nvm: region(dir, "nvm", 64 << 20, 64 << 20),
             page: Arc::new(Page::heap(SESSION)),
-            files: Mutex::new(Files { next: 1, ..Files::default() }),
+            files: Mutex::new(Files {
+                next: 1,
+                ..Files::default()
+            }),
             tier: Mutex::new(Tier::Nvm),
             log_max_bytes,
             wait_ms,
@@ -162,7 +174,12 @@ impl Fake {
 
     /// What is digested of a file.
     pub fn bytes(&self, key: InodeKey) -> Vec<u8> {
-        self.files.lock().files.get(&key).map(|file| file.bytes.clone()).unwrap_or_default()
+        self.files
+            .lock()
+            .files
+            .get(&key)
+            .map(|file| file.bytes.clone())
+            .unwrap_or_default()
     }
 
     /// Digests whole transactions of the contiguous prefix, at most up to `upto`.
@@ -171,9 +188,16 @@ impl Fake {
         let entries = scan(&*self.log);
         let mut transaction: Vec<Found> = Vec::new();
         let mut next = files.digested + 1;
-        while let Some(entry) = entries.get(&next).filter(|_| next <= upto || !transaction.is_empty()) {
+        while let Some(entry) = entries
+            .get(&next)
+            .filter(|_| next <= upto || !transaction.is_empty())
+        {
             let continues = EntryFlags::from_bits_retain(entry.header.flags).contains(EntryFlags::CONTINUES);
-            assert_eq!(continues, !transaction.is_empty(), "entry {next} continues its transaction or begins one");
+            assert_eq!(
+                continues,
+                !transaction.is_empty(),
+                "entry {next} continues its transaction or begins one"
+            );
             assert!(u64::from(entry.header.stable_delta.get()) < next);
             transaction.push(entry.clone());
             if entry.header.tx_left.get() == 0 {
@@ -196,7 +220,9 @@ impl Fake {
     pub fn poison(&self, freed: Vec<u64>) {
         let mut files = self.files.lock();
         for block in freed {
-            self.nvm.write(block * BLOCK_BYTES, &[POISON; BLOCK_SIZE]).expect("in the region");
+            self.nvm
+                .write(block * BLOCK_BYTES, &[POISON; BLOCK_SIZE])
+                .expect("in the region");
             files.free.push(block);
         }
         self.nvm.fence().expect("memory");
@@ -206,7 +232,10 @@ impl Fake {
 impl Files {
     fn apply(&mut self, found: &Found, nvm: &dyn Region) {
         let op = LogOp::parse(&found.header, &found.payload).expect("what LibFS writes is an operation");
-        let key = InodeKey { ino: Ino(found.header.ino.get()), generation: Generation(found.header.generation.get()) };
+        let key = InodeKey {
+            ino: Ino(found.header.ino.get()),
+            generation: Generation(found.header.generation.get()),
+        };
         let file = self.files.entry(key).or_default();
         let old = file.bytes.clone();
         match op {
@@ -218,7 +247,9 @@ impl Files {
                 file.bytes[start..end].copy_from_slice(data);
             }
             LogOp::Truncate { size, .. } => file.bytes.resize(size as usize, 0),
-            LogOp::Fallocate { mode, offset, len, .. } => {
+            LogOp::Fallocate {
+                mode, offset, len, ..
+            } => {
                 let end = (offset + len) as usize;
                 if mode.grows() && file.bytes.len() < end {
                     file.bytes.resize(end, 0);
@@ -251,7 +282,8 @@ impl Files {
                     self.next += 1;
                     self.next - 1
                 });
-                nvm.write(place * BLOCK_BYTES, &after).expect("the test's files fit");
+                nvm.write(place * BLOCK_BYTES, &after)
+                    .expect("the test's files fit");
                 file.map.insert(block as u64, place);
             }
         }
@@ -311,7 +343,9 @@ impl Link for Fake {
                 }
                 Ok(Response::Digested(self.page.digested()))
             }
-            other => Err(IpcError::Protocol(format!("the test daemon does not know {other:?}"))),
+            other => Err(IpcError::Protocol(format!(
+                "the test daemon does not know {other:?}"
+            ))),
         }
     }
 

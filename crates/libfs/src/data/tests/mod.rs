@@ -26,7 +26,9 @@ impl Rig {
     }
 
     pub(crate) fn that_waits(log_chunks: u64, log_max_chunks: u64, wait_ms: u64) -> Self {
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let dir = tempfile::tempdir_in("/dev/shm")
+            .or_else(|_| tempfile::tempdir())
+            .unwrap();
         let chunk = varve_format::log::CHUNK_BYTES;
         let fake = Fake::new(dir.path(), log_chunks * chunk, log_max_chunks * chunk, wait_ms);
         let plane = DataPlane::new(
@@ -37,7 +39,11 @@ impl Rig {
             Some(fake.nvm.clone()),
             Arc::new(ManualClock::new(1_000)),
         );
-        Self { fake, plane, _dir: dir }
+        Self {
+            fake,
+            plane,
+            _dir: dir,
+        }
     }
 
     pub(crate) fn inode(ino: u64) -> Arc<Inode> {

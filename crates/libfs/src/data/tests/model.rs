@@ -24,7 +24,13 @@ fn offset() -> impl Strategy<Value = u64> {
 }
 
 fn length() -> impl Strategy<Value = usize> {
-    prop_oneof![1..300_usize, 1..50_000_usize, Just(4096), Just(8192), Just(20 * 4096)]
+    prop_oneof![
+        1..300_usize,
+        1..50_000_usize,
+        Just(4096),
+        Just(8192),
+        Just(20 * 4096)
+    ]
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -55,7 +61,10 @@ fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8]) {
         let hole = rig.plane.seek_hole(inode, pos).unwrap();
         let data = rig.plane.seek_data(inode, hole).unwrap_or(model.len() as u64);
         assert!(hole <= data && data <= model.len() as u64, "{pos} {hole} {data}");
-        assert!(model[hole as usize..data as usize].iter().all(|byte| *byte == 0), "hole {hole}..{data}");
+        assert!(
+            model[hole as usize..data as usize].iter().all(|byte| *byte == 0),
+            "hole {hole}..{data}"
+        );
         assert!(data > pos || hole > pos);
         pos = data.max(hole);
     }
@@ -139,7 +148,10 @@ fn writes_recycle_the_log_when_far_more_than_its_size_is_written() {
     for step in 0..400_u64 {
         let at = (step * 7919 % 200) * 4096;
         let data: Vec<u8> = (0..100_000).map(|i| (i as u64 + step) as u8).collect();
-        assert_eq!(rig.plane.write(&inode, at, &data, EntryFlags::empty()), Ok(data.len()));
+        assert_eq!(
+            rig.plane.write(&inode, at, &data, EntryFlags::empty()),
+            Ok(data.len())
+        );
         model[at as usize..at as usize + data.len()].copy_from_slice(&data);
     }
     model.truncate(inode.attr().size_bytes as usize);
@@ -153,7 +165,10 @@ fn large_write_is_one_transaction_of_whole_blocks() {
     let rig = Rig::new(16, 64);
     let inode = Rig::inode(2);
     let data: Vec<u8> = (0..(9 << 20) + 777).map(|i: u32| (i / 5) as u8).collect();
-    assert_eq!(rig.plane.write(&inode, 100, &data, EntryFlags::empty()), Ok(data.len()));
+    assert_eq!(
+        rig.plane.write(&inode, 100, &data, EntryFlags::empty()),
+        Ok(data.len())
+    );
     let entries = super::fake::scan(&*rig.fake.log);
     let last = *entries.keys().last().unwrap();
     for (seq, entry) in &entries {

@@ -19,7 +19,10 @@ fn image(block: u64, version: u64) -> Vec<u8> {
 /// The version of a block, which must be whole and its own.
 fn version(block: u64, bytes: &[u8]) -> u64 {
     let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
-    assert!(bytes == image(block, version), "block {block} holds foreign or torn bytes");
+    assert!(
+        bytes == image(block, version),
+        "block {block} holds foreign or torn bytes"
+    );
     version
 }
 
@@ -28,7 +31,9 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
     let rig = Rig::new(2, 6);
     let inode = Rig::inode(7);
     for block in 0..BLOCKS {
-        rig.plane.write(&inode, block * 4096, &image(block, 0), EntryFlags::empty()).unwrap();
+        rig.plane
+            .write(&inode, block * 4096, &image(block, 0), EntryFlags::empty())
+            .unwrap();
     }
     let done = AtomicBool::new(false);
     let reads = AtomicU64::new(0);
@@ -41,7 +46,9 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
                         // Each writer has its own blocks, so that versions only grow.
                         let block = (step * 31 % (BLOCKS / 2)) * 2 + writer;
                         let bytes = image(block, step);
-                        rig.plane.write(inode, block * 4096, &bytes, EntryFlags::empty()).unwrap();
+                        rig.plane
+                            .write(inode, block * 4096, &bytes, EntryFlags::empty())
+                            .unwrap();
                         let mut back = vec![0; 4096];
                         rig.plane.read(inode, block * 4096, &mut back).unwrap();
                         assert_eq!(version(block, &back), step, "a writer reads what it wrote");
@@ -85,7 +92,10 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
     assert!(reads.load(Ordering::Relaxed) > 0);
     let all = contents(&rig.plane, &inode);
     rig.plane.digest_all::<()>().unwrap();
-    assert!(rig.fake.bytes(inode.key) == all, "what is digested is what was read");
+    assert!(
+        rig.fake.bytes(inode.key) == all,
+        "what is digested is what was read"
+    );
 }
 
 #[test]
@@ -97,7 +107,11 @@ fn appends_of_threads_never_interleave() {
             let (rig, inode) = (&rig, &inode);
             scope.spawn(move || {
                 for step in 0..200_u8 {
-                    let len = if step % 20 == 0 { 40_000 } else { 100 + usize::from(step) };
+                    let len = if step % 20 == 0 {
+                        40_000
+                    } else {
+                        100 + usize::from(step)
+                    };
                     let mut record = vec![thread * 10 + step % 10; len];
                     record[..8].copy_from_slice(&(len as u64).to_le_bytes());
                     let (at, written) = rig.plane.append(inode, &record, EntryFlags::empty()).unwrap();
@@ -113,7 +127,10 @@ fn appends_of_threads_never_interleave() {
     let (mut pos, mut records) = (0, 0);
     while pos < all.len() {
         let len = u64::from_le_bytes(all[pos..pos + 8].try_into().unwrap()) as usize;
-        assert!(all[pos + 8..pos + len].iter().all(|byte| *byte == all[pos + 8]), "record at {pos} is not one record");
+        assert!(
+            all[pos + 8..pos + len].iter().all(|byte| *byte == all[pos + 8]),
+            "record at {pos} is not one record"
+        );
         pos += len;
         records += 1;
     }
@@ -127,7 +144,9 @@ fn truncates_and_overwrites_agree_with_the_log_when_they_race() {
     for round in 0..20_u64 {
         let rig = Rig::new(2, 8);
         let inode = Rig::inode(7);
-        rig.plane.write(&inode, 0, &[1; 16 * 4096], EntryFlags::empty()).unwrap();
+        rig.plane
+            .write(&inode, 0, &[1; 16 * 4096], EntryFlags::empty())
+            .unwrap();
         std::thread::scope(|scope| {
             let (rig, inode) = (&rig, &inode);
             for writer in 0..2_u64 {
@@ -135,13 +154,17 @@ fn truncates_and_overwrites_agree_with_the_log_when_they_race() {
                     for step in 0..60_u64 {
                         let block = (step * 5 + writer + round) % 16;
                         let fill = (2 + writer * 100 + step) as u8;
-                        rig.plane.write(inode, block * 4096, &[fill; 4096], EntryFlags::empty()).unwrap();
+                        rig.plane
+                            .write(inode, block * 4096, &[fill; 4096], EntryFlags::empty())
+                            .unwrap();
                     }
                 });
             }
             scope.spawn(move || {
                 for step in 0..30_u64 {
-                    rig.plane.truncate(inode, (step * 7919) % (16 * 4096), EntryFlags::empty()).unwrap();
+                    rig.plane
+                        .truncate(inode, (step * 7919) % (16 * 4096), EntryFlags::empty())
+                        .unwrap();
                 }
             });
         });

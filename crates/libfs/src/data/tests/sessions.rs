@@ -13,7 +13,10 @@ fn write_fails_with_enospc_before_it_is_logged_when_there_are_no_credits() {
     let inode = Rig::inode(2);
     rig.fake.credits.store(10, Ordering::SeqCst);
     assert_eq!(rig.plane.write(&inode, 0, &[1; 8192], NONE), Ok(8192));
-    assert_eq!(rig.plane.write(&inode, 0, &[1; 40960], NONE), Err(OpError::Failed(Errno(libc::ENOSPC))));
+    assert_eq!(
+        rig.plane.write(&inode, 0, &[1; 40960], NONE),
+        Err(OpError::Failed(Errno(libc::ENOSPC)))
+    );
     assert_eq!(rig.plane.log().unwrap().last_seq(), LogSeq(1));
     assert!(rig.fake.called("digest") > 0);
     // What frees space needs none.
@@ -52,10 +55,18 @@ fn operations_report_a_lost_session_after_the_fact() {
     let inode = Rig::inode(2);
     assert_eq!(rig.plane.write(&inode, 0, &[1; 4096], NONE), Ok(4096));
     rig.fake.page.seal();
-    let lost = |seq: u64| Some(varve_format::SeqRange { first: LogSeq(seq), last: LogSeq(seq) });
+    let lost = |seq: u64| {
+        Some(varve_format::SeqRange {
+            first: LogSeq(seq),
+            last: LogSeq(seq),
+        })
+    };
     for (seq, len) in [(2, 4096), (3, 100), (4, 60_000)] {
         match rig.plane.write(&inode, 0, &vec![2; len], NONE) {
-            Err(OpError::SessionLost { committed: Some((seqs, got)), otherwise: None }) => {
+            Err(OpError::SessionLost {
+                committed: Some((seqs, got)),
+                otherwise: None,
+            }) => {
                 assert_eq!((Some(seqs), got), (lost(seq), len));
             }
             other => panic!("{other:?}"),
@@ -92,11 +103,18 @@ fn set_id_bits_go_when_asked() {
     let inode = Rig::inode(2);
     inode.write().attr.mode = 0o106_755;
     rig.plane.write(&inode, 0, &[1; 4096], NONE).unwrap();
-    rig.plane.write(&inode, 0, &[1; 4096], EntryFlags::CLEAR_SUID).unwrap();
+    rig.plane
+        .write(&inode, 0, &[1; 4096], EntryFlags::CLEAR_SUID)
+        .unwrap();
     assert_eq!(inode.attr().mode, 0o102_755);
-    rig.plane.fallocate(&inode, FallocateMode::Allocate, 0, 5, EntryFlags::CLEAR_SGID).unwrap();
+    rig.plane
+        .fallocate(&inode, FallocateMode::Allocate, 0, 5, EntryFlags::CLEAR_SGID)
+        .unwrap();
     assert_eq!(inode.attr().mode, 0o100_755);
-    let flags: Vec<u8> = super::fake::scan(&*rig.fake.log).values().map(|entry| entry.header.flags).collect();
+    let flags: Vec<u8> = super::fake::scan(&*rig.fake.log)
+        .values()
+        .map(|entry| entry.header.flags)
+        .collect();
     assert_eq!(flags, [0, 1, 2]);
 }
 
@@ -112,7 +130,11 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
     let last = rig.plane.log().unwrap().last_seq();
     assert_eq!((last, inode.last_seq(last)), (LogSeq(2), LogSeq(2)));
     inode.write().attr.mtime_ns = 5;
-    assert_eq!(inode.attr().mtime_ns, 5, "a time that is set wins over an earlier overwrite");
+    assert_eq!(
+        inode.attr().mtime_ns,
+        5,
+        "a time that is set wins over an earlier overwrite"
+    );
 }
 
 #[test]
@@ -121,7 +143,10 @@ fn copy_range_copies_between_files_and_refuses_overlap() {
     let (from, to) = (Rig::inode(2), Rig::inode(3));
     let data: Vec<u8> = (0..(2 << 20) + 5).map(|i: u32| (i / 7) as u8).collect();
     rig.plane.write(&from, 0, &data, NONE).unwrap();
-    assert_eq!(rig.plane.copy_range(&from, 10, &to, 3, u64::MAX >> 8, NONE), Ok(data.len() as u64 - 10));
+    assert_eq!(
+        rig.plane.copy_range(&from, 10, &to, 3, u64::MAX >> 8, NONE),
+        Ok(data.len() as u64 - 10)
+    );
     assert!(contents(&rig.plane, &to)[3..] == data[10..]);
     let refused = rig.plane.copy_range(&from, 0, &from, 100, 101, NONE);
     assert_eq!(refused, Err(OpError::Failed(Errno(libc::EINVAL))));
