@@ -146,6 +146,13 @@ impl KernelFs {
         let now_ms = self.now_ms();
         let mut core = self.locked();
         match attempt {
+            Ok((_, rows)) if !core.members.contains_key(&session.id) => {
+                // Sealed and ended meanwhile: nobody else would remove them.
+                drop(core);
+                let leases = rows.iter().map(|row| RowChange::Remove(row.lease));
+                self.write_rows(&leases.collect::<Vec<_>>())?;
+                Err(StoreError::NoSession(session.id))
+            }
             Ok((grants, rows)) => {
                 core.table.confirm(session.id, &decision.leases, now_ms);
                 rows.into_iter().for_each(|row| core.rows.insert(row));
@@ -297,9 +304,14 @@ impl KernelFs {
         let now_ms = self.now_ms();
         let mut core = self.locked();
         if core.live(session.id).is_none() {
-            // Sealed meanwhile: the row goes with the session's others.
-            core.rows.insert(row);
-            return Ok(Vec::new());
+            // Sealed meanwhile: the row goes with the session's others, unless they are gone already.
+            if core.members.contains_key(&session.id) {
+                core.rows.insert(row);
+            } else {
+                drop(core);
+                self.write_rows(&[RowChange::Remove(lease)])?;
+            }
+            return Err(StoreError::NoSession(session.id));
         }
         core.rows.insert(row);
         let leases = keys.iter().map(|key| {
@@ -428,7 +440,7 @@ impl KernelFs {
         };
         let limit = self.config.log_limit(self.store.devices().nvm.len_bytes());
         let chunk = varve_format::log::CHUNK_BYTES;
-        if len_bytes % chunk != 0 || len_bytes > limit {
+        if !len_bytes.is_multiple_of(chunk) || len_bytes > limit {
             return Err(no(libc::EINVAL));
         }
         log.grow(len_bytes).map_err(|error| {

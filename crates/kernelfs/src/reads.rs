@@ -14,6 +14,9 @@ const ENTRIES_MAX: u32 = 1024;
 const EXTENTS_MAX: u32 = 8192;
 /// Most bytes of names and values in one answer to `Xattrs`.
 const XATTR_BYTES_MAX: usize = DATA_MAX;
+/// Names and values.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Search permission.
 const SEARCH: u32 = 1;
 /// Read permission.
@@ -149,11 +152,7 @@ impl KernelFs {
             .map_err(|error| self.refused(&error))
     }
 
-    pub(crate) fn xattrs(
-        &self,
-        session: &Session,
-        key: InodeKey,
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, IpcError> {
+    pub(crate) fn xattrs(&self, session: &Session, key: InodeKey) -> Result<Xattrs, IpcError> {
         self.leased(session, key)?;
         let attr = self
             .store

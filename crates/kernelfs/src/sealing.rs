@@ -3,6 +3,7 @@
 use crate::core::{Ended, Phase};
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::process::ProcessId;
+use crate::rows::RowChange;
 use crate::session::{Parts, Session};
 use crate::status::Counters;
 use std::collections::HashSet;
@@ -131,6 +132,7 @@ impl KernelFs {
     ) -> Result<(), StoreError> {
         let digested = self.digest_sealed(session, seal, limit)?;
         let rows = self.locked().rows.of_session(session.id);
+        let removed: HashSet<_> = rows.iter().copied().collect();
         let mut last_mediated = *session.turn.last.lock();
         if !session.read_only {
             let mut rows = rows.into_iter().peekable();
@@ -161,8 +163,10 @@ impl KernelFs {
         self.store.unreserve(session.spend(u64::MAX));
         self.logs.remove(session.id);
         let now_ms = self.now_ms();
-        let mut core = self.locked();
-        let core = &mut *core;
+        let mut guard = self.locked();
+        let core = &mut *guard;
+        // Grants that were under way when the session was sealed.
+        let late = core.rows.of_session(session.id);
         core.rows.drop_session(session.id);
         let tickets = core.table.drop_session(session.id);
         core.end_waits(&tickets);
@@ -188,7 +192,12 @@ impl KernelFs {
         self.store.set_reader_horizon(core.reader_horizon());
         session.upcalls.close();
         core.pump(now_ms);
-        Ok(())
+        drop(guard);
+        let late = late
+            .into_iter()
+            .filter(|lease| !removed.contains(lease))
+            .map(RowChange::Remove);
+        self.write_rows(&late.collect::<Vec<_>>())
     }
 
     /// The connection of a session is gone. Its client may still live and resume on another one, within the grace time.
