@@ -15,9 +15,10 @@ const EXIT_CODES: &str = "Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "varve", version, after_help = EXIT_CODES, max_term_width = 100)]
 pub struct Cli {
-    /// What is logged on standard error: error, warn, info, debug, trace, or a filter as `varve_kernelfs=debug`.
-    #[arg(long, global = true, default_value = "warn", env = "VARVE_LOG", value_name = "FILTER")]
-    pub log: String,
+    /// What is logged on standard error: error, warn (the default), info, debug, trace, or a filter as
+    /// `varve_kernelfs=debug`; also by the environment variable VARVE_LOG
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -91,6 +92,9 @@ pub struct UpArgs {
     /// Let other users use the mount (an ordinary user needs `user_allow_other` in /etc/fuse.conf)
     #[arg(long)]
     pub allow_other: bool,
+    /// Make a memory-only pool (--nvm shm:…) again, empty, after a reboot took its memory
+    #[arg(long)]
+    pub recreate: bool,
     /// Set by `--detach` for the process in the background.
     #[arg(long, hide = true)]
     pub background: bool,
@@ -98,6 +102,8 @@ pub struct UpArgs {
 
 /// Arguments of `down`.
 #[derive(Debug, Args)]
+#[command(after_help = "Waits until programs that use the mount have ended (it names them); then everything is digested and the daemon
+ends. Nothing happens to a pool that is not up, but a mount that a killed run left behind is taken away.")]
 pub struct DownArgs {
     /// Directory of the pool
     pub dir: PathBuf,
@@ -108,6 +114,14 @@ pub struct DownArgs {
 
 /// Arguments of `mkfs`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve mkfs ./pool                                    1G, 16G and 64G in sparse files
+  varve mkfs ./pool --nvm shm:2G --ssd 8G --hdd 0      fast and memory-only, two tiers
+  varve mkfs /var/lib/varve --nvm 4G --ssd /dev/nvme0n1p3 --hdd /dev/sdb
+
+NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by its path must start
+with zeros, so that nothing is overwritten by mistake. Sparse files may promise more than the host's disk has: then
+`df` shows the smaller number, and writes fail with ENOSPC before anything is lost.")]
 pub struct MkfsArgs {
     /// Directory of the new pool; must not hold a pool
     pub dir: PathBuf,
@@ -121,6 +135,9 @@ pub struct MkfsArgs {
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
+#[command(after_help = "Recovers whatever an earlier daemon or a power cut left, then listens on POOL/sock until Ctrl-C or SIGTERM; then it
+digests all logs and ends. `varve up` runs this and `varve mount` for you. Settings are in POOL/varve.toml, section
+[daemon].")]
 pub struct ServeArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -131,6 +148,8 @@ pub struct ServeArgs {
 
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
+#[command(after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once. Root mounts
+directly; other users need fusermount3 (Debian: apt-get install fuse3).")]
 pub struct MountArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -187,6 +206,8 @@ pub struct FsckArgs {
 
 /// Arguments of `debug`.
 #[derive(Debug, Args)]
+#[command(after_help = "The pool must be stopped (`varve down DIR`); nothing on it is changed. What the journal holds beyond the last
+checkpoint is shown as if it were in place.")]
 pub struct DebugArgs {
     /// What to print.
     #[command(subcommand)]
@@ -246,6 +267,9 @@ pub enum DebugWhat {
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
+#[command(after_help = "One thread, 4 KiB calls, through LibFS (no kernel) and through the file system that the pool's directory lies on. A
+LibFS write survives the end of any program when it returns; the host's does not need to until fdatasync, so both are
+shown. It takes some seconds and works in a directory of its own, which it removes. For real numbers: `cargo bench`.")]
 pub struct BenchArgs {
     /// The pool: its directory (its daemon must run)
     pub pool: PathBuf,

@@ -27,9 +27,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         observer: Some(Arc::clone(&caches) as _),
         ..FsOptions::default()
     };
-    let connector = Arc::new(SocketConnector::new(pool.socket()));
+    pool.require_daemon()?;
+    let connector = Arc::new(SocketConnector { path: pool.socket() });
     let fs = Fs::mount(connector, options)
-        .with_context(|| format!("no daemon answers for {}; start one with `varve serve`", pool.dir().display()))?;
+        .with_context(|| format!("cannot open a session with the daemon of {}", pool.dir().display()))?;
     let request = MountRequest {
         mountpoint: args.mountpoint.clone(),
         source: format!("varve:{}", pool.dir().display()),

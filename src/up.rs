@@ -22,7 +22,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// `varve up`.
 pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     varve_fuse_shim::check_host(args.allow_other)?;
-    let fresh = Pool::open_or_create(&args.dir, &args.tiers)?;
+    let fresh = Pool::open_or_create(&args.dir, &args.tiers, args.recreate)?;
     let pool = fresh.pool;
     if args.detach && !args.background {
         return detach(args, &pool, &fresh.report);
@@ -168,9 +168,14 @@ struct Run {
 impl Run {
     fn start(args: &UpArgs, pool: &Pool, stop: &Stop) -> anyhow::Result<Self> {
         let dir = pool.dir().as_os_str().to_owned();
-        let _ = std::fs::remove_file(pool.socket());
         let mut serve = Supervised::start("daemon", vec!["serve".into(), "--supervised".into(), dir.clone()])?;
-        wait_for("the daemon", &mut serve, stop, || std::os::unix::net::UnixStream::connect(pool.socket()).is_ok())?;
+        let pid = serve.pid();
+        let ready = || pool.daemon_pid() == Some(pid) && pool.has_daemon();
+        if let Err(error) = wait_for("the daemon", &mut serve, stop, ready) {
+            serve.signal(Signal::TERM);
+            let _ = serve.wait(STOP_LIMIT);
+            return Err(error);
+        }
         let mut words: Vec<OsString> = vec!["mount".into(), "--supervised".into()];
         if args.allow_other {
             words.push("--allow-other".into());

@@ -48,15 +48,7 @@ impl HostDaemon {
                 space.watch(tier, path);
             }
         }
-        let boot_id = varve_media::host::boot_id().map_err(|error| KernelError::io("cannot read the boot id", error))?;
-        let backing = (!pool.spec().nvm.is_memory()).then(|| pool.logs_dir());
-        let logs = Arc::new(HostLogs::new(
-            pool.live().to_owned(),
-            backing,
-            pool.nvm_path(),
-            boot_id,
-            pool.uuid(),
-        ));
+        let logs = Arc::new(pool.logs()?);
         let (store, report) = open_store(pool, devices)?;
         if store.pool_uuid() != pool.uuid() {
             return Err(KernelError::Pool(format!(
@@ -79,9 +71,15 @@ impl HostDaemon {
         for remark in &remarks {
             tracing::warn!("{remark}");
         }
-        let service = HostService::new(Arc::clone(&kernel), pool.clone(), Arc::clone(&logs), space, remarks.clone());
-        let daemon =
-            Daemon::start(kernel).map_err(|error| KernelError::io("cannot start the daemon's threads", error))?;
+        let service = HostService::new(
+            Arc::clone(&kernel),
+            pool.clone(),
+            Arc::clone(&logs),
+            space,
+            remarks.clone(),
+        );
+        let daemon = Daemon::start(kernel)
+            .map_err(|error| KernelError::io("cannot start the daemon's threads", error))?;
         let listener = listen(pool)?;
         let server = Server::start(listener, Arc::new(service), ServerOptions::default())
             .map_err(|error| KernelError::io("cannot start the socket's threads", error))?;
@@ -126,7 +124,13 @@ impl HostDaemon {
     /// # Errors
     /// The first error of a device.
     pub fn stop(self) -> Result<(), StoreError> {
-        let Self { server, daemon, pool, _lock, .. } = self;
+        let Self {
+            server,
+            daemon,
+            pool,
+            _lock,
+            ..
+        } = self;
         let _ = std::fs::remove_file(pool.socket());
         if !server.stop() {
             tracing::warn!("some requests did not end in time");
@@ -157,7 +161,10 @@ fn open_store(pool: &HostPool, devices: varve_store::Devices) -> Result<(Store, 
 pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
     use varve_format::superblock::SuperblockError;
     match &error {
-        StoreError::Superblock { fault: SuperblockError::Version(version), .. } => KernelError::Pool(format!(
+        StoreError::Superblock {
+            fault: SuperblockError::Version(version),
+            ..
+        } => KernelError::Pool(format!(
             "{} is a pool of format version {version}, this program knows version {}: use a newer varve",
             pool.dir().display(),
             varve_format::superblock::FORMAT_VERSION
@@ -176,7 +183,10 @@ fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     let path = pool.socket();
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(KernelError::io(format!("cannot remove {}", path.display()), error));
+            return Err(KernelError::io(
+                format!("cannot remove {}", path.display()),
+                error,
+            ));
         }
         _ => {}
     }

@@ -13,7 +13,9 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_media::host::host_capacity;
-use varve_media::{Backing, BlockDevice, BlockOptions, FileDevice, JournalFile, MappedOptions, MappedRegion, Region};
+use varve_media::{
+    Backing, BlockDevice, BlockOptions, FileDevice, JournalFile, MappedOptions, MappedRegion, Region,
+};
 use varve_store::{Devices, MkfsOptions, Store};
 
 /// First bytes of a device that must be zeros before it is taken for a tier.
@@ -38,7 +40,10 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
     let nvm_bytes = pool.spec().nvm.bytes();
     let journal_len = journal_bytes(nvm_bytes);
     check_space(pool, nvm_bytes, journal_len)?;
-    for (spec, path) in [(&pool.spec().ssd, pool.ssd_path()), (&pool.spec().hdd, pool.hdd_path())] {
+    for (spec, path) in [
+        (&pool.spec().ssd, pool.ssd_path()),
+        (&pool.spec().hdd, pool.hdd_path()),
+    ] {
         if let (TierSpec::Path(_), Some(path)) = (spec, path) {
             check_device(&path, again)?;
         }
@@ -53,7 +58,10 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
     let memory = pool.spec().nvm.is_memory();
     let nvm = MappedRegion::create(&pool.nvm_path(), mapped(nvm_bytes, memory))?;
     let journal: Arc<dyn Region> = if memory {
-        Arc::new(MappedRegion::create(&pool.journal_path(), mapped(journal_len, true))?)
+        Arc::new(MappedRegion::create(
+            &pool.journal_path(),
+            mapped(journal_len, true),
+        )?)
     } else {
         let journal = JournalFile::create(&pool.journal_path(), journal_len)?;
         // Written once, so that later durable writes find written blocks and need no work of the host's own journal.
@@ -115,7 +123,15 @@ fn fill(path: &Path, len_bytes: u64) -> Result<(), KernelError> {
 
 /// Opens the files of a pool.
 pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
-    for path in [Some(pool.nvm_path()), Some(pool.journal_path()), pool.ssd_path(), pool.hdd_path()].into_iter().flatten() {
+    for path in [
+        Some(pool.nvm_path()),
+        Some(pool.journal_path()),
+        pool.ssd_path(),
+        pool.hdd_path(),
+    ]
+    .into_iter()
+    .flatten()
+    {
         match std::fs::metadata(&path) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -125,7 +141,12 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
                     pool.dir().display()
                 )));
             }
-            Err(error) => return Err(KernelError::io(format!("cannot look at {}", path.display()), error)),
+            Err(error) => {
+                return Err(KernelError::io(
+                    format!("cannot look at {}", path.display()),
+                    error,
+                ));
+            }
         }
     }
     let memory = pool.spec().nvm.is_memory();
@@ -146,7 +167,8 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
 
 /// The same devices, changed by nothing.
 pub(super) fn for_looking(devices: Devices) -> Devices {
-    let read_only = |device: Arc<dyn BlockDevice>| Arc::new(ReadOnlyDevice::new(device)) as Arc<dyn BlockDevice>;
+    let read_only =
+        |device: Arc<dyn BlockDevice>| Arc::new(ReadOnlyDevice::new(device)) as Arc<dyn BlockDevice>;
     Devices {
         nvm: Arc::new(ScratchRegion::new(devices.nvm)),
         journal: Arc::new(ScratchRegion::new(devices.journal)),
@@ -155,7 +177,11 @@ pub(super) fn for_looking(devices: Devices) -> Devices {
     }
 }
 
-fn tier(spec: &TierSpec, path: Option<PathBuf>, create: bool) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
+fn tier(
+    spec: &TierSpec,
+    path: Option<PathBuf>,
+    create: bool,
+) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
     let Some(path) = path else { return Ok(None) };
     let options = BlockOptions::default();
     let device = match spec {
@@ -190,8 +216,12 @@ fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), 
     match pool.spec().nvm {
         NvmSpec::Shm(_) => live::check_memory_pool(pool.live(), nvm_bytes, journal_len),
         NvmSpec::File(_) => {
-            let space = host_capacity(pool.dir())
-                .map_err(|error| KernelError::io(format!("cannot ask for the space at {}", pool.dir().display()), error))?;
+            let space = host_capacity(pool.dir()).map_err(|error| {
+                KernelError::io(
+                    format!("cannot ask for the space at {}", pool.dir().display()),
+                    error,
+                )
+            })?;
             let need = nvm_bytes + journal_len;
             if need <= space.available_bytes {
                 return Ok(());
@@ -216,7 +246,10 @@ fn check_device(path: &Path, again: bool) -> Result<(), KernelError> {
         )
     })?;
     if !meta.is_file() && !meta.file_type().is_block_device() {
-        return Err(KernelError::Pool(format!("{} is neither a file nor a block device", path.display())));
+        return Err(KernelError::Pool(format!(
+            "{} is neither a file nor a block device",
+            path.display()
+        )));
     }
     // On a block device O_EXCL without O_CREAT fails while it is mounted or part of something.
     let flags = if meta.is_file() { 0 } else { libc::O_EXCL };
@@ -225,7 +258,12 @@ fn check_device(path: &Path, again: bool) -> Result<(), KernelError> {
         .write(true)
         .custom_flags(flags)
         .open(path)
-        .map_err(|error| KernelError::io(format!("cannot use {} (is it mounted or in use?)", path.display()), error))?;
+        .map_err(|error| {
+            KernelError::io(
+                format!("cannot use {} (is it mounted or in use?)", path.display()),
+                error,
+            )
+        })?;
     if again {
         return Ok(());
     }

@@ -54,8 +54,9 @@ pub fn ensure(live: &Path) -> Result<(), KernelError> {
 /// There is not even room for the smallest log.
 pub fn fit(config: &Config, nvm_bytes: u64, live: &Path) -> Result<(Config, Option<String>), KernelError> {
     let parent = live.parent().unwrap_or(Path::new("/"));
-    let space = host_capacity(parent)
-        .map_err(|error| KernelError::io(format!("cannot ask for the space at {}", parent.display()), error))?;
+    let space = host_capacity(parent).map_err(|error| {
+        KernelError::io(format!("cannot ask for the space at {}", parent.display()), error)
+    })?;
     if space.total_bytes == 0 {
         // A tmpfs without a limit.
         return Ok((config.clone(), None));
@@ -100,8 +101,9 @@ pub fn fit(config: &Config, nvm_bytes: u64, live: &Path) -> Result<(Config, Opti
 /// A message with the numbers and what to do.
 pub fn check_memory_pool(live: &Path, nvm_bytes: u64, journal_bytes: u64) -> Result<(), KernelError> {
     let parent = live.parent().unwrap_or(Path::new("/"));
-    let space = host_capacity(parent)
-        .map_err(|error| KernelError::io(format!("cannot ask for the space at {}", parent.display()), error))?;
+    let space = host_capacity(parent).map_err(|error| {
+        KernelError::io(format!("cannot ask for the space at {}", parent.display()), error)
+    })?;
     let need = nvm_bytes + journal_bytes + 2 * CHUNK_BYTES;
     if space.total_bytes == 0 || need <= space.available_bytes {
         return Ok(());
@@ -143,7 +145,9 @@ mod tests {
     fn memory_pool_is_refused_with_numbers_when_it_does_not_fit() {
         let dir = tempfile::tempdir().unwrap();
         let live = dir.path().join("live");
-        let error = check_memory_pool(&live, 1 << 60, 1 << 20).unwrap_err().to_string();
+        let error = check_memory_pool(&live, 1 << 60, 1 << 20)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("PiB") && error.contains("--shm-size"), "{error}");
         check_memory_pool(&live, 4096, 4096).unwrap();
         let (config, _) = fit(&Config::default(), 64 << 20, &live).unwrap();

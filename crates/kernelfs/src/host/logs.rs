@@ -43,6 +43,17 @@ impl Files {
     }
 }
 
+/// The copy of a log that the next start of the daemon uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogCopy {
+    /// Whose log.
+    pub session: SessionId,
+    /// The file.
+    pub path: PathBuf,
+    /// In memory; else on disk.
+    pub live: bool,
+}
+
 /// Logs of a pool of files.
 pub struct HostLogs {
     live: PathBuf,
@@ -58,7 +69,11 @@ pub struct HostLogs {
 fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
     let device = DeviceName::from(path);
     match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => MediaError::NoSpace { device, off: 0, len: 0 },
+        Some(libc::ENOSPC | libc::EDQUOT) => MediaError::NoSpace {
+            device,
+            off: 0,
+            len: 0,
+        },
         errno => MediaError::Setup {
             device,
             what,
@@ -121,6 +136,23 @@ impl HostLogs {
         self.recovered.lock().clone()
     }
 
+    /// The logs that are there and which copy of each counts. Changes nothing.
+    ///
+    /// # Errors
+    /// A directory cannot be listed.
+    pub fn copies(&self) -> Result<Vec<LogCopy>, MediaError> {
+        let mut copies = Vec::new();
+        for session in LogStore::list(self)? {
+            let live = (self.log_path(session), true);
+            let backing = self.backing_path(session).map(|path| (path, false));
+            let found = std::iter::once(live)
+                .chain(backing)
+                .find(|(path, live)| self.belongs(path, session, *live));
+            copies.extend(found.map(|(path, live)| LogCopy { session, path, live }));
+        }
+        Ok(copies)
+    }
+
     fn page_path(&self, session: SessionId) -> PathBuf {
         self.live.join(format!("page-{session}"))
     }
@@ -172,7 +204,10 @@ impl HostLogs {
 
     fn ignore(&self, path: &Path) {
         self.recovered.lock().ignored += 1;
-        tracing::warn!("{} is of another boot or pool, or damaged; ignored", path.display());
+        tracing::warn!(
+            "{} is of another boot or pool, or damaged; ignored",
+            path.display()
+        );
     }
 
     fn find(&self, session: SessionId) -> Result<Option<Files>, MediaError> {
@@ -196,8 +231,12 @@ impl HostLogs {
             return Ok(None);
         }
         self.recovered.lock().backing += 1;
-        let len_bytes = std::fs::metadata(&backing).map_err(|error| setup(&backing, "stat it", &error))?.len();
-        Ok(Some(Files::Backed(Arc::new(LiveLog::restore(&live, &backing, len_bytes)?))))
+        let len_bytes = std::fs::metadata(&backing)
+            .map_err(|error| setup(&backing, "stat it", &error))?
+            .len();
+        Ok(Some(Files::Backed(Arc::new(LiveLog::restore(
+            &live, &backing, len_bytes,
+        )?))))
     }
 }
 
@@ -313,7 +352,12 @@ mod tests {
     impl Place {
         fn new(backed: bool) -> Self {
             let shm = std::path::Path::new("/dev/shm");
-            let dir = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() }.unwrap();
+            let dir = if shm.is_dir() {
+                tempfile::tempdir_in(shm)
+            } else {
+                tempfile::tempdir()
+            }
+            .unwrap();
             std::fs::create_dir(dir.path().join("live")).unwrap();
             std::fs::create_dir(dir.path().join("logs")).unwrap();
             std::fs::write(dir.path().join("nvm"), [0; 4096]).unwrap();
@@ -322,7 +366,13 @@ mod tests {
 
         fn logs(&self, boot: u8) -> HostLogs {
             let at = |name| self.dir.path().join(name);
-            HostLogs::new(at("live"), self.backed.then(|| at("logs")), at("nvm"), [boot; 16], [9; 16])
+            HostLogs::new(
+                at("live"),
+                self.backed.then(|| at("logs")),
+                at("nvm"),
+                [boot; 16],
+                [9; 16],
+            )
         }
 
         fn files(&self) -> usize {
@@ -339,13 +389,21 @@ mod tests {
             area.log.as_ref().unwrap().write(5000, b"not synced").unwrap();
             let logs = place.logs(1);
             assert_eq!(logs.list().unwrap(), [S]);
+            let copies = logs.copies().unwrap();
+            assert!(copies.len() == 1 && copies[0].session == S && copies[0].live);
             logs.pages().unwrap()[0].seal();
             assert_eq!(area.page.state(), PageState::Sealed);
             let log = logs.open(S).unwrap().unwrap();
             let mut back = [0; 10];
             log.read(5000, &mut back).unwrap();
             assert_eq!(&back, b"not synced");
-            assert_eq!(logs.recovered(), Recovered { live: 1, ..Recovered::default() });
+            assert_eq!(
+                logs.recovered(),
+                Recovered {
+                    live: 1,
+                    ..Recovered::default()
+                }
+            );
             logs.remove(S);
             assert_eq!(place.files(), 0);
             assert!(logs.open(S).unwrap().is_none());
@@ -371,7 +429,14 @@ mod tests {
             assert_eq!(&back, b"synced");
             log.read(1 << 20, &mut back).unwrap();
             assert_eq!(back, [0; 6]);
-            assert_eq!(logs.recovered(), Recovered { live: 0, backing: 1, ignored: u64::from(!lose) });
+            assert_eq!(
+                logs.recovered(),
+                Recovered {
+                    live: 0,
+                    backing: 1,
+                    ignored: u64::from(!lose)
+                }
+            );
         }
     }
 

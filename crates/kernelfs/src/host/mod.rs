@@ -14,7 +14,7 @@ mod space;
 mod spec;
 
 pub use daemon::{HostDaemon, explain};
-pub use logs::{HostLogs, Recovered};
+pub use logs::{HostLogs, LogCopy, Recovered};
 pub use pool::{HostPool, LAYOUT_VERSION, PoolLock, TOML, create_pool, uuid_text};
 pub use readonly::{ReadOnlyDevice, ScratchRegion};
 pub use report::{CheckItem, CheckReport, describe};

@@ -19,7 +19,15 @@ pub const TOML: &str = "varve.toml";
 /// Its name while the pool is being made.
 const TOML_NEW: &str = "varve.toml.new";
 /// Files that may lie in the directory of a new pool.
-const HARMLESS: [&str; 7] = ["lost+found", "mnt", "lock", "up.lock", "varve.log", ".gitignore", "logs"];
+const HARMLESS: [&str; 7] = [
+    "lost+found",
+    "mnt",
+    "lock",
+    "up.lock",
+    "varve.log",
+    ".gitignore",
+    "logs",
+];
 /// Longest path of a Unix socket.
 const SOCKET_PATH_MAX: usize = 107 - ".new".len();
 
@@ -72,7 +80,14 @@ pub struct PoolLock {
 #[must_use]
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    format!(
+        "{}-{}-{}-{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..]
+    )
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
@@ -81,7 +96,10 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
         .filter(|byte| *byte != b'-')
         .map(|byte| (byte as char).to_digit(16).map(|digit| digit as u8))
         .collect::<Option<_>>()?;
-    let pairs: Vec<u8> = digits.chunks(2).map(|pair| pair.iter().fold(0, |sum, digit| sum << 4 | digit)).collect();
+    let pairs: Vec<u8> = digits
+        .chunks(2)
+        .map(|pair| pair.iter().fold(0, |sum, digit| sum << 4 | digit))
+        .collect();
     (digits.len() == 32).then(|| pairs.try_into().ok()).flatten()
 }
 
@@ -105,7 +123,11 @@ impl HostPool {
     pub fn find(at: &Path) -> Result<Self, KernelError> {
         let meta = std::fs::metadata(at)
             .map_err(|error| KernelError::io(format!("{}: no such pool", at.display()), error))?;
-        let toml = if meta.is_dir() { at.join(TOML) } else { at.to_owned() };
+        let toml = if meta.is_dir() {
+            at.join(TOML)
+        } else {
+            at.to_owned()
+        };
         let text = match std::fs::read_to_string(&toml) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -129,7 +151,11 @@ impl HostPool {
                     "this pool is of format version {version}, this program knows version {LAYOUT_VERSION}: use a newer varve"
                 )));
             }
-            _ => return Err(wrong("`version = 1` is missing: is this the configuration of a pool?".into())),
+            _ => {
+                return Err(wrong(
+                    "`version = 1` is missing: is this the configuration of a pool?".into(),
+                ));
+            }
         }
         let file: PoolToml = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         file.daemon.validate()?;
@@ -225,7 +251,11 @@ impl HostPool {
     }
 
     fn fast_dir(&self) -> &Path {
-        if self.spec.nvm.is_memory() { &self.live } else { &self.dir }
+        if self.spec.nvm.is_memory() {
+            &self.live
+        } else {
+            &self.dir
+        }
     }
 
     /// File or device of the SSD tier, if there is one.
@@ -255,7 +285,9 @@ impl HostPool {
             NvmSpec::File(_) => {
                 "every call survives a crash of any program; a power cut too once fsynced, and at most 1 s is lost otherwise"
             }
-            NvmSpec::Shm(_) => "memory only: survives a crash of any program, but is LOST at power-off or reboot",
+            NvmSpec::Shm(_) => {
+                "memory only: survives a crash of any program, but is LOST at power-off or reboot"
+            }
         }
     }
 
@@ -300,6 +332,23 @@ impl HostPool {
     /// As for [`devices`](Self::devices).
     pub fn devices_for_looking(&self) -> Result<Devices, KernelError> {
         self.devices().map(devices::for_looking)
+    }
+
+    /// The sessions' logs.
+    ///
+    /// # Errors
+    /// The boot id cannot be read.
+    pub fn logs(&self) -> Result<super::HostLogs, KernelError> {
+        let boot_id = varve_media::host::boot_id()
+            .map_err(|error| KernelError::io("cannot read the boot id", error))?;
+        let backing = (!self.spec.nvm.is_memory()).then(|| self.logs_dir());
+        Ok(super::HostLogs::new(
+            self.live.clone(),
+            backing,
+            self.nvm_path(),
+            boot_id,
+            self.uuid,
+        ))
     }
 
     /// Refuses to serve another user's pool: its memory files and images would change hands.
@@ -377,8 +426,17 @@ pub fn create_pool(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError>
     make(dir, spec, None, false)
 }
 
-fn make(dir: &Path, spec: &PoolSpec, live_parent: Option<&Path>, again: bool) -> Result<HostPool, KernelError> {
-    let made = match std::fs::DirBuilder::new().recursive(false).mode(0o755).create(dir) {
+fn make(
+    dir: &Path,
+    spec: &PoolSpec,
+    live_parent: Option<&Path>,
+    again: bool,
+) -> Result<HostPool, KernelError> {
+    let made = match std::fs::DirBuilder::new()
+        .recursive(false)
+        .mode(0o755)
+        .create(dir)
+    {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
         Err(error) => return Err(KernelError::io(format!("cannot make {}", dir.display()), error)),
@@ -395,7 +453,12 @@ fn make(dir: &Path, spec: &PoolSpec, live_parent: Option<&Path>, again: bool) ->
     result
 }
 
-fn make_in(dir: &Path, spec: &PoolSpec, live_parent: Option<&Path>, again: bool) -> Result<HostPool, KernelError> {
+fn make_in(
+    dir: &Path,
+    spec: &PoolSpec,
+    live_parent: Option<&Path>,
+    again: bool,
+) -> Result<HostPool, KernelError> {
     if dir.join("sock").as_os_str().len() > SOCKET_PATH_MAX {
         return refuse(format!(
             "the path {} is too long for a socket in it (at most {} bytes); use a shorter one",
@@ -446,15 +509,27 @@ fn make_in(dir: &Path, spec: &PoolSpec, live_parent: Option<&Path>, again: bool)
 /// Refuses a directory with something in it, and clears what an interrupted `mkfs` left.
 fn check_empty(dir: &Path) -> Result<(), KernelError> {
     let interrupted = dir.join(TOML_NEW).exists();
-    let entries = std::fs::read_dir(dir).map_err(|error| KernelError::io(format!("cannot list {}", dir.display()), error))?;
+    let entries = std::fs::read_dir(dir)
+        .map_err(|error| KernelError::io(format!("cannot list {}", dir.display()), error))?;
     for entry in entries {
-        let entry = entry.map_err(|error| KernelError::io(format!("cannot list {}", dir.display()), error))?;
+        let entry =
+            entry.map_err(|error| KernelError::io(format!("cannot list {}", dir.display()), error))?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if HARMLESS.contains(&&*name) {
             continue;
         }
-        let ours = ["nvm.img", "journal.img", "ssd.img", "hdd.img", TOML_NEW, "sock", "pid", "up.pid"].contains(&&*name);
+        let ours = [
+            "nvm.img",
+            "journal.img",
+            "ssd.img",
+            "hdd.img",
+            TOML_NEW,
+            "sock",
+            "pid",
+            "up.pid",
+        ]
+        .contains(&&*name);
         if !(interrupted && ours) {
             return refuse(format!(
                 "{} is not empty ({name} is in it); give a new or an empty directory",
@@ -467,7 +542,10 @@ fn check_empty(dir: &Path) -> Result<(), KernelError> {
         for name in ["nvm.img", "journal.img", "ssd.img", "hdd.img", TOML_NEW] {
             match std::fs::remove_file(dir.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(KernelError::io(format!("cannot remove {name} in {}", dir.display()), error));
+                    return Err(KernelError::io(
+                        format!("cannot remove {name} in {}", dir.display()),
+                        error,
+                    ));
                 }
                 _ => {}
             }

@@ -65,18 +65,28 @@ pub fn describe(finding: &Finding) -> CheckItem {
         Finding::Table { what } => ("table", what.clone()),
         Finding::OutOfBounds { tier, block, owner } => (
             "out_of_bounds",
-            format!("inode {owner} uses {} block {block}, which cannot be used", tier.name()),
+            format!(
+                "inode {owner} uses {} block {block}, which cannot be used",
+                tier.name()
+            ),
         ),
         Finding::NotMarked { tier, block, owner } => (
             "not_marked",
-            format!("inode {owner} uses {} block {block}, which counts as free", tier.name()),
+            format!(
+                "inode {owner} uses {} block {block}, which counts as free",
+                tier.name()
+            ),
         ),
-        Finding::Leaked { tier, block, len } => {
-            ("leaked", format!("{} blocks {block}..+{len} belong to nobody", tier.name()))
-        }
+        Finding::Leaked { tier, block, len } => (
+            "leaked",
+            format!("{} blocks {block}..+{len} belong to nobody", tier.name()),
+        ),
         Finding::Shared { tier, block, owner } => (
             "shared",
-            format!("inode {owner} uses {} block {block}, which another one uses too", tier.name()),
+            format!(
+                "inode {owner} uses {} block {block}, which another one uses too",
+                tier.name()
+            ),
         ),
         Finding::Allocator { tier, block, used } => (
             "allocator",
@@ -88,27 +98,41 @@ pub fn describe(finding: &Finding) -> CheckItem {
         ),
         Finding::Dangling { dir, name, key } => (
             "dangling",
-            format!("`{}` in directory {dir} names {key}, which is not there", String::from_utf8_lossy(name)),
+            format!(
+                "`{}` in directory {dir} names {key}, which is not there",
+                String::from_utf8_lossy(name)
+            ),
         ),
-        Finding::LinkCount { ino, stored, found } => {
-            ("link_count", format!("inode {ino} counts {stored} links, there are {found}"))
-        }
-        Finding::DirTwice { ino, dir } => {
-            ("dir_twice", format!("directory {ino} has a second name, in directory {dir}"))
-        }
-        Finding::Parent { ino, stored, found } => {
-            ("parent", format!("directory {ino} says that its parent is {stored}, it is {found}"))
-        }
-        Finding::Lost { ino, kind } => {
-            ("lost", format!("inode {ino} ({kind:?}) is in use, but no path leads to it"))
-        }
+        Finding::LinkCount { ino, stored, found } => (
+            "link_count",
+            format!("inode {ino} counts {stored} links, there are {found}"),
+        ),
+        Finding::DirTwice { ino, dir } => (
+            "dir_twice",
+            format!("directory {ino} has a second name, in directory {dir}"),
+        ),
+        Finding::Parent { ino, stored, found } => (
+            "parent",
+            format!("directory {ino} says that its parent is {stored}, it is {found}"),
+        ),
+        Finding::Lost { ino, kind } => (
+            "lost",
+            format!("inode {ino} ({kind:?}) is in use, but no path leads to it"),
+        ),
         Finding::Orphans { what } => ("orphans", format!("list of inodes without a name: {what}")),
-        Finding::Counter { what, stored, found } => {
-            ("counter", format!("the pool counts {stored} {what}, there are {found}"))
-        }
-        Finding::Data { ino, tier, block, what } => {
-            ("data", format!("inode {ino}, {} block {block}: {what}", tier.name()))
-        }
+        Finding::Counter { what, stored, found } => (
+            "counter",
+            format!("the pool counts {stored} {what}, there are {found}"),
+        ),
+        Finding::Data {
+            ino,
+            tier,
+            block,
+            what,
+        } => (
+            "data",
+            format!("inode {ino}, {} block {block}: {what}", tier.name()),
+        ),
         other => ("other", format!("{other:?}")),
     };
     CheckItem {

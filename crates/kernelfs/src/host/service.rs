@@ -103,7 +103,13 @@ impl Service for HostService {
                 if backed < least {
                     return Err(IpcError::Errno(libc::ENOSPC));
                 }
-                self.kernel.call(session, Request::Credits { blocks: backed, least })
+                self.kernel.call(
+                    session,
+                    Request::Credits {
+                        blocks: backed,
+                        least,
+                    },
+                )
             }
             Request::Admin(Admin::Status) => match self.kernel.call(session, request)? {
                 Response::Json(json) => Ok(Response::Json(self.amend(json))),

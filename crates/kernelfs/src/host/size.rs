@@ -70,7 +70,17 @@ mod tests {
         assert_eq!(parse("1.5g"), Ok(3 << 29));
         assert_eq!(parse("4096"), Ok(4096));
         assert_eq!(parse("2TiB"), Ok(2 << 40));
-        for bad in ["", "-1G", "many", "1e9", "inf", "G", "1.2.3M", "99999999999T", "5µ"] {
+        for bad in [
+            "",
+            "-1G",
+            "many",
+            "1e9",
+            "inf",
+            "G",
+            "1.2.3M",
+            "99999999999T",
+            "5µ",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

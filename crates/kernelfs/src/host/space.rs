@@ -50,9 +50,13 @@ impl HostSpace {
         let mut hosts: Vec<(u64, u64, u64, u64)> = Vec::new();
         for file in &self.files {
             let tier = &stats.tiers[file.tier as usize];
-            let Ok(meta) = std::fs::metadata(&file.path) else { continue };
+            let Ok(meta) = std::fs::metadata(&file.path) else {
+                continue;
+            };
             let used = tier.total.saturating_sub(tier.free);
-            let slack = (meta.blocks() * 512 / BLOCK_BYTES).saturating_sub(used).min(tier.free);
+            let slack = (meta.blocks() * 512 / BLOCK_BYTES)
+                .saturating_sub(used)
+                .min(tier.free);
             match hosts.iter_mut().find(|host| host.0 == meta.dev()) {
                 Some(host) => {
                     host.1 += tier.free;
@@ -100,7 +104,10 @@ mod tests {
         stats.tiers[2].free = 1 << 50;
         let host = host_capacity(dir.path()).unwrap();
         let usable = space.usable_blocks(&stats);
-        assert!(usable >= 100 && usable <= 100 + host.total_bytes / BLOCK_BYTES, "{usable}");
+        assert!(
+            usable >= 100 && usable <= 100 + host.total_bytes / BLOCK_BYTES,
+            "{usable}"
+        );
         assert_eq!(space.missing_blocks(&stats), 100 + (1 << 50) - usable);
         stats.tiers[2].free = 1;
         stats.tiers[2].total = 1;

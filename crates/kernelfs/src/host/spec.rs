@@ -46,10 +46,17 @@ impl NvmSpec {
         let bytes = size::parse(size).map_err(|error| format!("NVM: {error} (or shm:1G)"))?;
         let least = varve_format::superblock::NVM_MIN_BYTES;
         if bytes < least {
-            return Err(format!("NVM `{text}` is too small; the least is {}", size::show(least)));
+            return Err(format!(
+                "NVM `{text}` is too small; the least is {}",
+                size::show(least)
+            ));
         }
         let bytes = bytes / varve_format::BLOCK_BYTES * varve_format::BLOCK_BYTES;
-        Ok(if memory { Self::Shm(bytes) } else { Self::File(bytes) })
+        Ok(if memory {
+            Self::Shm(bytes)
+        } else {
+            Self::File(bytes)
+        })
     }
 }
 
@@ -164,7 +171,10 @@ mod tests {
     fn specs_are_read_and_written_the_same_way() {
         let spec = PoolSpec::parse(Some("shm:64M"), Some("0"), Some("/dev/sdz")).unwrap();
         assert_eq!(spec.nvm, NvmSpec::Shm(64 << 20));
-        assert_eq!((&spec.ssd, &spec.hdd), (&TierSpec::None, &TierSpec::Path("/dev/sdz".into())));
+        assert_eq!(
+            (&spec.ssd, &spec.hdd),
+            (&TierSpec::None, &TierSpec::Path("/dev/sdz".into()))
+        );
         let again = PoolSpec::parse(
             Some(&spec.nvm.to_string()),
             Some(&spec.ssd.to_string()),

@@ -75,8 +75,18 @@ fn pool_is_refused_with_a_reason_when_something_does_not_fit() {
     let error = create_pool(&huge, &spec).unwrap_err().to_string();
     assert!(error.contains("not empty"), "{error}");
     assert_eq!(std::fs::read(&device).unwrap(), vec![7; 4 << 20]);
-    assert!(HostPool::find(&huge).unwrap_err().to_string().contains("no such pool"));
-    assert!(HostPool::find(temp.path()).unwrap_err().to_string().contains("varve mkfs"));
+    assert!(
+        HostPool::find(&huge)
+            .unwrap_err()
+            .to_string()
+            .contains("no such pool")
+    );
+    assert!(
+        HostPool::find(temp.path())
+            .unwrap_err()
+            .to_string()
+            .contains("varve mkfs")
+    );
 }
 
 #[test]
@@ -101,7 +111,9 @@ fn settings_are_refused_by_name() {
         ("[tiers]", "color = 1\n[tiers]", "color"),
         ("\"1G\"\n", "\"1G\"\n[daemon]\nlease_ms = 1\n", "lease_ms"),
     ] {
-        let error = HostPool::parse(&good.replace(from, to), at).unwrap_err().to_string();
+        let error = HostPool::parse(&good.replace(from, to), at)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(said), "{error}");
     }
 }
@@ -112,11 +124,16 @@ fn daemon_serves_once_and_leaves_nothing_in_memory() {
     let pool = Live(create_pool(&temp.path().join("p"), &spec("16M")).unwrap());
     let daemon = HostDaemon::start(&pool.0).unwrap();
     let second = HostDaemon::start(&pool.0).err().unwrap().to_string();
-    assert!(second.contains(&format!("pid {}", std::process::id())), "{second}");
+    assert!(
+        second.contains(&format!("pid {}", std::process::id())),
+        "{second}"
+    );
     let (link, welcome, fds) = varve_ipc::socket::connect(&pool.0.socket(), hello()).unwrap();
     assert!(fds.log.is_some() && fds.log_backing.is_some() && fds.page.is_some());
     assert!(welcome.privileged && fds.nvm.is_some());
-    let Response::StatFs(stat) = varve_ipc::Link::call(&link, Request::StatFs).unwrap() else { panic!("statfs") };
+    let Response::StatFs(stat) = varve_ipc::Link::call(&link, Request::StatFs).unwrap() else {
+        panic!("statfs")
+    };
     assert!(stat.blocks_free > 0);
     let status = varve_ipc::socket::admin(&pool.0.socket(), Admin::Status).unwrap();
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
@@ -138,13 +155,25 @@ fn memory_pool_outlives_its_daemon_and_says_so_when_its_memory_is_gone() {
     HostDaemon::start(&pool.0).unwrap().stop().unwrap();
     let daemon = HostDaemon::start(&pool.0).unwrap();
     daemon.stop().unwrap();
-    assert!(pool.0.recreate().unwrap_err().to_string().contains("does not need"));
+    assert!(
+        pool.0
+            .recreate()
+            .unwrap_err()
+            .to_string()
+            .contains("does not need")
+    );
     std::fs::remove_dir_all(pool.0.live()).unwrap();
     let error = HostDaemon::start(&pool.0).err().unwrap().to_string();
-    assert!(error.contains("--recreate") && error.contains("memory"), "{error}");
+    assert!(
+        error.contains("--recreate") && error.contains("memory"),
+        "{error}"
+    );
     let again = Live(pool.0.recreate().unwrap());
     assert_ne!(again.0.uuid(), pool.0.uuid());
-    HostDaemon::start(&HostPool::find(&dir).unwrap()).unwrap().stop().unwrap();
+    HostDaemon::start(&HostPool::find(&dir).unwrap())
+        .unwrap()
+        .stop()
+        .unwrap();
 }
 
 #[test]

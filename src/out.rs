@@ -1,0 +1,33 @@
+//! Standard output and progress. A closed pipe (`varve status | head`) is no error.
+
+use std::io::Write;
+use std::time::Duration;
+
+/// Prints text and a line's end.
+pub fn line(text: &str) {
+    let mut out = std::io::stdout().lock();
+    // Whoever read it has gone; there is nobody to tell.
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// A moving sign on a terminal while something takes long; nothing elsewhere. Ends when dropped.
+pub struct Progress(indicatif::ProgressBar);
+
+impl Progress {
+    /// Says what is being done.
+    pub fn start(what: &'static str) -> Self {
+        let bar = indicatif::ProgressBar::new_spinner();
+        if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.set_message(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,181 @@
+//! A pool as the commands see it: places of files, and whether a daemon serves it.
+
+use crate::cli::TierArgs;
+use crate::out::Progress;
+use anyhow::Context;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use varve_ipc::{Admin, IpcError};
+use varve_kernelfs::host::{HostPool, PoolSpec, TOML, create_pool};
+
+/// Nobody serves the pool.
+#[derive(Debug)]
+pub struct NoDaemon(PathBuf);
+
+impl fmt::Display for NoDaemon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no daemon serves {0}; start one with `varve up {0}` or `varve serve {0}`", self.0.display())
+    }
+}
+
+impl std::error::Error for NoDaemon {}
+
+/// The command line was wrong in a way that only its command could see.
+#[derive(Debug)]
+pub struct Usage(pub String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// A pool that is there.
+#[derive(Debug, Clone)]
+pub struct Pool {
+    host: HostPool,
+}
+
+/// A pool, and what was made if it is a new one.
+pub struct Fresh {
+    /// The pool.
+    pub pool: Pool,
+    /// What was made, in a few lines.
+    pub report: Option<String>,
+}
+
+/// The tiers of the command line.
+pub fn spec(tiers: &TierArgs) -> Result<PoolSpec, Usage> {
+    PoolSpec::parse(tiers.nvm.as_deref(), tiers.ssd.as_deref(), tiers.hdd.as_deref()).map_err(Usage)
+}
+
+impl Pool {
+    /// Finds a pool by its directory or TOML file.
+    pub fn open(at: &Path) -> anyhow::Result<Self> {
+        Ok(Self { host: HostPool::find(at)? })
+    }
+
+    /// Finds the pool in `dir`, or makes one.
+    pub fn open_or_create(dir: &Path, tiers: &TierArgs, recreate: bool) -> anyhow::Result<Fresh> {
+        let spec = spec(tiers)?;
+        if dir.is_file() || dir.join(TOML).exists() {
+            let mut pool = Self::open(dir)?;
+            let given = tiers.nvm.is_some() || tiers.ssd.is_some() || tiers.hdd.is_some();
+            if given && *pool.host.spec() != spec_over(pool.host.spec(), tiers)? {
+                tracing::warn!("{} has its sizes already; --nvm, --ssd and --hdd change nothing", dir.display());
+            }
+            if recreate {
+                pool.host = pool.host.recreate()?;
+                let report = Some(pool.made_text());
+                return Ok(Fresh { pool, report });
+            }
+            return Ok(Fresh { pool, report: None });
+        }
+        let pool = Self::create(dir, &spec)?;
+        let report = Some(pool.made_text());
+        Ok(Fresh { pool, report })
+    }
+
+    /// Makes a pool.
+    pub fn create(dir: &Path, spec: &PoolSpec) -> anyhow::Result<Self> {
+        let _progress = Progress::start("making the pool");
+        let host = create_pool(dir, spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
+        Ok(Self { host })
+    }
+
+    /// What it is made of, in a few lines.
+    pub fn made_text(&self) -> String {
+        let spec = self.host.spec();
+        format!(
+            "made a pool in {}: NVM {}, SSD {}, HDD {}\n{}",
+            self.dir().display(),
+            spec.nvm,
+            spec.ssd,
+            spec.hdd,
+            self.durability()
+        )
+    }
+
+    /// The pool of the library.
+    pub fn host(&self) -> &HostPool {
+        &self.host
+    }
+
+    /// Its directory, absolute.
+    pub fn dir(&self) -> &Path {
+        self.host.dir()
+    }
+
+    /// Where `up` mounts it.
+    pub fn mountpoint(&self) -> PathBuf {
+        self.dir().join("mnt")
+    }
+
+    /// The daemon's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.host.socket()
+    }
+
+    /// Locked while `up` runs.
+    pub fn up_lock(&self) -> PathBuf {
+        self.dir().join("up.lock")
+    }
+
+    /// Process id of `up`.
+    pub fn up_pid(&self) -> PathBuf {
+        self.dir().join("up.pid")
+    }
+
+    /// Log of a detached `up`.
+    pub fn log_file(&self) -> PathBuf {
+        self.dir().join("varve.log")
+    }
+
+    /// Made by `down --force`.
+    pub fn force_flag(&self) -> PathBuf {
+        self.dir().join("down.force")
+    }
+
+    /// What survives what.
+    pub fn durability(&self) -> &'static str {
+        self.host.durability()
+    }
+
+    /// What the daemon's pid file says.
+    pub fn daemon_pid(&self) -> Option<u32> {
+        std::fs::read_to_string(self.host.pid_file()).ok()?.trim().parse().ok()
+    }
+
+    /// Whether somebody listens on the socket.
+    pub fn has_daemon(&self) -> bool {
+        std::os::unix::net::UnixStream::connect(self.socket()).is_ok()
+    }
+
+    /// Fails if nobody serves the pool.
+    pub fn require_daemon(&self) -> Result<(), NoDaemon> {
+        if self.has_daemon() { Ok(()) } else { Err(NoDaemon(self.dir().to_owned())) }
+    }
+
+    /// Asks the daemon; its JSON.
+    pub fn ask(&self, request: Admin) -> anyhow::Result<String> {
+        self.require_daemon()?;
+        match varve_ipc::socket::admin(&self.socket(), request) {
+            Ok(json) => Ok(json),
+            Err(IpcError::Gone(_)) => Err(NoDaemon(self.dir().to_owned()).into()),
+            Err(error) => Err(error).with_context(|| format!("the daemon of {} refused", self.dir().display())),
+        }
+    }
+}
+
+/// The pool's spec with what the command line gives in its place.
+fn spec_over(have: &PoolSpec, tiers: &TierArgs) -> Result<PoolSpec, Usage> {
+    let text = |given: &Option<String>, have: String| Some(given.clone().unwrap_or(have));
+    let (nvm, ssd, hdd) = (
+        text(&tiers.nvm, have.nvm.to_string()),
+        text(&tiers.ssd, have.ssd.to_string()),
+        text(&tiers.hdd, have.hdd.to_string()),
+    );
+    PoolSpec::parse(nvm.as_deref(), ssd.as_deref(), hdd.as_deref()).map_err(Usage)
+}

@@ -1,0 +1,54 @@
+//! `varve serve`: the daemon in the foreground.
+
+use crate::cli::ServeArgs;
+use crate::out;
+use crate::pool::Pool;
+use crate::signals::Stop;
+use anyhow::Context;
+use std::time::Duration;
+use varve_kernelfs::host::HostDaemon;
+
+/// How often signals are looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// Longest that the last digest may take. What is not digested then stays in the logs for the next start.
+const STOP_LIMIT: Duration = Duration::from_secs(90);
+
+/// Serves until a signal or an operator's request.
+pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    if args.supervised {
+        crate::supervise::follow_parent()?;
+    }
+    let stop = Stop::install()?;
+    let pool = Pool::open(&args.pool)?;
+    let daemon = HostDaemon::start(pool.host())?;
+    let recovered = daemon.recovered();
+    let report = daemon.report();
+    tracing::info!(
+        replayed = report.replayed,
+        live_logs = recovered.live,
+        backing_logs = recovered.backing,
+        "serving {}",
+        pool.dir().display()
+    );
+    if recovered.backing > 0 {
+        tracing::warn!(
+            "{} logs were taken from disk, since their copies in memory are gone (a power cut or reboot): what was fsynced is there",
+            recovered.backing
+        );
+    }
+    if !args.supervised {
+        out::line(&format!("serving {} ({})", pool.dir().display(), pool.durability()));
+        out::line(&format!("mount it with `varve mount {} DIR`; Ctrl-C ends", pool.dir().display()));
+    }
+    while stop.count() == 0 && !daemon.shutdown_asked() {
+        std::thread::sleep(TICK);
+    }
+    std::thread::Builder::new().name("stop-limit".into()).spawn(|| {
+        std::thread::sleep(STOP_LIMIT);
+        eprintln!("varve: the last digest takes too long; ending now, the next start goes on from the logs");
+        std::process::exit(1);
+    })?;
+    daemon
+        .stop()
+        .context("a device failed, so not everything was digested; what is missing stays in the logs for the next start")
+}

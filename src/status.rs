@@ -1,0 +1,138 @@
+//! `varve status` and `varve digest`: what the daemon says, as a table or as it came.
+
+use crate::cli::PoolJsonArgs;
+use crate::out;
+use crate::pool::Pool;
+use anyhow::Context;
+use serde_json::Value;
+use std::fmt::Write;
+use varve_ipc::Admin;
+use varve_kernelfs::Status;
+use varve_kernelfs::host::size::show;
+
+/// `varve status`.
+pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
+    let pool = Pool::open(&args.pool)?;
+    let json = pool.ask(Admin::Status)?;
+    let value: Value = serde_json::from_str(&json).context("the daemon's answer is not JSON")?;
+    if args.json {
+        let mut value = value;
+        add_up(&pool, &mut value);
+        out::line(&format!("{value:#}"));
+        return Ok(());
+    }
+    let status: Status = serde_json::from_value(value.clone()).context("the daemon is of another version")?;
+    out::line(table(&pool, &status, &value["host"]).trim_end());
+    Ok(())
+}
+
+/// What `up` knows and the daemon does not.
+fn add_up(pool: &Pool, value: &mut Value) {
+    if let Value::Object(map) = value {
+        let up = std::fs::read_to_string(pool.up_pid()).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        map.insert("up_pid".into(), up.into());
+        let shims = map
+            .get("sessions")
+            .and_then(Value::as_array)
+            .map(|sessions| sessions.iter().filter(|session| session["kind"] == "shim").map(|s| s["pid"].clone()).collect());
+        map.insert("shim_pids".into(), Value::Array(shims.unwrap_or_default()));
+        let mountpoint = pool.mountpoint();
+        let mounted = crate::up::is_mounted(&mountpoint).then_some(mountpoint);
+        map.insert("mountpoint".into(), serde_json::json!(mounted));
+    }
+}
+
+fn table(pool: &Pool, status: &Status, host: &Value) -> String {
+    let mut text = String::new();
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
+    put(format!("pool     {}  (daemon pid {})", pool.dir().display(), status.pid));
+    if crate::up::is_mounted(&pool.mountpoint()) {
+        put(format!("mounted  {}", pool.mountpoint().display()));
+    }
+    put(format!("lasting  {}", pool.durability()));
+    if let Some(reason) = &status.latched {
+        put(format!("READ-ONLY since an error: {reason}"));
+    }
+    for remark in host["remarks"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        put(format!("note     {remark}"));
+    }
+    put(String::new());
+    put("tier     capacity        used   use   device".into());
+    for tier in &status.tiers {
+        let percent = tier.used_bytes * 100 / tier.capacity_bytes.max(1);
+        put(format!(
+            "{:<5} {:>11} {:>11} {percent:>4}%   {}",
+            tier.tier,
+            show(tier.capacity_bytes),
+            show(tier.used_bytes),
+            tier.device
+        ));
+    }
+    put(format!(
+        "inodes   {} in use, {} free; transaction {}",
+        status.inodes_used, status.inodes_free, status.newest_tx
+    ));
+    put(String::new());
+    if status.sessions.is_empty() {
+        put("sessions none".into());
+    } else {
+        put("session      pid    uid  kind    state          log  digested to   leases".into());
+    }
+    for session in &status.sessions {
+        put(format!(
+            "{:<7} {:>8} {:>6}  {:<7} {:<9} {:>8} {:>12} {:>8}{}",
+            session.id,
+            session.pid,
+            session.uid,
+            session.kind,
+            session.state,
+            show(session.log_bytes),
+            session.digested,
+            session.leases,
+            if session.read_only { "  read-only" } else { "" }
+        ));
+    }
+    let digest = &status.digest;
+    put(String::new());
+    put(format!(
+        "digest   {} operations in {} batches ({} refused, {} writes merged, {} files made and deleted before)",
+        digest.operations, digest.batches, digest.refused, digest.merged, digest.vanished
+    ));
+    put(format!(
+        "         {} logged, {} written, {} dropped",
+        show(digest.bytes_in),
+        show(digest.bytes_out),
+        show(digest.bytes_in.saturating_sub(digest.bytes_out))
+    ));
+    let leases = &status.leases;
+    put(format!(
+        "leases   {} granted, {} after a wait; {} operations done by the daemon, {} sessions sealed",
+        leases.grants, leases.waits, leases.mediated, leases.seals
+    ));
+    for job in &status.jobs {
+        put(format!("job      {job}"));
+    }
+    text
+}
+
+/// `varve digest`.
+pub fn digest(args: &PoolJsonArgs) -> anyhow::Result<()> {
+    let pool = Pool::open(&args.pool)?;
+    pool.require_daemon()?;
+    let json = {
+        let _progress = out::Progress::start("digesting");
+        pool.ask(Admin::DigestAll)?
+    };
+    let value: Value = serde_json::from_str(&json).context("the daemon's answer is not JSON")?;
+    if args.json {
+        out::line(&format!("{value:#}"));
+    } else {
+        out::line(&format!(
+            "everything logged is digested ({} operations since the daemon started)",
+            value["operations"].as_u64().unwrap_or(0)
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,255 @@
+//! The command line without a mount: help, messages, exit codes, JSON.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::{LiveDirs, alive, run_ok, text_of, varve, wait_until};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Output};
+
+const SMALL: [&str; 6] = ["--nvm", "16M", "--ssd", "16M", "--hdd", "0"];
+
+/// A daemon that ends with the test.
+struct Serve(Child);
+
+impl Serve {
+    fn start(pool: &Path) -> Self {
+        let mut child = varve().arg("serve").arg(pool).stdout(std::process::Stdio::null()).spawn().unwrap();
+        wait_until("the daemon", || {
+            assert!(child.try_wait().unwrap().is_none(), "the daemon ended");
+            std::os::unix::net::UnixStream::connect(pool.join("sock")).is_ok()
+        });
+        Self(child)
+    }
+
+    fn stop(mut self) -> bool {
+        let pid = rustix::process::Pid::from_raw(self.0.id() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn mkfs(dir: &Path) {
+    run_ok(varve().arg("mkfs").arg(dir).args(SMALL));
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Exit code and message of a command that must fail.
+fn refused(words: &[&str], pool: &Path) -> (i32, String) {
+    let output = varve().args(words).arg(pool).output().unwrap();
+    let text = said(&output);
+    assert!(!output.status.success(), "{words:?} went well");
+    assert!(!text.contains("panicked"), "{text}");
+    (output.status.code().unwrap(), text)
+}
+
+#[test]
+fn help_teaches_every_command() {
+    let top = text_of(varve().arg("--help"));
+    assert!(top.contains("Exit codes"), "{top}");
+    for command in [
+        "up", "down", "mkfs", "serve", "mount", "umount", "status", "digest", "fsck", "scrub", "debug", "bench", "run", "vm",
+    ] {
+        assert!(top.contains(command), "{command} is listed");
+        let help = text_of(varve().args([command, "--help"]));
+        assert!(help.contains("Usage:") && help.lines().count() > 5, "{help}");
+    }
+    for what in ["super", "log", "inode", "dir", "tree"] {
+        assert!(text_of(varve().args(["debug", what, "--help"])).contains("Usage:"));
+    }
+}
+
+#[test]
+fn command_line_that_is_wrong_ends_with_2() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    for (option, value, said_part) in [
+        ("--nvm", "lots", "not a size"),
+        ("--nvm", "1K", "too small"),
+        ("--nvm", "/dev/pmem0", "not supported"),
+        ("--ssd", "-4G", "not a size"),
+        ("--hdd", "3", "too small"),
+    ] {
+        let output = varve().arg("mkfs").arg(&dir).arg(format!("{option}={value}")).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(said_part), "{}", said(&output));
+        assert!(!dir.exists());
+    }
+    assert_eq!(varve().arg("sing").output().unwrap().status.code(), Some(2));
+    assert_eq!(varve().output().unwrap().status.code(), Some(2));
+    let output = varve().args(["--log", "a=b=c", "status", "."]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
+fn pool_that_is_not_there_is_named() {
+    let temp = tempfile::tempdir().unwrap();
+    let gone = temp.path().join("gone");
+    for words in [&["status"][..], &["digest"], &["fsck"], &["scrub"], &["serve"], &["down"], &["debug", "super"], &["bench"]] {
+        let (code, text) = refused(words, &gone);
+        assert_eq!(code, 1, "{words:?}");
+        assert!(text.contains("gone") && text.contains("no such pool"), "{text}");
+        let (_, text) = refused(words, temp.path());
+        assert!(text.contains("varve mkfs"), "{text}");
+    }
+    let output = varve().arg("mkfs").arg(temp.path().join("no/parent")).args(SMALL).output().unwrap();
+    assert!(said(&output).contains("no/parent"), "{}", said(&output));
+    let (_, text) = refused(&["umount"], temp.path());
+    assert!(text.contains("not a mount"), "{text}");
+}
+
+#[test]
+fn mkfs_makes_a_pool_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    let made = text_of(varve().args(["mkfs", "--json"]).arg(&dir).args(SMALL));
+    let made: Value = serde_json::from_str(&made).unwrap();
+    assert_eq!(made["nvm"]["bytes"], 16 << 20);
+    assert_eq!(made["nvm"]["memory_only"], false);
+    let (code, text) = refused(&["mkfs"], &dir);
+    assert_eq!(code, 1);
+    assert!(text.contains("holds a pool already"), "{text}");
+    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
+}
+
+#[test]
+fn stopped_pool_is_looked_at_without_a_change() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    mkfs(&dir);
+    let before: Vec<_> = ["nvm.img", "journal.img"].map(|name| std::fs::read(dir.join(name)).unwrap()).into();
+    let json = |words: &[&str], rest: &[&str]| -> Value {
+        let text = text_of(varve().args(words).arg("--json").arg(&dir).args(rest));
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(json(&["fsck"], &[])["clean"], true);
+    assert_eq!(json(&["scrub"], &[])["count"], 0);
+    assert_eq!(json(&["debug", "super"], &[])["copies"].as_array().unwrap().len(), 2);
+    assert_eq!(json(&["debug", "log"], &[])["logs"].as_array().unwrap().len(), 0);
+    assert_eq!(json(&["debug", "inode"], &["1"])["attr"]["key"]["ino"], 1);
+    assert_eq!(json(&["debug", "dir"], &["1"])["entries"].as_array().unwrap().len(), 0);
+    for (what, rest) in [("super", None), ("log", None), ("inode", Some("1")), ("dir", Some("1"))] {
+        assert!(!text_of(varve().args(["debug", what]).arg(&dir).args(rest)).is_empty() || what == "dir");
+    }
+    let output = varve().args(["debug", "inode"]).arg(&dir).arg("999999").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let output = varve().args(["debug", "tree"]).arg(&dir).arg("1").output().unwrap();
+    assert!(!output.status.success() && said(&output).contains("regular") || said(&output).contains("not a"), "{}", said(&output));
+    let after: Vec<_> = ["nvm.img", "journal.img"].map(|name| std::fs::read(dir.join(name)).unwrap()).into();
+    assert!(before == after, "looking changed the pool");
+}
+
+#[test]
+fn fsck_ends_with_3_when_a_block_was_changed() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    mkfs(&dir);
+    // The bitmap of the NVM tier: what it says in use nobody uses.
+    let text = text_of(varve().args(["debug", "super", "--json"]).arg(&dir));
+    let fields: Value = serde_json::from_str(&text).unwrap();
+    let block = fields["copies"][0]["sessions"][0].as_u64().unwrap();
+    let nvm = std::fs::File::options().write(true).open(dir.join("nvm.img")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&nvm, &[0xff; 64], block * 4096).unwrap();
+    let output = varve().args(["fsck", "--json"]).arg(&dir).output().unwrap();
+    let code = output.status.code().unwrap();
+    assert!(code == 3 || code == 1 && said(&output).contains("session"), "{code}: {}", said(&output));
+}
+
+#[test]
+fn newer_format_is_refused_with_what_to_do() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    mkfs(&dir);
+    let toml = std::fs::read_to_string(dir.join("varve.toml")).unwrap();
+    std::fs::write(dir.join("varve.toml"), toml.replace("version = 1", "version = 9")).unwrap();
+    for words in [&["serve"][..], &["fsck"], &["status"]] {
+        let (code, text) = refused(words, &dir);
+        assert_eq!(code, 1);
+        assert!(text.contains("use a newer varve"), "{text}");
+    }
+    std::fs::write(dir.join("varve.toml"), toml.replace("[daemon]", "[daemon]\ncolour = 3")).unwrap();
+    let (_, text) = refused(&["serve"], &dir);
+    assert!(text.contains("colour"), "{text}");
+}
+
+#[test]
+fn commands_end_with_4_when_no_daemon_serves_the_pool() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    mkfs(&dir);
+    for words in [&["status"][..], &["status", "--json"], &["digest"], &["bench"]] {
+        let (code, text) = refused(words, &dir);
+        assert_eq!(code, 4, "{text}");
+        assert!(text.contains("varve up"), "{text}");
+    }
+}
+
+#[test]
+fn daemon_answers_and_ends_in_order() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let _live = LiveDirs::of(&dir);
+    mkfs(&dir);
+    let serve = Serve::start(&dir);
+    let (code, text) = refused(&["serve"], &dir);
+    assert_eq!(code, 1);
+    assert!(text.contains(&format!("pid {}", serve.0.id())), "{text}");
+    let (_, text) = refused(&["debug", "super"], &dir);
+    assert!(text.contains("varve down"), "{text}");
+    let (_, text) = refused(&["fsck", "--repair"], &dir);
+    assert!(text.contains("stop it first"), "{text}");
+    let by_file = text_of(varve().args(["status", "--json"]).arg(dir.join("varve.toml")));
+    let status: Value = serde_json::from_str(&by_file).unwrap();
+    assert_eq!(status["pid"], serve.0.id());
+    assert_eq!(status["tiers"].as_array().unwrap().len(), 2);
+    assert!(status["host"]["directory"].is_string());
+    let table = text_of(varve().arg("status").arg(&dir));
+    assert!(table.contains("nvm") && table.contains("ssd") && !table.contains('\u{1b}'), "{table}");
+    let _: Value = serde_json::from_str(&text_of(varve().args(["digest", "--json"]).arg(&dir))).unwrap();
+    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
+    assert!(text_of(varve().arg("scrub").arg(&dir)).contains("checksum"));
+    let pid = serve.0.id();
+    assert!(serve.stop());
+    assert!(!alive(pid));
+    assert_eq!(refused(&["status"], &dir).0, 4);
+    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
+}
+
+#[test]
+fn memory_only_pool_says_what_to_do_when_its_memory_is_gone() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let live = LiveDirs::of(&dir);
+    run_ok(varve().arg("mkfs").arg(&dir).args(["--nvm", "shm:16M", "--ssd", "0", "--hdd", "0"]));
+    assert!(Serve::start(&dir).stop());
+    drop(live);
+    let _live = LiveDirs::of(&dir);
+    for words in [&["serve"][..], &["fsck"]] {
+        let (code, text) = refused(words, &dir);
+        assert_eq!(code, 1);
+        assert!(text.contains("--recreate") && text.contains("memory"), "{text}");
+    }
+}
+
+#[test]
+fn run_says_that_it_is_not_there() {
+    let output = varve().args(["run", "ls", "-l"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("varve mount"));
+}

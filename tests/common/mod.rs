@@ -1,0 +1,244 @@
+//! A pool that is up for one test, and gone afterwards whatever happens.
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Generous bound on anything that should take a moment.
+pub const LIMIT: Duration = Duration::from_secs(90);
+
+/// The program under test.
+pub fn varve() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_varve"))
+}
+
+/// Why mounts cannot be tested here, if they cannot. Says so on standard error.
+pub fn cannot_mount() -> bool {
+    match varve_fuse_shim::check_host(false) {
+        Ok(()) => false,
+        Err(error) => {
+            eprintln!("SKIPPED: no FUSE mount here: {error}");
+            true
+        }
+    }
+}
+
+/// Runs a command and returns its output; panics with it when the command fails.
+pub fn run_ok(command: &mut Command) -> Output {
+    let output = command.output().expect("the command starts");
+    assert!(
+        output.status.success(),
+        "{command:?} ended with {}\nstdout: {}\nstderr: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// Standard output of a command that must succeed.
+pub fn text_of(command: &mut Command) -> String {
+    String::from_utf8(run_ok(command).stdout).expect("text")
+}
+
+/// Waits until `ready`; panics after [`LIMIT`].
+pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !ready() {
+        assert!(Instant::now() < until, "{what} did not happen within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A temporary directory with a pool that is (or was) up.
+pub struct Pool {
+    dir: tempfile::TempDir,
+    up: Option<Child>,
+    arguments: Vec<String>,
+}
+
+impl Pool {
+    /// Starts `varve up` with small tiers and waits until it is mounted.
+    pub fn up(arguments: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut pool = Self { dir, up: None, arguments: arguments.iter().map(|&word| word.to_owned()).collect() };
+        pool.start();
+        pool
+    }
+
+    /// The pool's directory.
+    pub fn dir(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    /// Where it is mounted.
+    pub fn mnt(&self) -> PathBuf {
+        self.dir().join("mnt")
+    }
+
+    /// A place outside the pool.
+    pub fn outside(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Starts it (again).
+    pub fn start(&mut self) {
+        let mut child = varve()
+            .arg("up")
+            .arg(self.dir())
+            .args(&self.arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("varve up starts");
+        let mut errors = child.stderr.take().expect("piped");
+        let said = std::thread::spawn(move || {
+            let mut text = String::new();
+            let mut lines = BufReader::new(&mut errors).lines();
+            while let Some(Ok(line)) = lines.next() {
+                eprintln!("up: {line}");
+                text.push_str(&line);
+                text.push('\n');
+            }
+            text
+        });
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mounted = lines.by_ref().any(|line| line.is_ok_and(|line| line.contains("Ctrl-C")));
+        if !mounted {
+            let _ = child.wait();
+            panic!("varve up did not start: {}", said.join().unwrap_or_default());
+        }
+        std::thread::spawn(move || lines.for_each(drop));
+        self.up = Some(child);
+    }
+
+    /// Process id of `varve up`.
+    pub fn up_pid(&self) -> u32 {
+        self.up.as_ref().expect("it is up").id()
+    }
+
+    /// The child of `up` that runs `what` (`serve` or `mount`), when it is there.
+    pub fn child_pid(&self, what: &str) -> Option<u32> {
+        let up = self.up_pid();
+        let children = std::fs::read_to_string(format!("/proc/{up}/task/{up}/children")).unwrap_or_default();
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &u32| {
+            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            words.split(|byte| *byte == 0).nth(1) == Some(what.as_bytes())
+        })
+    }
+
+    /// Stops it with `varve down`.
+    pub fn down(&mut self) {
+        run_ok(varve().arg("down").arg(self.dir()));
+        let mut child = self.up.take().expect("it is up");
+        let status = child.wait().expect("up ends");
+        assert!(status.success(), "varve up ended with {status}");
+    }
+
+    /// Kills daemon, mount and `up` with SIGKILL, all at once, and takes the dead mount away.
+    pub fn kill_all(&mut self) {
+        let pids = [Some(self.up_pid()), self.child_pid("serve"), self.child_pid("mount")];
+        let mut child = self.up.take().expect("it is up");
+        for pid in pids.into_iter().flatten() {
+            kill(pid);
+        }
+        child.wait().expect("up ends");
+        for pid in pids.into_iter().flatten() {
+            wait_until("the end of a killed process", || !alive(pid));
+        }
+    }
+
+    /// `varve fsck` must find nothing.
+    pub fn fsck_clean(&self) {
+        run_ok(varve().arg("fsck").arg(self.dir()));
+    }
+
+    /// Where the live copies of this pool's logs are.
+    pub fn live_dirs(&self) -> Vec<PathBuf> {
+        live_dirs(&self.dir())
+    }
+}
+
+/// Live directories of the pool in `dir`.
+fn live_dirs(dir: &Path) -> Vec<PathBuf> {
+    let Ok(text) = std::fs::read_to_string(dir.join("varve.toml")) else { return Vec::new() };
+    let uuid = text.lines().find_map(|line| line.trim().strip_prefix("uuid")).unwrap_or_default();
+    let uuid: String = uuid.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').collect();
+    if uuid.len() < 16 {
+        return Vec::new();
+    }
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_name().to_string_lossy().contains(&uuid)).map(|entry| entry.path()).collect()
+}
+
+/// Removes what a pool has in memory when it is dropped. To be made before anything that must end first.
+pub struct LiveDirs(PathBuf);
+
+impl LiveDirs {
+    /// Of the pool that is or will be in `dir`.
+    pub fn of(dir: &Path) -> Self {
+        Self(dir.to_owned())
+    }
+}
+
+impl Drop for LiveDirs {
+    fn drop(&mut self) {
+        for live in live_dirs(&self.0) {
+            let _ = std::fs::remove_dir_all(live);
+        }
+    }
+}
+
+/// Sends SIGKILL to one process.
+pub fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+/// Whether a process runs (a zombie does not).
+pub fn alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.up.is_some() {
+            let _ = varve().args(["down", "--force"]).arg(self.dir()).output();
+            let until = Instant::now() + Duration::from_secs(20);
+            while let Some(child) = self.up.as_mut() {
+                if child.try_wait().is_ok_and(|status| status.is_some()) {
+                    self.up = None;
+                } else if Instant::now() > until {
+                    self.kill_all();
+                } else {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
+        let _ = varve().args(["umount", "--force"]).arg(self.mnt()).output();
+        for live in self.live_dirs() {
+            let _ = std::fs::remove_dir_all(live);
+        }
+    }
+}
+
+/// Makes a small tree with every kind of file below `at`.
+pub fn plant(at: &Path) {
+    std::fs::create_dir_all(at.join("a/b/c")).unwrap();
+    for i in 0..200_u32 {
+        let body: Vec<u8> = (0..i * 37).map(|j| (i ^ j) as u8).collect();
+        std::fs::write(at.join(format!("a/file{i}")), body).unwrap();
+    }
+    std::fs::write(at.join("a/b/big"), vec![7_u8; 3 << 20]).unwrap();
+    std::os::unix::fs::symlink("../file7", at.join("a/b/link")).unwrap();
+    std::fs::hard_link(at.join("a/file9"), at.join("a/b/c/hard")).unwrap();
+    std::fs::write(at.join("a/b/c/empty"), b"").unwrap();
+}
+
+/// Compares two trees with `diff -r`.
+pub fn same_tree(left: &Path, right: &Path) {
+    run_ok(Command::new("diff").arg("-r").arg("--no-dereference").arg(left).arg(right));
+}
