@@ -1,6 +1,10 @@
 //! Reference model, workloads and crash exploration. For tests only.
+#![forbid(unsafe_code)]
 
+pub mod crash;
+pub mod lockstep;
 pub mod model;
 pub mod ops;
+pub mod rig;
 pub mod target;
 pub mod workload;

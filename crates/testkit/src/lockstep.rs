@@ -1,0 +1,249 @@
+//! Lockstep: the same random steps on the model and on sessions of one pool; every result and, now and then, the whole tree must be equal.
+//! Owns steps, comparison and shrinking; refuses to know how the file system is built.
+
+use crate::model::Model;
+use crate::ops::Op;
+use crate::rig::{Rig, Shape};
+use crate::target;
+use crate::workload::{Rng, likely_op};
+use std::fmt;
+use varve_libfs::Fs;
+
+/// One step of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// An operation by one of the sessions.
+    Op(usize, Op),
+    /// Everything in the logs is digested.
+    Digest,
+    /// Time passes and the daemon looks around.
+    Tick(u64),
+    /// All sessions are sealed by force; the clients resume.
+    Seal,
+    /// The daemon is killed and started again.
+    Restart,
+    /// The session is ended properly and another one takes its place.
+    Remount(usize),
+    /// The journal is emptied.
+    Checkpoint,
+    /// All sessions see the model's tree, and the pool is sound.
+    Compare,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Op(session, op) => write!(f, "session {session}: {op}"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+/// What a run did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Operations carried out.
+    pub ops: usize,
+    /// Of these, refused with the errno of the model.
+    pub refused: usize,
+    /// Whole trees compared.
+    pub trees: usize,
+    /// Sessions lost and resumed.
+    pub resumed: u64,
+    /// Operations that the daemon did.
+    pub mediated: u64,
+}
+
+impl Stats {
+    /// Adds another run's.
+    pub fn add(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.refused += other.refused;
+        self.trees += other.trees;
+        self.resumed += other.resumed;
+        self.mediated += other.mediated;
+    }
+}
+
+/// Random steps of `sessions` sessions.
+#[must_use]
+pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<Step> {
+    let mut rng = Rng::new(seed ^ 0x10c_5713);
+    let mut steps = Vec::with_capacity(count + count / 16);
+    let (mut session, mut model) = (0, Model::new());
+    for at in 1..=count {
+        // Sessions take turns of a few operations, sometimes of one.
+        if rng.below(3) == 0 {
+            session = rng.below(sessions as u64) as usize;
+        }
+        steps.push(match rng.below(100) {
+            0..=3 => Step::Digest,
+            4..=8 => Step::Tick(rng.below(300)),
+            9 => Step::Seal,
+            10 => Step::Restart,
+            11 => Step::Remount(rng.below(sessions as u64) as usize),
+            12 => Step::Checkpoint,
+            13 => Step::Tick(6_000),
+            _ => Step::Op(session, likely_op(&mut rng, &mut model)),
+        });
+        if at % 16 == 0 {
+            steps.push(Step::Compare);
+        }
+    }
+    steps.push(Step::Compare);
+    steps
+}
+
+/// The operations of a run, before and after which the file system was right, or what went wrong.
+type Outcome<T> = Result<T, String>;
+
+fn compare(model: &Model, sessions: &[Fs], rig: &Rig) -> Outcome<usize> {
+    let want = model.tree();
+    for (index, fs) in sessions.iter().enumerate() {
+        let got = target::tree(fs).map_err(|errno| format!("session {index} cannot read the tree: {errno:?}"))?;
+        if got != want {
+            let lines = target::difference(&want, &got);
+            return Err(format!("session {index} sees another tree:\n    {}", lines.join("\n    ")));
+        }
+    }
+    rig.check().map_err(|error| error.to_string())?;
+    Ok(sessions.len())
+}
+
+/// Carries one operation out on both; the results must be equal.
+///
+/// # Errors
+/// Both results.
+pub fn both(model: &mut Model, fs: &Fs, op: &Op) -> Result<bool, String> {
+    let want = model.apply(op);
+    let got = target::apply(fs, op).map_err(|errno| errno.0);
+    if want == got {
+        Ok(got.is_ok())
+    } else {
+        Err(format!("{op}: the model says {want:?}, the file system {got:?}"))
+    }
+}
+
+/// Runs steps on a new pool.
+///
+/// # Errors
+/// The number of the step that failed (from 0), and how.
+pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usize, String)> {
+    let fail = |at: usize| move |why: String| (at, why);
+    let rig = Rig::new(shape).map_err(|error| (0, error.to_string()))?;
+    let mut mounts = Vec::new();
+    for _ in 0..sessions {
+        mounts.push(rig.mount().map_err(|error| (0, error.to_string()))?);
+    }
+    let (mut model, mut stats) = (Model::new(), Stats::default());
+    for (at, step) in steps.iter().enumerate() {
+        let note = |fs: &Fs, stats: &mut Stats| {
+            let counters = fs.counters();
+            stats.resumed += counters.resumed;
+            stats.mediated += counters.mediated;
+        };
+        match step {
+            Step::Op(session, op) => {
+                let done = both(&mut model, &mounts[*session], op).map_err(fail(at))?;
+                stats.ops += 1;
+                stats.refused += usize::from(!done);
+            }
+            Step::Digest => rig.kernel().digest_all().map_err(|error| (at, error.to_string()))?,
+            Step::Tick(ms) => {
+                rig.clock.advance_ms(*ms);
+                rig.kernel().tick();
+            }
+            Step::Seal => rig.seal_all(),
+            Step::Restart => rig.restart().map_err(|error| (at, error.to_string()))?,
+            Step::Remount(session) => {
+                let fs = rig.mount().map_err(|error| (at, error.to_string()))?;
+                note(&mounts[*session], &mut stats);
+                mounts[*session].unmount().map_err(|errno| (at, format!("unmount: {errno:?}")))?;
+                mounts[*session] = fs;
+            }
+            Step::Checkpoint => rig.kernel().store().checkpoint().map_err(|error| (at, error.to_string()))?,
+            Step::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
+        }
+        if at + 1 == steps.len() {
+            mounts.iter().for_each(|fs| note(fs, &mut stats));
+        }
+    }
+    Ok(stats)
+}
+
+/// The fewest steps found that still fail, within `runs` attempts.
+#[must_use]
+pub fn shrink(shape: Shape, sessions: usize, steps: &[Step], runs: usize) -> Vec<Step> {
+    let mut best = steps.to_vec();
+    if let Err((at, _)) = run(shape, sessions, &best) {
+        best.truncate(at + 1);
+    }
+    let mut left = runs;
+    let mut size = best.len().div_ceil(2);
+    while size > 0 && left > 0 {
+        let (mut from, mut smaller) = (0, false);
+        while from < best.len() && left > 0 {
+            let mut fewer = best.clone();
+            fewer.drain(from..(from + size).min(best.len()));
+            left -= 1;
+            match run(shape, sessions, &fewer) {
+                Err((at, _)) => {
+                    fewer.truncate(at + 1);
+                    best = fewer;
+                    smaller = true;
+                }
+                Ok(_) => from += size,
+            }
+        }
+        if !smaller || size > best.len() {
+            size /= 2;
+        }
+    }
+    best
+}
+
+/// Runs a seed; on failure the message holds the seed and the shrunk steps.
+///
+/// # Errors
+/// The message.
+pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Result<Stats, String> {
+    let all = steps(seed, sessions, count);
+    run(shape, sessions, &all).map_err(|(at, why)| {
+        let few = shrink(shape, sessions, &all, 400);
+        let now = match run(shape, sessions, &few) {
+            Err((_, why)) => why,
+            Ok(_) => "does not fail each time".into(),
+        };
+        let list: Vec<_> = few.iter().map(|step| format!("    {step}")).collect();
+        format!(
+            "VARVE_SEED={seed} ({sessions} sessions, {:?}) failed at step {at}: {why}\n  shrunk to {} steps:\n{}\n  which fail with: {now}",
+            shape.medium,
+            few.len(),
+            list.join("\n"),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{Step, run, run_seed, shrink};
+    use crate::ops::Op;
+    use crate::rig::Shape;
+    use varve_media::sim::SimMedium;
+
+    #[test]
+    fn short_run_agrees_with_the_model() {
+        let stats = run_seed(Shape::small(SimMedium::Dax), 1, 1, 60).unwrap_or_else(|why| panic!("{why}"));
+        assert!(stats.ops > 30 && stats.trees > 2, "{stats:?}");
+    }
+
+    #[test]
+    fn shrinking_keeps_only_what_is_needed() {
+        // Two sessions where there is one: the step fails, and nothing before it matters.
+        let shape = Shape::small(SimMedium::Dax);
+        let steps: Vec<_> = (0..6).map(|_| Step::Op(0, Op::Create(vec!["f"]))).collect();
+        assert!(run(shape, 1, &steps).is_ok());
+        assert_eq!(shrink(shape, 1, &steps, 10), steps);
+    }
+}
