@@ -35,7 +35,12 @@ impl Leases for LeaseView<'_> {
 
     fn credits(&self, session: SessionId) -> Option<u64> {
         let core = self.0.locked();
-        let blocks = core.members.get(&session)?.session.credits.load(Ordering::Acquire);
+        let blocks = core
+            .members
+            .get(&session)?
+            .session
+            .credits
+            .load(Ordering::Acquire);
         // What a session had before a restart is not known.
         (blocks > 0).then_some(blocks)
     }
@@ -220,7 +225,12 @@ impl KernelFs {
         let mut tx = self.store.begin()?;
         for change in changes {
             match change {
-                RowChange::Put(row) => tx.grant_put(row)?,
+                RowChange::Put(row) => {
+                    // A part of a batch was given back while its session ended, and the row with it: it must not come again.
+                    if tx.grant(row.lease)?.is_some() {
+                        tx.grant_put(row)?;
+                    }
+                }
                 RowChange::Remove(lease) => match tx.grant_remove(*lease) {
                     Ok(()) | Err(StoreError::NoGrant(_)) => {}
                     Err(error) => return Err(error),
