@@ -51,6 +51,10 @@ pub(crate) struct Core<'s> {
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     pub(crate) undo: Vec<Undo>,
     pub(crate) poisoned: bool,
+    /// The present operation leaves the reserve alone.
+    pub(crate) frugal: bool,
+    /// No operation of this transaction needs to.
+    pub(crate) use_reserve: bool,
     done: bool,
 }
 
@@ -72,6 +76,8 @@ impl<'s> Core<'s> {
             deferred: Vec::new(),
             undo: Vec::new(),
             poisoned: false,
+            frugal: false,
+            use_reserve: false,
             done: false,
         }
     }
@@ -163,10 +169,11 @@ impl<'s> Core<'s> {
 
     /// NVM for metadata; may move the journal's tail to release some.
     fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
-        let mut span = self.store.space.lock().alloc_nvm(want, false, true, near);
+        let reserve = !self.frugal;
+        let mut span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
         if span.is_none() && self.store.space.lock().waits_for_tail() {
             self.store.checkpoint_with(&mut self.writer)?;
-            span = self.store.space.lock().alloc_nvm(want, false, true, near);
+            span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
         }
         let span = span.ok_or(StoreError::NoSpace { blocks: want })?;
         self.spans.push(span);
@@ -197,6 +204,10 @@ impl<'s> Core<'s> {
 
     /// Blocks for data: at most `want`, in one run, on the tier that the target leads to.
     pub(crate) fn alloc_data(&mut self, target: DataTarget, want: u64) -> Result<Span> {
+        let target = DataTarget {
+            reserve: target.reserve || self.use_reserve,
+            ..target
+        };
         let later = Tier::ALL.into_iter().filter(|tier| *tier > target.tier);
         let earlier = Tier::ALL.into_iter().rev().filter(|tier| *tier < target.tier);
         let order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();

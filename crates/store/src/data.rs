@@ -36,7 +36,7 @@ impl Tx<'_> {
         if !data.len().is_multiple_of(BLOCK_SIZE) || end > FILE_SIZE_MAX {
             return Err(StoreError::Invalid("write of whole blocks"));
         }
-        self.guard(|core| {
+        self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
             core.write_blocks(&mut inode, at.0, data, target)?;
             if grow {
@@ -62,7 +62,7 @@ impl Tx<'_> {
         if pieces.is_empty() {
             return Ok(());
         }
-        self.guard(|core| {
+        self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
             for (first, last) in segments(pieces) {
                 let buffer = core.merge(&inode, pieces, first, last)?;
@@ -133,7 +133,7 @@ impl Tx<'_> {
         target: DataTarget,
     ) -> Result<Progress> {
         let end = checked_end(offset, len)?;
-        self.guard(|core| {
+        self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
             let (first, last) = core.zero_edges(&mut inode, offset, end, target)?;
             let unwritten = core.mark_unwritten(&mut inode, first, last)?;
@@ -163,7 +163,7 @@ impl Tx<'_> {
         target: DataTarget,
     ) -> Result<Progress> {
         let end = checked_end(offset, len)?;
-        self.guard(|core| {
+        self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
             let progress = core.fill_holes(&mut inode, offset, end, target)?;
             if grow && progress == Progress::Done {

@@ -232,7 +232,8 @@ impl Space {
         }
     }
 
-    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's users the reserve.
+    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's users
+    /// the reserve.
     pub(crate) fn alloc_nvm(
         &mut self,
         want: u64,
@@ -241,7 +242,7 @@ impl Space {
         near: Option<u64>,
     ) -> Option<Span> {
         let mut keep = if data { self.metadata_share() } else { 0 };
-        if data && !reserve {
+        if !reserve {
             keep += self.reserve_share(Tier::Nvm);
         }
         let first = self.first_free;

@@ -166,7 +166,10 @@ impl Store {
                 varve_format::BlockHeader::of(&bytes)
                     .expect(BlockKind::Bitmap, Ino(0), at)
                     .map_err(|fault| StoreError::Block { block: at, fault })?;
-                for (byte, value) in (0_u64..).zip(&bytes[BLOCK_HEADER_SIZE..]) {
+                for (byte, value) in (0_u64..)
+                    .zip(&bytes[BLOCK_HEADER_SIZE..])
+                    .filter(|(_, value)| **value != 0)
+                {
                     for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
                         let block = first + byte * 8 + bit;
                         if block < blocks && self.layout.usable(tier, block) {

@@ -71,6 +71,20 @@ impl Tx<'_> {
         })
     }
 
+    /// As [`guard`](Self::guard), for a change that must leave the reserve to those who free space.
+    pub(crate) fn guard_new<R>(&mut self, f: impl FnOnce(&mut Core<'_>) -> Result<R>) -> Result<R> {
+        self.core.frugal = !self.core.use_reserve;
+        let result = self.guard(f);
+        self.core.frugal = false;
+        result
+    }
+
+    /// Lets the whole transaction allocate from the reserve: the digest of operations whose space was promised, and migration away from a
+    /// full tier. Without it only removing, truncating and freeing may.
+    pub fn use_reserve(&mut self) {
+        self.core.use_reserve = true;
+    }
+
     /// As [`Store::get`](crate::Store::get), in this transaction's view.
     ///
     /// # Errors
@@ -104,7 +118,7 @@ impl Tx<'_> {
         if count == 0 || u64::from(count) > INODES_PER_BLOCK {
             return Err(StoreError::Invalid("1 to 16 inodes are allocated at once"));
         }
-        self.guard(|core| core.alloc_inodes(near, u64::from(count)))
+        self.guard_new(|core| core.alloc_inodes(near, u64::from(count)))
     }
 
     /// Gives back a reserved number that was never made.
@@ -129,7 +143,7 @@ impl Tx<'_> {
         if (kind == FileKind::Symlink) == target.is_empty() || target.len() > SYMLINK_MAX {
             return Err(StoreError::Invalid("target of a symbolic link"));
         }
-        self.guard(|core| core.create(attr, target))
+        self.guard_new(|core| core.create(attr, target))
     }
 
     /// Changes attributes. Key, kind, size and sectors stay, whatever `f` does to them. When the link count becomes 0 the inode enters
@@ -196,7 +210,7 @@ impl Tx<'_> {
     /// `Exists`, `NoInode`, `WrongKind`, `NoSpace`.
     pub fn dir_insert(&mut self, dir: Ino, name: &[u8], key: InodeKey, kind: FileKind) -> Result<()> {
         check_name(name)?;
-        self.guard(|core| {
+        self.guard_new(|core| {
             if core.lens().dir_lookup(dir, name)?.is_some() {
                 return Err(StoreError::Exists);
             }
@@ -263,7 +277,7 @@ impl Tx<'_> {
         if value.len() > varve_format::XATTR_VALUE_MAX {
             return Err(StoreError::Invalid("attribute value too long"));
         }
-        self.guard(|core| {
+        self.guard_new(|core| {
             let mut inode = core.lens().get(ino)?;
             let xattrs = core.lens().xattrs(ino);
             xattrs.set(core, &mut inode.xattrs, name, value)?;

@@ -332,6 +332,7 @@ fn reuse_metadata(store: &Store) -> Result<()> {
     free_then_write(store)?;
     // Data leaves a share to metadata: that takes the rest.
     let mut tx = store.begin()?;
+    tx.use_reserve();
     for i in 0.. {
         match store.space().tiers[0].free {
             0..=3 => break,

@@ -3,6 +3,7 @@
 
 mod basic;
 mod crash;
+mod faults;
 mod model;
 mod space;
 

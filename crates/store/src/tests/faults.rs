@@ -1,0 +1,145 @@
+//! Devices that fail, and readers beside the writer.
+use super::*;
+use crate::StoreError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use varve_format::FileBlock;
+use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice, FaultyRegion};
+
+const EIO: i32 = 5;
+
+struct Faulty {
+    rig: Rig,
+    nvm: FaultScript,
+    journal: FaultScript,
+    ssd: FaultScript,
+}
+
+/// A pool with one file, opened over devices that fail on demand.
+fn faulty() -> Faulty {
+    let mut rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.write_bytes(file, &[(0, &pattern(50_000, 1))], SSD).unwrap();
+    tx.commit().unwrap();
+    let (nvm, journal, ssd) = (FaultScript::new(), FaultScript::new(), FaultScript::new());
+    let devices = devices_of(&rig.world);
+    let devices = Devices {
+        nvm: Arc::new(FaultyRegion::new(devices.nvm, nvm.clone())),
+        journal: Arc::new(FaultyRegion::new(devices.journal, journal.clone())),
+        ssd: devices
+            .ssd
+            .map(|device| Arc::new(FaultyDevice::new(device, ssd.clone())) as _),
+        hdd: devices.hdd,
+    };
+    rig.store = Store::open(devices, OpenOptions::default()).unwrap().0;
+    Faulty {
+        rig,
+        nvm,
+        journal,
+        ssd,
+    }
+}
+
+fn change(store: &Store) -> Result<()> {
+    let file = store.dir_lookup(ROOT_INO, b"f")?.unwrap().key.ino;
+    let mut tx = store.begin()?;
+    tx.write_bytes(file, &[(100, &pattern(30_000, 2))], SSD)?;
+    tx.write_bytes(file, &[(60_000, &pattern(30_000, 3))], NVM)?;
+    make(&mut tx, ROOT_INO, "new", 0o100_644)?;
+    tx.commit().map(drop)
+}
+
+#[test]
+fn failed_persist_latches_the_pool_and_loses_nothing() {
+    for (which, op) in [
+        (0, FaultOp::Flush),
+        (0, FaultOp::Fence),
+        (0, FaultOp::Write),
+        (1, FaultOp::Flush),
+        (1, FaultOp::Write),
+        (2, FaultOp::Flush),
+        (2, FaultOp::Write),
+    ] {
+        let pool = faulty();
+        let before = dump(&pool.rig.store);
+        let script = [&pool.nvm, &pool.journal, &pool.ssd][which];
+        script.push(FaultRule::once(op, Fault::Errno(EIO)));
+        assert!(change(&pool.rig.store).is_err(), "{which} {op:?}");
+        assert_eq!(script.fired(), 1);
+        assert!(pool.rig.store.latched().is_some(), "{which} {op:?}");
+        assert!(matches!(pool.rig.store.begin(), Err(StoreError::Latched(_))));
+        assert_eq!(dump(&pool.rig.store), before, "{which} {op:?}");
+        let world = pool.rig.world.clone();
+        drop(pool);
+        let store = open(&world).unwrap();
+        assert_clean(&store);
+        let now = dump(&store);
+        // Only a record that was written but not acknowledged may count.
+        if now != before {
+            assert!(
+                which == 1 && store.dir_lookup(ROOT_INO, b"new").unwrap().is_some(),
+                "{which} {op:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn full_host_is_no_reason_to_latch() {
+    let pool = faulty();
+    let before = (dump(&pool.rig.store), pool.rig.store.space());
+    pool.ssd.push(FaultRule::once(FaultOp::Write, Fault::Full));
+    assert!(matches!(change(&pool.rig.store), Err(StoreError::Media(error)) if error.is_no_space()));
+    assert_eq!(pool.rig.store.latched(), None);
+    assert_eq!((dump(&pool.rig.store), pool.rig.store.space()), before);
+    change(&pool.rig.store).unwrap();
+    assert_clean(&pool.rig.store);
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn readers_see_one_state_while_blocks_are_reused() {
+    let rig = Rig::new();
+    const LEN: usize = 4096 * 40;
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.write_data(file, FileBlock(0), &[1; LEN], true, SSD).unwrap();
+    tx.commit().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = || {
+            let mut reads = 0;
+            let mut bytes = vec![0; LEN];
+            while reads < 20 || !stop.load(Ordering::Relaxed) {
+                assert_eq!(rig.store.read(file, 0, &mut bytes).unwrap(), LEN);
+                assert!(bytes.iter().all(|byte| *byte == bytes[0] && *byte != 0));
+                reads += 1;
+            }
+        };
+        let readers = [scope.spawn(reader), scope.spawn(reader)];
+        // Also when an assertion below fails, or the readers would run for ever.
+        let stopper = StopOnDrop(&stop);
+        // Enough to go round all units several times.
+        for round in 0..200_u32 {
+            let mut tx = rig.store.begin().unwrap();
+            let target = if round % 8 == 7 { NVM } else { SSD };
+            let data = vec![(round % 250) as u8 + 1; LEN];
+            tx.write_data(file, FileBlock(0), &data, true, target).unwrap();
+            tx.commit().unwrap();
+        }
+        drop(stopper);
+        for reader in readers {
+            reader.join().unwrap();
+        }
+    });
+    assert_clean(&rig.store);
+    rig.reopen();
+}
