@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use varve_format::{FILE_SIZE_MAX, FallocateMode, FileKind, InodeAttr};
 use varve_ipc::{Cred, DirEntry};
 
+use super::path::StripSlashes;
 use super::table::Open;
 use super::{AT_FDCWD, Fd, Posix};
 use crate::attrs::OpenFlags;
@@ -70,6 +71,11 @@ impl Posix {
         let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
         if create && flags & libc::O_DIRECTORY != 0 {
             return Err(Errno(libc::EINVAL));
+        }
+        if create && path.ends_with(b"/") {
+            // Linux looks at the slash before it looks at the name.
+            self.walk(dirfd, path.strip_suffix_slashes(true), false)?;
+            return Err(Errno(libc::EISDIR));
         }
         for _ in 0..LOOKS_MAX {
             let walked = self.walk(dirfd, path, follow)?;

@@ -90,11 +90,12 @@ impl Posix {
 
     /// The place of a name that is to be made; it must be free.
     pub(super) fn place(&self, dirfd: Fd, path: &[u8], directory: bool) -> Result<(InodeKey, Vec<u8>)> {
-        let walked = self.walk(dirfd, path.strip_suffix_slashes(directory), false)?;
+        // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
+        let walked = self.walk(dirfd, path.strip_suffix_slashes(true), false)?;
         if walked.target.is_some() {
             return Err(Errno(libc::EEXIST));
         }
-        if walked.slash && !directory {
+        if path.ends_with(b"/") && !directory {
             return Err(Errno(libc::ENOENT));
         }
         Ok((walked.dir, walked.name))

@@ -117,9 +117,13 @@ impl Posix {
     /// As `unlinkat`.
     pub fn unlinkat(&self, dirfd: Fd, path: &[u8], flags: i32) -> Result<()> {
         let rmdir = flags & libc::AT_REMOVEDIR != 0;
-        let walked = self.walk(dirfd, path.strip_suffix_slashes(rmdir), false)?;
+        let walked = self.walk(dirfd, path.strip_suffix_slashes(true), false)?;
         if walked.name.is_empty() {
             return Err(Errno(if rmdir { libc::EBUSY } else { libc::EISDIR }));
+        }
+        if !rmdir && path.ends_with(b"/") {
+            let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
+            return Err(Errno(if attr.is_dir() { libc::EISDIR } else { libc::ENOTDIR }));
         }
         if rmdir {
             self.fs.rmdir(walked.dir, &walked.name, &self.cred())
@@ -151,16 +155,30 @@ impl Posix {
     pub fn renameat2(&self, from_fd: Fd, from: &[u8], to_fd: Fd, to: &[u8], flags: RenameFlags) -> Result<()> {
         let source = self.walk(from_fd, from.strip_suffix_slashes(true), false)?;
         let target = self.walk(to_fd, to.strip_suffix_slashes(true), false)?;
-        if source.name.is_empty() || target.name.is_empty() {
+        let nameless = |name: &[u8]| matches!(name, b"" | b"." | b"..");
+        if nameless(&source.name) {
             return Err(Errno(libc::EBUSY));
         }
+        if nameless(&target.name) {
+            return Err(Errno(if flags.noreplace { libc::EEXIST } else { libc::EBUSY }));
+        }
         let attr = source.target.ok_or(Errno(libc::ENOENT))?;
-        let slash = from.ends_with(b"/") || to.ends_with(b"/");
-        if slash && !attr.is_dir() {
+        match &target.target {
+            Some(_) if flags.noreplace => return Err(Errno(libc::EEXIST)),
+            None if flags.exchange => return Err(Errno(libc::ENOENT)),
+            Some(other) if flags.exchange && to.ends_with(b"/") && !other.is_dir() => return Err(Errno(libc::ENOTDIR)),
+            _ => {}
+        }
+        if !attr.is_dir() && (from.ends_with(b"/") || (!flags.exchange && to.ends_with(b"/"))) {
             return Err(Errno(libc::ENOTDIR));
         }
         if attr.is_dir() && source.dir != target.dir && self.lies_below(target.dir, attr.key)? {
             return Err(Errno(libc::EINVAL));
+        }
+        if let Some(other) = target.target.filter(|other| other.is_dir() && source.dir != target.dir)
+            && self.lies_below(source.dir, other.key)?
+        {
+            return Err(Errno(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY }));
         }
         self.fs.rename(source.dir, &source.name, target.dir, &target.name, flags, &self.cred())
     }
