@@ -67,6 +67,8 @@ pub struct PolicyFile {
     pub tiering: bool,
     /// Where access bits come from.
     pub tracker: TrackerChoice,
+    /// With `tracker = "written"`: take a page that was not written for idle, reads or not.
+    pub unwritten_is_idle: bool,
     /// Processor share of one core for looking (0.0001..=0.5).
     pub scan_cpu_share: f64,
     /// Processor share of one core for moving, collapsing and splitting (0.001..=1.0).
@@ -103,6 +105,7 @@ impl Default for PolicyFile {
             huge_pages: true,
             tiering: true,
             tracker: TrackerChoice::Auto,
+            unwritten_is_idle: false,
             scan_cpu_share: 0.005,
             work_cpu_share: 0.25,
             survey_period_ms: 500,

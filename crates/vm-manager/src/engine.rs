@@ -101,7 +101,7 @@ fn choose_tracker(
         }
     }
     if config.tracker == TrackerChoice::Written {
-        return Box::new(Written::new(processes.clone()));
+        return Box::new(Written::new(processes.clone(), config.unwritten_is_idle));
     }
     if config.tracker != TrackerChoice::None {
         notes.push("no access bits: huge pages are given by utilisation alone".to_owned());

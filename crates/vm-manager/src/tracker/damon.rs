@@ -3,10 +3,11 @@
 //! Resolution is a DAMON region, which the kernel adapts; what lies in no region, or in one that is too large to
 //! stand for its pages, is `Unknown`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::interfaces::{Touch, Tracker, TrackerError, TrackerInfo};
 use crate::processes::SharedProcesses;
@@ -56,6 +57,11 @@ pub struct Damon {
     covered: Vec<(u64, u64)>,
     regions: BTreeMap<u64, Seen>,
     largest: u64,
+    /// When the regions were read last; between two aggregations there is nothing new.
+    refreshed: Option<Instant>,
+    started: Option<Instant>,
+    /// Pages judged by the present aggregation: asked again, there is nothing to say.
+    asked: HashSet<PageKey>,
 }
 
 fn put(path: &Path, value: impl std::fmt::Display) -> io::Result<()> {
@@ -92,6 +98,7 @@ impl Damon {
             return Err(e);
         }
         let (running, covered, regions, largest) = (false, Vec::new(), BTreeMap::new(), 0);
+        let (refreshed, started, asked) = (None, None, HashSet::new());
         Ok(Self {
             config,
             admin,
@@ -100,6 +107,9 @@ impl Damon {
             covered,
             regions,
             largest,
+            refreshed,
+            started,
+            asked,
         })
     }
 
@@ -156,6 +166,10 @@ impl Damon {
         self.running = true;
         self.covered = ranges.to_vec();
         self.regions.clear();
+        self.asked.clear();
+        self.started = Some(Instant::now());
+        // The first aggregation must be over before there is anything to read.
+        self.refreshed = Some(Instant::now());
         Ok(())
     }
 
@@ -265,18 +279,29 @@ impl Tracker for Damon {
         };
         let known = frames.iter().flatten().count();
         let outside = frames.iter().flatten().filter(|f| !inside(f)).count();
+        let waited = |since: Option<Instant>, least: Duration| since.is_none_or(|t| t.elapsed() >= least);
+        let window = Duration::from_micros(self.config.aggregate_us);
         // Watch other frames only when a tenth of what is asked lies outside: restarting loses what was learned.
-        if outside * 10 > known {
-            let ranges = physical_ranges(&frames, self.config.max_regions as usize / 2);
-            self.start(&ranges).map_err(fail)?;
-        } else if self.running {
-            self.refresh().map_err(fail)?;
-        }
-        out.extend(
-            frames
+        // What was watched before stays watched: other lists are asked for in turn.
+        if outside * 10 > known && waited(self.started, window * 4) {
+            let blocks = self
+                .covered
                 .iter()
-                .map(|f| f.map_or(Touch::Unknown, |f| self.look_up(f * PAGE_BYTES))),
-        );
+                .flat_map(|(s, e)| (s / PAGE_BYTES..e / PAGE_BYTES).step_by(512))
+                .map(Some);
+            let all: Vec<Option<u64>> = frames.iter().copied().chain(blocks).collect();
+            let ranges = physical_ranges(&all, self.config.max_regions as usize / 2);
+            self.start(&ranges).map_err(fail)?;
+        } else if self.running && waited(self.refreshed, window) {
+            self.refresh().map_err(fail)?;
+            self.asked.clear();
+            self.refreshed = Some(Instant::now());
+        }
+        for (page, frame) in pages.iter().zip(frames) {
+            let fresh = !self.regions.is_empty() && self.asked.insert(*page);
+            let known = frame.filter(|_| fresh);
+            out.push(known.map_or(Touch::Unknown, |f| self.look_up(f * PAGE_BYTES)));
+        }
         Ok(())
     }
 }

@@ -10,12 +10,17 @@ use crate::types::{PAGE_BYTES, PageKey, ProcId, VirtPage};
 #[derive(Debug)]
 pub struct Written {
     processes: SharedProcesses,
+    unwritten_is_idle: bool,
 }
 
 impl Written {
-    /// A tracker over the cooperating ones among `processes`.
-    pub const fn new(processes: SharedProcesses) -> Self {
-        Self { processes }
+    /// A tracker over the cooperating ones among `processes`. `unwritten_is_idle` is the user's word that pages which
+    /// matter are written: then a page of an arena that was not written counts as idle.
+    pub const fn new(processes: SharedProcesses, unwritten_is_idle: bool) -> Self {
+        Self {
+            processes,
+            unwritten_is_idle,
+        }
     }
 }
 
@@ -50,6 +55,7 @@ impl Tracker for Written {
             asked.entry(page.proc).or_default().push(page.page.0);
         }
         let mut written: HashSet<PageKey> = HashSet::new();
+        let mut scanned: HashMap<ProcId, Vec<(u64, u64)>> = HashMap::new();
         let processes = self.processes.borrow();
         for (proc, pages) in asked {
             let Some(process) = processes.get(proc) else {
@@ -58,20 +64,26 @@ impl Tracker for Written {
             let Some(link) = &process.coop else { continue };
             for (from, to) in ranges(pages).into_iter().flat_map(|r| link.clip(r)) {
                 // A range that vanished in between is unknown, like any page outside of the arenas.
-                let _ = process
+                let seen = process
                     .pagemap
                     .take_written(from * PAGE_BYTES, to * PAGE_BYTES, |run| {
                         let pages = run.start / PAGE_BYTES..run.end / PAGE_BYTES;
                         written.extend(pages.map(|p| PageKey::new(proc, VirtPage(p))));
                     });
+                if seen.is_ok() {
+                    scanned.entry(proc).or_default().push((from, to));
+                }
             }
         }
-        out.extend(pages.iter().map(|p| {
-            if written.contains(p) {
-                Touch::Written
-            } else {
-                Touch::Unknown
-            }
+        let inside = |p: &PageKey| {
+            scanned
+                .get(&p.proc)
+                .is_some_and(|ranges| ranges.iter().any(|(from, to)| (*from..*to).contains(&p.page.0)))
+        };
+        out.extend(pages.iter().map(|p| match () {
+            () if written.contains(p) => Touch::Written,
+            () if self.unwritten_is_idle && inside(p) => Touch::Idle,
+            () => Touch::Unknown,
         }));
         Ok(())
     }

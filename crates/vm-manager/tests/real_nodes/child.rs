@@ -66,8 +66,9 @@ impl Memory {
 
     fn touch(&self, pages: Range<usize>, step: usize) {
         for page in pages.step_by(step) {
-            // SAFETY: as in `fill`.
-            unsafe { self.word(page, 0).read_volatile() };
+            let word = self.word(page, 0);
+            // SAFETY: as in `fill`; what is written is what is there.
+            unsafe { word.write_volatile(word.read_volatile()) };
         }
     }
 
@@ -114,7 +115,6 @@ fn say(what: &str) {
 
 pub fn run(kind: &str, mib: usize) {
     let mut memory = Memory::new(mib << 8, 0);
-    let mut cooperator = None;
     if kind == "same" {
         // Every page like its neighbour: food for same-page merging.
         memory.seed = 1;
@@ -124,11 +124,12 @@ pub fn run(kind: &str, mib: usize) {
                 unsafe { memory.word(page, offset).write_volatile((page % 2) as u64 + 5) };
             }
         }
-        let start = memory.at as u64;
-        let arena = start..start + (memory.pages * PAGE) as u64;
-        cooperator =
-            varve_vm_manager::coop::Cooperator::start(vec![arena], Box::new(|_, _| {})).expect("cooperation");
     }
+    let start = memory.at as u64;
+    let arena = start..start + (memory.pages * PAGE) as u64;
+    // Its manager, if there is one, may track writes and switch merging; there is nothing to give back.
+    let cooperator =
+        varve_vm_manager::coop::Cooperator::start(vec![arena], Box::new(|_, _| {})).expect("cooperation");
     say(&format!("ready {:x}", memory.at as u64));
     if kind == "churn" {
         return churn(memory);
@@ -146,9 +147,8 @@ pub fn run(kind: &str, mib: usize) {
         loop {
             let packed = shared.load(Ordering::Relaxed);
             let range = (packed >> 32) as usize..(packed & 0xffff_ffff) as usize;
-            if range.is_empty() {
-                std::thread::sleep(std::time::Duration::from_millis(5));
-            }
+            // Not without pause: the manager needs the emulated processor too.
+            std::thread::sleep(std::time::Duration::from_millis(5));
             memory.touch(range, 1);
         }
     });
