@@ -51,7 +51,10 @@ impl Drop for Scratch {
 /// `varve bench`.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     if !(1..=16_384).contains(&args.mib) {
-        bail!(crate::pool::Usage(format!("--mib {} is out of bounds: 1 to 16384", args.mib)));
+        bail!(crate::pool::Usage(format!(
+            "--mib {} is out of bounds: 1 to 16384",
+            args.mib
+        )));
     }
     let pool = Pool::open(&args.pool)?;
     pool.require_daemon()?;
@@ -73,7 +76,9 @@ fn run(fs: &Fs, dir: &Path, calls: u64) -> anyhow::Result<Vec<Row>> {
         groups: Vec::new(),
     };
     let name = format!(".bench-{}", std::process::id());
-    let top = fs.create(fs.root(), name.as_bytes(), 0o040_700, 0, &cred).map_err(told("make a directory"))?;
+    let top = fs
+        .create(fs.root(), name.as_bytes(), 0o040_700, 0, &cred)
+        .map_err(told("make a directory"))?;
     let host = Scratch(dir.join(format!("bench-{}", std::process::id())));
     std::fs::create_dir(&host.0).with_context(|| format!("cannot make {}", host.0.display()))?;
     let result = rows(fs, top.key, &host.0, calls, &cred);
@@ -94,41 +99,78 @@ fn rows(
     cred: &Cred,
 ) -> anyhow::Result<Vec<Row>> {
     let body = vec![0x5a_u8; CALL_BYTES];
-    let attr = fs.create(dir, b"file", 0o100_600, 0, cred).map_err(told("make a file"))?;
-    let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+    let attr = fs
+        .create(dir, b"file", 0o100_600, 0, cred)
+        .map_err(told("make a file"))?;
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        ..OpenFlags::default()
+    };
     let ours = fs.open(attr.key, flags, cred).map_err(told("open a file"))?;
     let path = host.join("file");
-    let theirs = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
+    let theirs = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)?;
     let at = |i: u64| i * CALL_BYTES as u64;
     let mut rows = Vec::new();
     let mut row = |name, varve_ns, host_ns, host_synced_ns| {
-        rows.push(Row { name, varve_ns, host_ns, host_synced_ns });
+        rows.push(Row {
+            name,
+            varve_ns,
+            host_ns,
+            host_synced_ns,
+        });
     };
     row(
         "append",
-        timed(calls, |i| ours.write_at(at(i), &body, cred).map(drop).map_err(told("append")))?,
+        timed(calls, |i| {
+            ours.write_at(at(i), &body, cred)
+                .map(drop)
+                .map_err(told("append"))
+        })?,
         timed(calls, |i| Ok(theirs.write_all_at(&body, at(i))?))?,
-        Some(timed(SYNCED_CALLS, |i| Ok(theirs.write_all_at(&body, at(calls + i)).and_then(|()| theirs.sync_data())?))?),
+        Some(timed(SYNCED_CALLS, |i| {
+            Ok(theirs
+                .write_all_at(&body, at(calls + i))
+                .and_then(|()| theirs.sync_data())?)
+        })?),
     );
     row(
         "overwrite, random",
-        timed(calls, |i| ours.write_at(at(shuffled(i, calls)), &body, cred).map(drop).map_err(told("overwrite")))?,
+        timed(calls, |i| {
+            ours.write_at(at(shuffled(i, calls)), &body, cred)
+                .map(drop)
+                .map_err(told("overwrite"))
+        })?,
         timed(calls, |i| Ok(theirs.write_all_at(&body, at(shuffled(i, calls)))?))?,
         Some(timed(SYNCED_CALLS, |i| {
-            Ok(theirs.write_all_at(&body, at(shuffled(i, calls))).and_then(|()| theirs.sync_data())?)
+            Ok(theirs
+                .write_all_at(&body, at(shuffled(i, calls)))
+                .and_then(|()| theirs.sync_data())?)
         })?),
     );
     let mut buffer = vec![0; CALL_BYTES];
     row(
         "read, sequential",
-        timed(calls, |i| ours.read_at(at(i), &mut buffer).map(drop).map_err(told("read")))?,
+        timed(calls, |i| {
+            ours.read_at(at(i), &mut buffer).map(drop).map_err(told("read"))
+        })?,
         timed(calls, |i| Ok(theirs.read_exact_at(&mut buffer, at(i))?))?,
         None,
     );
     row(
         "read, random",
-        timed(calls, |i| ours.read_at(at(shuffled(i, calls)), &mut buffer).map(drop).map_err(told("read")))?,
-        timed(calls, |i| Ok(theirs.read_exact_at(&mut buffer, at(shuffled(i, calls)))?))?,
+        timed(calls, |i| {
+            ours.read_at(at(shuffled(i, calls)), &mut buffer)
+                .map(drop)
+                .map_err(told("read"))
+        })?,
+        timed(calls, |i| {
+            Ok(theirs.read_exact_at(&mut buffer, at(shuffled(i, calls)))?)
+        })?,
         None,
     );
     drop(ours);
@@ -136,7 +178,8 @@ fn rows(
         "create and unlink",
         timed(FILES, |i| {
             let name = format!("f{i}");
-            fs.create(dir, name.as_bytes(), 0o100_600, 0, cred).map_err(told("create"))?;
+            fs.create(dir, name.as_bytes(), 0o100_600, 0, cred)
+                .map_err(told("create"))?;
             fs.unlink(dir, name.as_bytes(), cred).map_err(told("unlink"))
         })?,
         timed(FILES, |i| {
@@ -180,7 +223,9 @@ fn show(args: &BenchArgs, pool: &Pool, calls: u64, rows: &[Row]) {
         "host + fdatasync"
     ));
     for row in rows {
-        let synced = row.host_synced_ns.map_or("-".to_owned(), |ns| format!("{:.1}", ns / 1000.0));
+        let synced = row
+            .host_synced_ns
+            .map_or("-".to_owned(), |ns| format!("{:.1}", ns / 1000.0));
         out::line(&format!(
             "{:<20} {:>10.2} {:>10.2} {synced:>18}",
             row.name,

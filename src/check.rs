@@ -25,7 +25,13 @@ fn check_stopped(pool: &Pool, check: Check) -> anyhow::Result<(CheckReport, usiz
     let (store, opened) = Store::open(devices, options).map_err(|error| explain(pool.host(), error))?;
     let mut report = check(&store)?;
     if let Some(text) = opened.damage {
-        report.findings.insert(0, CheckItem { kind: "journal".into(), text });
+        report.findings.insert(
+            0,
+            CheckItem {
+                kind: "journal".into(),
+                text,
+            },
+        );
         report.count += 1;
         report.clean = false;
     }
@@ -33,7 +39,12 @@ fn check_stopped(pool: &Pool, check: Check) -> anyhow::Result<(CheckReport, usiz
     Ok((report, logs))
 }
 
-fn check(pool: &Pool, admin: Admin, check: Check, what: &'static str) -> anyhow::Result<(CheckReport, usize, bool)> {
+fn check(
+    pool: &Pool,
+    admin: Admin,
+    check: Check,
+    what: &'static str,
+) -> anyhow::Result<(CheckReport, usize, bool)> {
     let _progress = Progress::start(what);
     if pool.has_daemon() {
         let json = pool.ask(admin)?;
@@ -44,7 +55,14 @@ fn check(pool: &Pool, admin: Admin, check: Check, what: &'static str) -> anyhow:
     Ok((report, logs, false))
 }
 
-fn tell(pool: &Pool, report: &CheckReport, logs: usize, served: bool, as_json: bool, clean: &str) -> ExitCode {
+fn tell(
+    pool: &Pool,
+    report: &CheckReport,
+    logs: usize,
+    served: bool,
+    as_json: bool,
+    clean: &str,
+) -> ExitCode {
     if as_json {
         let value = json!({
             "clean": report.clean,
@@ -68,17 +86,26 @@ fn tell(pool: &Pool, report: &CheckReport, logs: usize, served: bool, as_json: b
             out::line(&format!("{}: {} findings", pool.dir().display(), report.count));
         }
         if logs > 0 {
-            out::line(&format!("{logs} logs wait for the next start to be digested (that is in order)"));
+            out::line(&format!(
+                "{logs} logs wait for the next start to be digested (that is in order)"
+            ));
         }
     }
-    if report.clean { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) }
+    if report.clean {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(DAMAGED)
+    }
 }
 
 /// `varve fsck`.
 pub fn fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
     let pool = Pool::open(&args.pool)?;
     if args.repair && pool.has_daemon() {
-        bail!("{0} is being served; stop it first (`varve down {0}`) to repair it", pool.dir().display());
+        bail!(
+            "{0} is being served; stop it first (`varve down {0}`) to repair it",
+            pool.dir().display()
+        );
     }
     let (report, logs, served) = check(&pool, Admin::Fsck, CheckReport::of_structures, "checking")?;
     let code = tell(&pool, &report, logs, served, args.json, "clean");
@@ -95,5 +122,12 @@ pub fn fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
 pub fn scrub(args: &PoolJsonArgs) -> anyhow::Result<ExitCode> {
     let pool = Pool::open(&args.pool)?;
     let (report, logs, served) = check(&pool, Admin::Scrub, CheckReport::of_data, "verifying all data")?;
-    Ok(tell(&pool, &report, logs, served, args.json, "all data has its checksum"))
+    Ok(tell(
+        &pool,
+        &report,
+        logs,
+        served,
+        args.json,
+        "all data has its checksum",
+    ))
 }

@@ -102,8 +102,10 @@ pub struct UpArgs {
 
 /// Arguments of `down`.
 #[derive(Debug, Args)]
-#[command(after_help = "Waits until programs that use the mount have ended (it names them); then everything is digested and the daemon
-ends. Nothing happens to a pool that is not up, but a mount that a killed run left behind is taken away.")]
+#[command(
+    after_help = "Waits until programs that use the mount have ended (it names them); then everything is digested and the daemon
+ends. Nothing happens to a pool that is not up, but a mount that a killed run left behind is taken away."
+)]
 pub struct DownArgs {
     /// Directory of the pool
     pub dir: PathBuf,
@@ -135,9 +137,11 @@ pub struct MkfsArgs {
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
-#[command(after_help = "Recovers whatever an earlier daemon or a power cut left, then listens on POOL/sock until Ctrl-C or SIGTERM; then it
+#[command(
+    after_help = "Recovers whatever an earlier daemon or a power cut left, then listens on POOL/sock until Ctrl-C or SIGTERM; then it
 digests all logs and ends. `varve up` runs this and `varve mount` for you. Settings are in POOL/varve.toml, section
-[daemon].")]
+[daemon]."
+)]
 pub struct ServeArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -148,8 +152,10 @@ pub struct ServeArgs {
 
 /// Arguments of `mount`.
 #[derive(Debug, Args)]
-#[command(after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once. Root mounts
-directly; other users need fusermount3 (Debian: apt-get install fuse3).")]
+#[command(
+    after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once. Root mounts
+directly; other users need fusermount3 (Debian: apt-get install fuse3)."
+)]
 pub struct MountArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -191,8 +197,10 @@ pub struct PoolJsonArgs {
 
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
-#[command(after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two
-transactions); --repair needs the pool to be stopped (`varve down DIR`).")]
+#[command(
+    after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two
+transactions); --repair needs the pool to be stopped (`varve down DIR`)."
+)]
 pub struct FsckArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
@@ -206,8 +214,10 @@ pub struct FsckArgs {
 
 /// Arguments of `debug`.
 #[derive(Debug, Args)]
-#[command(after_help = "The pool must be stopped (`varve down DIR`); nothing on it is changed. What the journal holds beyond the last
-checkpoint is shown as if it were in place.")]
+#[command(
+    after_help = "The pool must be stopped (`varve down DIR`); nothing on it is changed. What the journal holds beyond the last
+checkpoint is shown as if it were in place."
+)]
 pub struct DebugArgs {
     /// What to print.
     #[command(subcommand)]
@@ -267,9 +277,11 @@ pub enum DebugWhat {
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = "One thread, 4 KiB calls, through LibFS (no kernel) and through the file system that the pool's directory lies on. A
+#[command(
+    after_help = "One thread, 4 KiB calls, through LibFS (no kernel) and through the file system that the pool's directory lies on. A
 LibFS write survives the end of any program when it returns; the host's does not need to until fdatasync, so both are
-shown. It takes some seconds and works in a directory of its own, which it removes. For real numbers: `cargo bench`.")]
+shown. It takes some seconds and works in a directory of its own, which it removes. For real numbers: `cargo bench`."
+)]
 pub struct BenchArgs {
     /// The pool: its directory (its daemon must run)
     pub pool: PathBuf,

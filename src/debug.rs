@@ -32,7 +32,10 @@ pub fn debug(what: &DebugWhat) -> anyhow::Result<()> {
 fn stopped(at: &Path) -> anyhow::Result<Pool> {
     let pool = Pool::open(at)?;
     if pool.has_daemon() {
-        bail!("{0} is being served; stop it first (`varve down {0}`)", pool.dir().display());
+        bail!(
+            "{0} is being served; stop it first (`varve down {0}`)",
+            pool.dir().display()
+        );
     }
     Ok(pool)
 }
@@ -44,8 +47,8 @@ fn with_store(at: &Path, work: impl FnOnce(&Store) -> anyhow::Result<()>) -> any
         accept_journal_damage: true,
         ..OpenOptions::default()
     };
-    let (store, report) =
-        Store::open(pool.host().devices_for_looking()?, options).map_err(|error| explain(pool.host(), error))?;
+    let (store, report) = Store::open(pool.host().devices_for_looking()?, options)
+        .map_err(|error| explain(pool.host(), error))?;
     if let Some(damage) = report.damage {
         eprintln!("varve: {damage}");
     }
@@ -59,7 +62,10 @@ fn superblock(at: &Path, as_json: bool) -> anyhow::Result<()> {
     let mut copies = Vec::new();
     for block in SUPERBLOCK_BLOCKS {
         let mut bytes = [0; SUPERBLOCK_SIZE];
-        devices.nvm.read(block * BLOCK_BYTES, &mut bytes).context("cannot read the superblock")?;
+        devices
+            .nvm
+            .read(block * BLOCK_BYTES, &mut bytes)
+            .context("cannot read the superblock")?;
         copies.push(match Superblock::parse(&bytes) {
             Ok(sb) => fields(&sb),
             Err(error) => json!({ "fault": error.to_string() }),
@@ -70,7 +76,10 @@ fn superblock(at: &Path, as_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     for (number, copy) in copies.iter().enumerate() {
-        out::line(&format!("copy {number} (NVM block {})", SUPERBLOCK_BLOCKS[number]));
+        out::line(&format!(
+            "copy {number} (NVM block {})",
+            SUPERBLOCK_BLOCKS[number]
+        ));
         out::line(indented(copy).trim_end());
     }
     Ok(())
@@ -137,7 +146,10 @@ fn inode(store: &Store, ino: Ino, as_json: bool) -> anyhow::Result<()> {
                 Content::SymlinkBlock(block) => json!({ "symlink_block": block.0 }),
             };
             let xattrs = store.xattr_list(ino).context("extended attributes")?;
-            let names: Vec<_> = xattrs.iter().map(|(name, _)| String::from_utf8_lossy(name).into_owned()).collect();
+            let names: Vec<_> = xattrs
+                .iter()
+                .map(|(name, _)| String::from_utf8_lossy(name).into_owned())
+                .collect();
             json!({
                 "state": "used",
                 "kind": format!("{:?}", inode.attr.kind()),
@@ -149,7 +161,11 @@ fn inode(store: &Store, ino: Ino, as_json: bool) -> anyhow::Result<()> {
             })
         }
     };
-    out::line(&if as_json { format!("{value:#}") } else { format!("inode {ino}\n{}", indented(&value).trim_end()) });
+    out::line(&if as_json {
+        format!("{value:#}")
+    } else {
+        format!("inode {ino}\n{}", indented(&value).trim_end())
+    });
     Ok(())
 }
 
@@ -157,15 +173,19 @@ fn dir(store: &Store, ino: Ino, as_json: bool) -> anyhow::Result<()> {
     let mut entries = Vec::new();
     let mut cookie = 0;
     loop {
-        let page = store.dir_iter(ino, cookie, PAGE).with_context(|| format!("directory {ino}"))?;
+        let page = store
+            .dir_iter(ino, cookie, PAGE)
+            .with_context(|| format!("directory {ino}"))?;
         let Some(last) = page.last() else { break };
         cookie = last.cookie;
         for item in &page {
             let name = String::from_utf8_lossy(&item.name).into_owned();
             let kind = format!("{:?}", item.kind).to_lowercase();
             if as_json {
-                entries.push(json!({ "name": name, "ino": item.key.ino.0, "generation": item.key.generation.0,
-                    "kind": kind, "cookie": item.cookie }));
+                entries.push(
+                    json!({ "name": name, "ino": item.key.ino.0, "generation": item.key.generation.0,
+                    "kind": kind, "cookie": item.cookie }),
+                );
             } else {
                 out::line(&format!("{:<14} {kind:<10} {name:?}", item.key.to_string()));
             }
@@ -184,7 +204,9 @@ fn tree(store: &Store, ino: Ino, as_json: bool) -> anyhow::Result<()> {
         out::line("file block       blocks  tier          block  flags");
     }
     loop {
-        let page = store.map(ino, from, PAGE).with_context(|| format!("extents of inode {ino}"))?;
+        let page = store
+            .map(ino, from, PAGE)
+            .with_context(|| format!("extents of inode {ino}"))?;
         let Some(last) = page.last() else { break };
         from = last.end();
         for extent in &page {

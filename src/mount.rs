@@ -29,8 +29,12 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     };
     pool.require_daemon()?;
     let connector = Arc::new(SocketConnector { path: pool.socket() });
-    let fs = Fs::mount(connector, options)
-        .with_context(|| format!("cannot open a session with the daemon of {}", pool.dir().display()))?;
+    let fs = Fs::mount(connector, options).with_context(|| {
+        format!(
+            "cannot open a session with the daemon of {}",
+            pool.dir().display()
+        )
+    })?;
     let request = MountRequest {
         mountpoint: args.mountpoint.clone(),
         source: format!("varve:{}", pool.dir().display()),
@@ -54,7 +58,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
                 Err((still, error)) => {
                     mounted = still;
                     if !args.supervised {
-                        eprintln!("varve: {} cannot be unmounted yet: {error}", args.mountpoint.display());
+                        eprintln!(
+                            "varve: {} cannot be unmounted yet: {error}",
+                            args.mountpoint.display()
+                        );
                     }
                 }
             }
@@ -75,7 +82,10 @@ pub fn umount(args: &UmountArgs) -> anyhow::Result<()> {
     match rustix::mount::unmount(&args.mountpoint, rustix::mount::UnmountFlags::empty()) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
-            let output = std::process::Command::new("fusermount3").args(["-u", "--"]).arg(&args.mountpoint).output();
+            let output = std::process::Command::new("fusermount3")
+                .args(["-u", "--"])
+                .arg(&args.mountpoint)
+                .output();
             match output {
                 Ok(output) if output.status.success() => Ok(()),
                 Ok(output) => bail!("{}", String::from_utf8_lossy(&output.stderr).trim()),
@@ -83,7 +93,10 @@ pub fn umount(args: &UmountArgs) -> anyhow::Result<()> {
             }
         }
         Err(rustix::io::Errno::BUSY) => {
-            bail!("{} is in use; end what uses it, or detach it with --force", args.mountpoint.display())
+            bail!(
+                "{} is in use; end what uses it, or detach it with --force",
+                args.mountpoint.display()
+            )
         }
         Err(rustix::io::Errno::INVAL) => bail!("{} is not a mount", args.mountpoint.display()),
         Err(error) => bail!("cannot unmount {}: {error}", args.mountpoint.display()),

@@ -14,7 +14,11 @@ pub struct NoDaemon(PathBuf);
 
 impl fmt::Display for NoDaemon {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no daemon serves {0}; start one with `varve up {0}` or `varve serve {0}`", self.0.display())
+        write!(
+            f,
+            "no daemon serves {0}; start one with `varve up {0}` or `varve serve {0}`",
+            self.0.display()
+        )
     }
 }
 
@@ -54,7 +58,9 @@ pub fn spec(tiers: &TierArgs) -> Result<PoolSpec, Usage> {
 impl Pool {
     /// Finds a pool by its directory or TOML file.
     pub fn open(at: &Path) -> anyhow::Result<Self> {
-        Ok(Self { host: HostPool::find(at)? })
+        Ok(Self {
+            host: HostPool::find(at)?,
+        })
     }
 
     /// Finds the pool in `dir`, or makes one.
@@ -64,7 +70,10 @@ impl Pool {
             let mut pool = Self::open(dir)?;
             let given = tiers.nvm.is_some() || tiers.ssd.is_some() || tiers.hdd.is_some();
             if given && *pool.host.spec() != spec_over(pool.host.spec(), tiers)? {
-                tracing::warn!("{} has its sizes already; --nvm, --ssd and --hdd change nothing", dir.display());
+                tracing::warn!(
+                    "{} has its sizes already; --nvm, --ssd and --hdd change nothing",
+                    dir.display()
+                );
             }
             if recreate {
                 pool.host = pool.host.recreate()?;
@@ -81,7 +90,8 @@ impl Pool {
     /// Makes a pool.
     pub fn create(dir: &Path, spec: &PoolSpec) -> anyhow::Result<Self> {
         let _progress = Progress::start("making the pool");
-        let host = create_pool(dir, spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
+        let host =
+            create_pool(dir, spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
         Ok(Self { host })
     }
 
@@ -145,7 +155,11 @@ impl Pool {
 
     /// What the daemon's pid file says.
     pub fn daemon_pid(&self) -> Option<u32> {
-        std::fs::read_to_string(self.host.pid_file()).ok()?.trim().parse().ok()
+        std::fs::read_to_string(self.host.pid_file())
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
     }
 
     /// Whether somebody listens on the socket.
@@ -155,7 +169,11 @@ impl Pool {
 
     /// Fails if nobody serves the pool.
     pub fn require_daemon(&self) -> Result<(), NoDaemon> {
-        if self.has_daemon() { Ok(()) } else { Err(NoDaemon(self.dir().to_owned())) }
+        if self.has_daemon() {
+            Ok(())
+        } else {
+            Err(NoDaemon(self.dir().to_owned()))
+        }
     }
 
     /// Asks the daemon; its JSON.
@@ -164,7 +182,9 @@ impl Pool {
         match varve_ipc::socket::admin(&self.socket(), request) {
             Ok(json) => Ok(json),
             Err(IpcError::Gone(_)) => Err(NoDaemon(self.dir().to_owned()).into()),
-            Err(error) => Err(error).with_context(|| format!("the daemon of {} refused", self.dir().display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("the daemon of {} refused", self.dir().display()))
+            }
         }
     }
 }

@@ -37,8 +37,15 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         );
     }
     if !args.supervised {
-        out::line(&format!("serving {} ({})", pool.dir().display(), pool.durability()));
-        out::line(&format!("mount it with `varve mount {} DIR`; Ctrl-C ends", pool.dir().display()));
+        out::line(&format!(
+            "serving {} ({})",
+            pool.dir().display(),
+            pool.durability()
+        ));
+        out::line(&format!(
+            "mount it with `varve mount {} DIR`; Ctrl-C ends",
+            pool.dir().display()
+        ));
     }
     while stop.count() == 0 && !daemon.shutdown_asked() {
         std::thread::sleep(TICK);

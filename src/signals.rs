@@ -20,11 +20,13 @@ impl Stop {
         let count = Arc::new(AtomicUsize::new(0));
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let counter = Arc::clone(&count);
-        std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for _ in signals.forever() {
-                counter.fetch_add(1, Ordering::SeqCst);
-            }
-        })?;
+        std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                for _ in signals.forever() {
+                    counter.fetch_add(1, Ordering::SeqCst);
+                }
+            })?;
         Ok(Self { count })
     }
 

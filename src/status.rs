@@ -29,12 +29,17 @@ pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
 /// What `up` knows and the daemon does not.
 fn add_up(pool: &Pool, value: &mut Value) {
     if let Value::Object(map) = value {
-        let up = std::fs::read_to_string(pool.up_pid()).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        let up = std::fs::read_to_string(pool.up_pid())
+            .ok()
+            .and_then(|text| text.trim().parse::<u32>().ok());
         map.insert("up_pid".into(), up.into());
-        let shims = map
-            .get("sessions")
-            .and_then(Value::as_array)
-            .map(|sessions| sessions.iter().filter(|session| session["kind"] == "shim").map(|s| s["pid"].clone()).collect());
+        let shims = map.get("sessions").and_then(Value::as_array).map(|sessions| {
+            sessions
+                .iter()
+                .filter(|session| session["kind"] == "shim")
+                .map(|s| s["pid"].clone())
+                .collect()
+        });
         map.insert("shim_pids".into(), Value::Array(shims.unwrap_or_default()));
         let mountpoint = pool.mountpoint();
         let mounted = crate::up::is_mounted(&mountpoint).then_some(mountpoint);
@@ -47,7 +52,11 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
     };
-    put(format!("pool     {}  (daemon pid {})", pool.dir().display(), status.pid));
+    put(format!(
+        "pool     {}  (daemon pid {})",
+        pool.dir().display(),
+        status.pid
+    ));
     if crate::up::is_mounted(&pool.mountpoint()) {
         put(format!("mounted  {}", pool.mountpoint().display()));
     }
@@ -55,7 +64,12 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     if let Some(reason) = &status.latched {
         put(format!("READ-ONLY since an error: {reason}"));
     }
-    for remark in host["remarks"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+    for remark in host["remarks"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+    {
         put(format!("note     {remark}"));
     }
     put(String::new());

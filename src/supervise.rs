@@ -29,7 +29,10 @@ pub enum Verdict {
 }
 
 fn spawn(arguments: &[std::ffi::OsString]) -> io::Result<Child> {
-    Command::new(std::env::current_exe()?).args(arguments).stdin(std::process::Stdio::null()).spawn()
+    Command::new(std::env::current_exe()?)
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .spawn()
 }
 
 impl Supervised {
@@ -39,7 +42,12 @@ impl Supervised {
     /// If it cannot be started.
     pub fn start(name: &'static str, arguments: Vec<std::ffi::OsString>) -> io::Result<Self> {
         let child = spawn(&arguments)?;
-        Ok(Self { name, arguments, child, restarts: Vec::new() })
+        Ok(Self {
+            name,
+            arguments,
+            child,
+            restarts: Vec::new(),
+        })
     }
 
     /// Process id.
@@ -49,7 +57,9 @@ impl Supervised {
 
     /// Whether it runs, and if not, whether it should be started again.
     pub fn check(&mut self) -> io::Result<Verdict> {
-        let Some(status) = self.child.try_wait()? else { return Ok(Verdict::Alive) };
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(Verdict::Alive);
+        };
         let now = Instant::now();
         self.restarts.retain(|at| now.duration_since(*at) < WINDOW);
         if self.restarts.len() as u32 >= TRIES_MAX {

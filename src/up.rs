@@ -100,8 +100,14 @@ pub fn is_dead_mount(path: &Path) -> bool {
 /// Whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
     let Ok(path) = absolute(path) else { return false };
-    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else { return false };
-    table.lines().any(|line| line.split(' ').nth(4).is_some_and(|at| unescape(at) == path.as_os_str()))
+    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else {
+        return false;
+    };
+    table.lines().any(|line| {
+        line.split(' ')
+            .nth(4)
+            .is_some_and(|at| unescape(at) == path.as_os_str())
+    })
 }
 
 /// The absolute path of a mountpoint without touching the mount itself.
@@ -121,7 +127,10 @@ fn unescape(text: &str) -> OsString {
     let mut at = 0;
     while at < bytes.len() {
         let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
-        match octal.and_then(|digits| std::str::from_utf8(digits).ok()).and_then(|d| u8::from_str_radix(d, 8).ok()) {
+        match octal
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|d| u8::from_str_radix(d, 8).ok())
+        {
             Some(byte) => {
                 out.push(byte);
                 at += 4;
@@ -140,7 +149,8 @@ fn clear_mount(path: &Path) -> anyhow::Result<()> {
     if !is_mounted(path) {
         return Ok(());
     }
-    unmount_lazily(path).with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
+    unmount_lazily(path)
+        .with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
 }
 
 /// Detaches a mount, busy or dead.
@@ -148,7 +158,10 @@ pub fn unmount_lazily(path: &Path) -> anyhow::Result<()> {
     match rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
-            let output = std::process::Command::new("fusermount3").args(["-u", "-z", "--"]).arg(path).output()?;
+            let output = std::process::Command::new("fusermount3")
+                .args(["-u", "-z", "--"])
+                .arg(path)
+                .output()?;
             if output.status.success() {
                 return Ok(());
             }
@@ -168,7 +181,8 @@ struct Run {
 impl Run {
     fn start(args: &UpArgs, pool: &Pool, stop: &Stop) -> anyhow::Result<Self> {
         let dir = pool.dir().as_os_str().to_owned();
-        let mut serve = Supervised::start("daemon", vec!["serve".into(), "--supervised".into(), dir.clone()])?;
+        let mut serve =
+            Supervised::start("daemon", vec!["serve".into(), "--supervised".into(), dir.clone()])?;
         let pid = serve.pid();
         let ready = || pool.daemon_pid() == Some(pid) && pool.has_daemon();
         if let Err(error) = wait_for("the daemon", &mut serve, stop, ready) {
@@ -196,7 +210,11 @@ impl Run {
             let _ = serve.wait(STOP_LIMIT);
             return Err(error);
         }
-        Ok(Self { pool: pool.clone(), serve, mount })
+        Ok(Self {
+            pool: pool.clone(),
+            serve,
+            mount,
+        })
     }
 
     /// Keeps both running until a signal comes.
@@ -226,7 +244,10 @@ impl Run {
         self.end_mount(stop)?;
         self.serve.signal(Signal::TERM);
         if self.serve.wait(STOP_LIMIT)?.is_none() {
-            bail!("the daemon (pid {}) has not ended after {STOP_LIMIT:?}; see `varve status`", self.serve.pid());
+            bail!(
+                "the daemon (pid {}) has not ended after {STOP_LIMIT:?}; see `varve status`",
+                self.serve.pid()
+            );
         }
         println!("stopped; everything is in {}", self.pool.dir().display());
         Ok(())
@@ -272,14 +293,21 @@ fn keep(child: &mut Supervised, before: impl Fn()) -> anyhow::Result<()> {
     match child.check()? {
         Verdict::Alive => Ok(()),
         Verdict::Restart(wait, status) => {
-            eprintln!("varve: the {} ended ({status}); starting it again in {wait:?}", child.name);
+            eprintln!(
+                "varve: the {} ended ({status}); starting it again in {wait:?}",
+                child.name
+            );
             std::thread::sleep(wait);
             before();
             child.restart()?;
             Ok(())
         }
         Verdict::GiveUp(status) => {
-            bail!("the {} ended ({status}) for the {}th time within a minute; giving up", child.name, crate::supervise::TRIES_MAX + 1)
+            bail!(
+                "the {} ended ({status}) for the {}th time within a minute; giving up",
+                child.name,
+                crate::supervise::TRIES_MAX + 1
+            )
         }
     }
 }
@@ -304,19 +332,35 @@ fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() ->
 
 /// Which processes stand in or have open something below `mountpoint`: " by bash (pid 12)", or nothing.
 fn users_text(mountpoint: &Path) -> String {
-    let Ok(mountpoint) = absolute(mountpoint) else { return String::new() };
+    let Ok(mountpoint) = absolute(mountpoint) else {
+        return String::new();
+    };
     let mut users = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<u32>().ok())
+        else {
+            continue;
+        };
         let base = entry.path();
-        let fds = std::fs::read_dir(base.join("fd")).into_iter().flatten().flatten().map(|fd| fd.path());
+        let fds = std::fs::read_dir(base.join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|fd| fd.path());
         let mut links = [base.join("cwd"), base.join("root")].into_iter().chain(fds);
         if links.any(|link| std::fs::read_link(link).is_ok_and(|target| target.starts_with(&mountpoint))) {
             let name = std::fs::read_to_string(base.join("comm")).unwrap_or_default();
             users.push(format!("{} (pid {pid})", name.trim()));
         }
     }
-    if users.is_empty() { String::new() } else { format!(" by {}", users.join(", ")) }
+    if users.is_empty() {
+        String::new()
+    } else {
+        format!(" by {}", users.join(", "))
+    }
 }
 
 /// Starts `up` again in the background and waits until it is mounted.
@@ -328,16 +372,25 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
     if args.allow_other {
         command.arg("--allow-other");
     }
-    let mut child =
-        command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn().context("cannot start")?;
+    let mut child = command
+        .stdin(std::process::Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("cannot start")?;
     let until = Instant::now() + START_LIMIT * 2;
     loop {
         if let Some(status) = child.try_wait()? {
             let said = std::fs::read(pool.log_file()).unwrap_or_default();
             let said = said.get(start as usize..).unwrap_or_default();
-            bail!("it did not start ({status}):\n{}", String::from_utf8_lossy(said).trim_end());
+            bail!(
+                "it did not start ({status}):\n{}",
+                String::from_utf8_lossy(said).trim_end()
+            );
         }
-        let pid = std::fs::read_to_string(pool.up_pid()).ok().and_then(|text| text.trim().parse::<u32>().ok());
+        let pid = std::fs::read_to_string(pool.up_pid())
+            .ok()
+            .and_then(|text| text.trim().parse::<u32>().ok());
         if pid == Some(child.id()) && is_mounted(&pool.mountpoint()) {
             if let Some(report) = report {
                 println!("{report}");
@@ -353,7 +406,11 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
             return Ok(());
         }
         if Instant::now() >= until {
-            bail!("not mounted after {:?}; see {}", START_LIMIT * 2, pool.log_file().display());
+            bail!(
+                "not mounted after {:?}; see {}",
+                START_LIMIT * 2,
+                pool.log_file().display()
+            );
         }
         std::thread::sleep(TICK);
     }
@@ -365,7 +422,10 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     if try_lock(&pool.up_lock())?.is_some() {
         if is_mounted(&pool.mountpoint()) {
             unmount_lazily(&pool.mountpoint())?;
-            println!("{} was a left-over mount; taken away", pool.mountpoint().display());
+            println!(
+                "{} was a left-over mount; taken away",
+                pool.mountpoint().display()
+            );
         } else {
             println!("{} is not up", pool.dir().display());
         }
@@ -393,7 +453,10 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
             );
         }
         if started.elapsed() > STOP_LIMIT {
-            bail!("still not stopped after {STOP_LIMIT:?}{}", users_text(&pool.mountpoint()));
+            bail!(
+                "still not stopped after {STOP_LIMIT:?}{}",
+                users_text(&pool.mountpoint())
+            );
         }
         std::thread::sleep(TICK);
     }

@@ -15,7 +15,12 @@ struct Serve(Child);
 
 impl Serve {
     fn start(pool: &Path) -> Self {
-        let mut child = varve().arg("serve").arg(pool).stdout(std::process::Stdio::null()).spawn().unwrap();
+        let mut child = varve()
+            .arg("serve")
+            .arg(pool)
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
         wait_until("the daemon", || {
             assert!(child.try_wait().unwrap().is_none(), "the daemon ended");
             std::os::unix::net::UnixStream::connect(pool.join("sock")).is_ok()
@@ -59,7 +64,8 @@ fn help_teaches_every_command() {
     let top = text_of(varve().arg("--help"));
     assert!(top.contains("Exit codes"), "{top}");
     for command in [
-        "up", "down", "mkfs", "serve", "mount", "umount", "status", "digest", "fsck", "scrub", "debug", "bench", "run", "vm",
+        "up", "down", "mkfs", "serve", "mount", "umount", "status", "digest", "fsck", "scrub", "debug",
+        "bench", "run", "vm",
     ] {
         assert!(top.contains(command), "{command} is listed");
         let help = text_of(varve().args([command, "--help"]));
@@ -81,7 +87,12 @@ fn command_line_that_is_wrong_ends_with_2() {
         ("--ssd", "-4G", "not a size"),
         ("--hdd", "3", "too small"),
     ] {
-        let output = varve().arg("mkfs").arg(&dir).arg(format!("{option}={value}")).output().unwrap();
+        let output = varve()
+            .arg("mkfs")
+            .arg(&dir)
+            .arg(format!("{option}={value}"))
+            .output()
+            .unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", said(&output));
         assert!(said(&output).contains(said_part), "{}", said(&output));
         assert!(!dir.exists());
@@ -96,14 +107,28 @@ fn command_line_that_is_wrong_ends_with_2() {
 fn pool_that_is_not_there_is_named() {
     let temp = tempfile::tempdir().unwrap();
     let gone = temp.path().join("gone");
-    for words in [&["status"][..], &["digest"], &["fsck"], &["scrub"], &["serve"], &["down"], &["debug", "super"], &["bench"]] {
+    for words in [
+        &["status"][..],
+        &["digest"],
+        &["fsck"],
+        &["scrub"],
+        &["serve"],
+        &["down"],
+        &["debug", "super"],
+        &["bench"],
+    ] {
         let (code, text) = refused(words, &gone);
         assert_eq!(code, 1, "{words:?}");
         assert!(text.contains("gone") && text.contains("no such pool"), "{text}");
         let (_, text) = refused(words, temp.path());
         assert!(text.contains("varve mkfs"), "{text}");
     }
-    let output = varve().arg("mkfs").arg(temp.path().join("no/parent")).args(SMALL).output().unwrap();
+    let output = varve()
+        .arg("mkfs")
+        .arg(temp.path().join("no/parent"))
+        .args(SMALL)
+        .output()
+        .unwrap();
     assert!(said(&output).contains("no/parent"), "{}", said(&output));
     let (_, text) = refused(&["umount"], temp.path());
     assert!(text.contains("not a mount"), "{text}");
@@ -130,25 +155,57 @@ fn stopped_pool_is_looked_at_without_a_change() {
     let dir = temp.path().join("pool");
     let _live = LiveDirs::of(&dir);
     mkfs(&dir);
-    let before: Vec<_> = ["nvm.img", "journal.img"].map(|name| std::fs::read(dir.join(name)).unwrap()).into();
+    let before: Vec<_> = ["nvm.img", "journal.img"]
+        .map(|name| std::fs::read(dir.join(name)).unwrap())
+        .into();
     let json = |words: &[&str], rest: &[&str]| -> Value {
         let text = text_of(varve().args(words).arg("--json").arg(&dir).args(rest));
         serde_json::from_str(&text).unwrap()
     };
     assert_eq!(json(&["fsck"], &[])["clean"], true);
     assert_eq!(json(&["scrub"], &[])["count"], 0);
-    assert_eq!(json(&["debug", "super"], &[])["copies"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        json(&["debug", "super"], &[])["copies"].as_array().unwrap().len(),
+        2
+    );
     assert_eq!(json(&["debug", "log"], &[])["logs"].as_array().unwrap().len(), 0);
     assert_eq!(json(&["debug", "inode"], &["1"])["attr"]["key"]["ino"], 1);
-    assert_eq!(json(&["debug", "dir"], &["1"])["entries"].as_array().unwrap().len(), 0);
-    for (what, rest) in [("super", None), ("log", None), ("inode", Some("1")), ("dir", Some("1"))] {
+    assert_eq!(
+        json(&["debug", "dir"], &["1"])["entries"]
+            .as_array()
+            .unwrap()
+            .len(),
+        0
+    );
+    for (what, rest) in [
+        ("super", None),
+        ("log", None),
+        ("inode", Some("1")),
+        ("dir", Some("1")),
+    ] {
         assert!(!text_of(varve().args(["debug", what]).arg(&dir).args(rest)).is_empty() || what == "dir");
     }
-    let output = varve().args(["debug", "inode"]).arg(&dir).arg("999999").output().unwrap();
+    let output = varve()
+        .args(["debug", "inode"])
+        .arg(&dir)
+        .arg("999999")
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-    let output = varve().args(["debug", "tree"]).arg(&dir).arg("1").output().unwrap();
-    assert!(!output.status.success() && said(&output).contains("regular") || said(&output).contains("not a"), "{}", said(&output));
-    let after: Vec<_> = ["nvm.img", "journal.img"].map(|name| std::fs::read(dir.join(name)).unwrap()).into();
+    let output = varve()
+        .args(["debug", "tree"])
+        .arg(&dir)
+        .arg("1")
+        .output()
+        .unwrap();
+    assert!(
+        !output.status.success() && said(&output).contains("regular") || said(&output).contains("not a"),
+        "{}",
+        said(&output)
+    );
+    let after: Vec<_> = ["nvm.img", "journal.img"]
+        .map(|name| std::fs::read(dir.join(name)).unwrap())
+        .into();
     assert!(before == after, "looking changed the pool");
 }
 
@@ -162,11 +219,18 @@ fn fsck_ends_with_3_when_a_block_was_changed() {
     let text = text_of(varve().args(["debug", "super", "--json"]).arg(&dir));
     let fields: Value = serde_json::from_str(&text).unwrap();
     let block = fields["copies"][0]["sessions"][0].as_u64().unwrap();
-    let nvm = std::fs::File::options().write(true).open(dir.join("nvm.img")).unwrap();
+    let nvm = std::fs::File::options()
+        .write(true)
+        .open(dir.join("nvm.img"))
+        .unwrap();
     std::os::unix::fs::FileExt::write_all_at(&nvm, &[0xff; 64], block * 4096).unwrap();
     let output = varve().args(["fsck", "--json"]).arg(&dir).output().unwrap();
     let code = output.status.code().unwrap();
-    assert!(code == 3 || code == 1 && said(&output).contains("session"), "{code}: {}", said(&output));
+    assert!(
+        code == 3 || code == 1 && said(&output).contains("session"),
+        "{code}: {}",
+        said(&output)
+    );
 }
 
 #[test]
@@ -182,7 +246,11 @@ fn newer_format_is_refused_with_what_to_do() {
         assert_eq!(code, 1);
         assert!(text.contains("use a newer varve"), "{text}");
     }
-    std::fs::write(dir.join("varve.toml"), toml.replace("[daemon]", "[daemon]\ncolour = 3")).unwrap();
+    std::fs::write(
+        dir.join("varve.toml"),
+        toml.replace("[daemon]", "[daemon]\ncolour = 3"),
+    )
+    .unwrap();
     let (_, text) = refused(&["serve"], &dir);
     assert!(text.contains("colour"), "{text}");
 }
@@ -220,7 +288,10 @@ fn daemon_answers_and_ends_in_order() {
     assert_eq!(status["tiers"].as_array().unwrap().len(), 2);
     assert!(status["host"]["directory"].is_string());
     let table = text_of(varve().arg("status").arg(&dir));
-    assert!(table.contains("nvm") && table.contains("ssd") && !table.contains('\u{1b}'), "{table}");
+    assert!(
+        table.contains("nvm") && table.contains("ssd") && !table.contains('\u{1b}'),
+        "{table}"
+    );
     let _: Value = serde_json::from_str(&text_of(varve().args(["digest", "--json"]).arg(&dir))).unwrap();
     assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
     assert!(text_of(varve().arg("scrub").arg(&dir)).contains("checksum"));
@@ -236,7 +307,12 @@ fn memory_only_pool_says_what_to_do_when_its_memory_is_gone() {
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("pool");
     let live = LiveDirs::of(&dir);
-    run_ok(varve().arg("mkfs").arg(&dir).args(["--nvm", "shm:16M", "--ssd", "0", "--hdd", "0"]));
+    run_ok(
+        varve()
+            .arg("mkfs")
+            .arg(&dir)
+            .args(["--nvm", "shm:16M", "--ssd", "0", "--hdd", "0"]),
+    );
     assert!(Serve::start(&dir).stop());
     drop(live);
     let _live = LiveDirs::of(&dir);

@@ -63,7 +63,9 @@ fn mount_goes_on_when_only_the_daemon_is_killed() {
         kill(daemon);
         file.write_all(&[round + 100; 3000]).unwrap();
         std::fs::write(pool.mnt().join(format!("new{round}")), b"hello").unwrap();
-        wait_until("a new daemon", || pool.child_pid("serve").is_some_and(|pid| pid != daemon));
+        wait_until("a new daemon", || {
+            pool.child_pid("serve").is_some_and(|pid| pid != daemon)
+        });
     }
     file.sync_all().unwrap();
     let body = std::fs::read(&path).unwrap();
@@ -72,7 +74,10 @@ fn mount_goes_on_when_only_the_daemon_is_killed() {
         let at = usize::from(round) * 8000;
         assert!(body[at..at + 5000].iter().all(|byte| *byte == round));
         assert!(body[at + 5000..at + 8000].iter().all(|byte| *byte == round + 100));
-        assert_eq!(std::fs::read(pool.mnt().join(format!("new{round}"))).unwrap(), b"hello");
+        assert_eq!(
+            std::fs::read(pool.mnt().join(format!("new{round}"))).unwrap(),
+            b"hello"
+        );
     }
     drop(file);
     pool.down();
@@ -120,7 +125,10 @@ fn fsynced_files_are_there_after_a_power_cut() {
     pool.start();
     for i in 0..20_u8 {
         let body = std::fs::read(pool.mnt().join(format!("f{i}"))).unwrap();
-        assert!(body.len() == 1000 + usize::from(i) * 300 && body.iter().all(|byte| *byte == i), "f{i}");
+        assert!(
+            body.len() == 1000 + usize::from(i) * 300 && body.iter().all(|byte| *byte == i),
+            "f{i}"
+        );
     }
     pool.down();
     pool.fsck_clean();
@@ -135,7 +143,13 @@ fn programs_see_posix_through_the_mount() {
     let mnt = pool.mnt();
     // Appends of two descriptors never overlap.
     let path = mnt.join("log");
-    let append = || std::fs::File::options().append(true).create(true).open(&path).unwrap();
+    let append = || {
+        std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .unwrap()
+    };
     let (mut one, mut two) = (append(), append());
     for _ in 0..50 {
         one.write_all(b"aaaa").unwrap();
@@ -143,7 +157,12 @@ fn programs_see_posix_through_the_mount() {
     }
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 400);
     // An open file outlives its name.
-    let mut open = std::fs::File::options().read(true).write(true).create_new(true).open(mnt.join("gone")).unwrap();
+    let mut open = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(mnt.join("gone"))
+        .unwrap();
     open.write_all(b"still here").unwrap();
     std::fs::remove_file(mnt.join("gone")).unwrap();
     open.seek(SeekFrom::Start(0)).unwrap();
@@ -187,7 +206,9 @@ fn second_mount_sees_what_the_first_does() {
     std::fs::create_dir(&second).unwrap();
     let mut mount = varve().arg("mount").arg(pool.dir()).arg(&second).spawn().unwrap();
     let device = std::fs::metadata(pool.outside()).unwrap().dev();
-    wait_until("the second mount", || std::fs::metadata(&second).is_ok_and(|meta| meta.dev() != device));
+    wait_until("the second mount", || {
+        std::fs::metadata(&second).is_ok_and(|meta| meta.dev() != device)
+    });
     let (a, b) = (pool.mnt(), second.clone());
     for round in 0..30_u32 {
         let (from, to) = if round % 2 == 0 { (&a, &b) } else { (&b, &a) };
@@ -218,7 +239,12 @@ fn status_counts_and_detach_returns() {
         std::fs::write(pool.join("mnt/hello"), b"hello").unwrap();
         let status = text_of(varve().args(["status", "--json"]).arg(&pool));
         let status: serde_json::Value = serde_json::from_str(&status).unwrap();
-        assert!(status["sessions"].as_array().is_some_and(|sessions| !sessions.is_empty()), "{status}");
+        assert!(
+            status["sessions"]
+                .as_array()
+                .is_some_and(|sessions| !sessions.is_empty()),
+            "{status}"
+        );
         assert!(text_of(varve().arg("status").arg(&pool)).contains("nvm"));
         run_ok(varve().arg("digest").arg(&pool));
     });

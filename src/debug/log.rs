@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use varve_format::SessionId;
 use varve_format::log::{
-    CHUNK_BYTES, EntryHeader, HEADER_SIZE, LIVE_HEADER_SIZE, LogOp, crc_seed, entry_crc, entry_size, payload_crc,
+    CHUNK_BYTES, EntryHeader, HEADER_SIZE, LIVE_HEADER_SIZE, LogOp, crc_seed, entry_crc, entry_size,
+    payload_crc,
 };
 use zerocopy::FromBytes;
 
@@ -23,14 +24,25 @@ pub fn print(at: &Path, as_json: bool) -> anyhow::Result<()> {
         let place = if copy.live { "memory" } else { "disk" };
         let entries = entries(&copy.path, copy.session).with_context(|| copy.path.display().to_string())?;
         if as_json {
-            logs.push(json!({ "session": copy.session.0, "copy": place, "path": copy.path, "entries": entries }));
+            logs.push(
+                json!({ "session": copy.session.0, "copy": place, "path": copy.path, "entries": entries }),
+            );
             continue;
         }
-        out::line(&format!("session {} ({place}: {}), {} entries", copy.session, copy.path.display(), entries.len()));
+        out::line(&format!(
+            "session {} ({place}: {}), {} entries",
+            copy.session,
+            copy.path.display(),
+            entries.len()
+        ));
         for entry in &entries {
             out::line(&format!(
                 "  {:>10} stable<{:<8} base {:<6} {:>4} {}",
-                entry["seq"], entry["stable_below"], entry["base"], entry["tx_left"], entry["op"].as_str().unwrap_or("?")
+                entry["seq"],
+                entry["stable_below"],
+                entry["base"],
+                entry["tx_left"],
+                entry["op"].as_str().unwrap_or("?")
             ));
         }
     }
@@ -60,9 +72,14 @@ fn entries(path: &Path, session: SessionId) -> anyhow::Result<Vec<Value>> {
 fn scan(bytes: &[u8], mut at: usize, session: SessionId, chunk: u64, all: &mut Vec<(u64, Value)>) {
     let mut last = 0;
     while let Some(head) = bytes.get(at..at + HEADER_SIZE) {
-        let Ok(header) = EntryHeader::read_from_bytes(head) else { return };
+        let Ok(header) = EntryHeader::read_from_bytes(head) else {
+            return;
+        };
         let payload_len = header.payload_len.get() as usize;
-        let Some(payload) = bytes.get(at + HEADER_SIZE..(at + HEADER_SIZE).saturating_add(payload_len)) else { return };
+        let Some(payload) = bytes.get(at + HEADER_SIZE..(at + HEADER_SIZE).saturating_add(payload_len))
+        else {
+            return;
+        };
         let crc = entry_crc(payload_crc(crc_seed(session), payload), &header);
         let seq = header.seq.get();
         if crc != header.crc32c.get() || seq <= last {
@@ -93,14 +110,35 @@ fn words(op: &LogOp<'_>) -> String {
     match op {
         LogOp::Write { key, offset, data } => format!("write {key} {offset}..+{}", data.len()),
         LogOp::SetXattr { key, name, value } => {
-            format!("setxattr {key} {:?} ({} bytes)", String::from_utf8_lossy(name), value.len())
+            format!(
+                "setxattr {key} {:?} ({} bytes)",
+                String::from_utf8_lossy(name),
+                value.len()
+            )
         }
-        LogOp::Create { dir, name, key, mode, .. } => {
-            format!("create {key} as {:?} in {dir}, mode {mode:o}", String::from_utf8_lossy(name))
+        LogOp::Create {
+            dir, name, key, mode, ..
+        } => {
+            format!(
+                "create {key} as {:?} in {dir}, mode {mode:o}",
+                String::from_utf8_lossy(name)
+            )
         }
-        LogOp::Link { dir, name, key } => format!("link {key} as {:?} in {dir}", String::from_utf8_lossy(name)),
-        LogOp::Unlink { dir, name, key } => format!("unlink {:?} in {dir} ({key})", String::from_utf8_lossy(name)),
-        LogOp::Rename { dir, name, key, new_dir, new_name, victim, exchange } => format!(
+        LogOp::Link { dir, name, key } => {
+            format!("link {key} as {:?} in {dir}", String::from_utf8_lossy(name))
+        }
+        LogOp::Unlink { dir, name, key } => {
+            format!("unlink {:?} in {dir} ({key})", String::from_utf8_lossy(name))
+        }
+        LogOp::Rename {
+            dir,
+            name,
+            key,
+            new_dir,
+            new_name,
+            victim,
+            exchange,
+        } => format!(
             "{} {key}: {:?} in {dir} to {:?} in {new_dir}{}",
             if *exchange { "exchange" } else { "rename" },
             String::from_utf8_lossy(name),

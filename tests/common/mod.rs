@@ -63,7 +63,11 @@ impl Pool {
     /// Starts `varve up` with small tiers and waits until it is mounted.
     pub fn up(arguments: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut pool = Self { dir, up: None, arguments: arguments.iter().map(|&word| word.to_owned()).collect() };
+        let mut pool = Self {
+            dir,
+            up: None,
+            arguments: arguments.iter().map(|&word| word.to_owned()).collect(),
+        };
         pool.start();
         pool
     }
@@ -105,7 +109,9 @@ impl Pool {
             text
         });
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let mounted = lines.by_ref().any(|line| line.is_ok_and(|line| line.contains("Ctrl-C")));
+        let mounted = lines
+            .by_ref()
+            .any(|line| line.is_ok_and(|line| line.contains("Ctrl-C")));
         if !mounted {
             let _ = child.wait();
             panic!("varve up did not start: {}", said.join().unwrap_or_default());
@@ -123,10 +129,13 @@ impl Pool {
     pub fn child_pid(&self, what: &str) -> Option<u32> {
         let up = self.up_pid();
         let children = std::fs::read_to_string(format!("/proc/{up}/task/{up}/children")).unwrap_or_default();
-        children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &u32| {
-            let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            words.split(|byte| *byte == 0).nth(1) == Some(what.as_bytes())
-        })
+        children
+            .split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .find(|pid: &u32| {
+                let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                words.split(|byte| *byte == 0).nth(1) == Some(what.as_bytes())
+            })
     }
 
     /// Stops it with `varve down`.
@@ -139,7 +148,11 @@ impl Pool {
 
     /// Kills daemon, mount and `up` with SIGKILL, all at once, and takes the dead mount away.
     pub fn kill_all(&mut self) {
-        let pids = [Some(self.up_pid()), self.child_pid("serve"), self.child_pid("mount")];
+        let pids = [
+            Some(self.up_pid()),
+            self.child_pid("serve"),
+            self.child_pid("mount"),
+        ];
         let mut child = self.up.take().expect("it is up");
         for pid in pids.into_iter().flatten() {
             kill(pid);
@@ -163,14 +176,25 @@ impl Pool {
 
 /// Live directories of the pool in `dir`.
 fn live_dirs(dir: &Path) -> Vec<PathBuf> {
-    let Ok(text) = std::fs::read_to_string(dir.join("varve.toml")) else { return Vec::new() };
-    let uuid = text.lines().find_map(|line| line.trim().strip_prefix("uuid")).unwrap_or_default();
-    let uuid: String = uuid.chars().filter(|c| c.is_ascii_hexdigit() || *c == '-').collect();
+    let Ok(text) = std::fs::read_to_string(dir.join("varve.toml")) else {
+        return Vec::new();
+    };
+    let uuid = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("uuid"))
+        .unwrap_or_default();
+    let uuid: String = uuid
+        .chars()
+        .filter(|c| c.is_ascii_hexdigit() || *c == '-')
+        .collect();
     if uuid.len() < 16 {
         return Vec::new();
     }
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_name().to_string_lossy().contains(&uuid)).map(|entry| entry.path()).collect()
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().contains(&uuid))
+        .map(|entry| entry.path())
+        .collect()
 }
 
 /// Removes what a pool has in memory when it is dropped. To be made before anything that must end first.
@@ -199,8 +223,11 @@ pub fn kill(pid: u32) {
 
 /// Whether a process runs (a zombie does not).
 pub fn alive(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| !rest.trim_start().starts_with('Z'))
+    })
 }
 
 impl Drop for Pool {
@@ -240,5 +267,11 @@ pub fn plant(at: &Path) {
 
 /// Compares two trees with `diff -r`.
 pub fn same_tree(left: &Path, right: &Path) {
-    run_ok(Command::new("diff").arg("-r").arg("--no-dereference").arg(left).arg(right));
+    run_ok(
+        Command::new("diff")
+            .arg("-r")
+            .arg("--no-dereference")
+            .arg(left)
+            .arg(right),
+    );
 }

@@ -39,11 +39,16 @@ impl HostService {
     }
 
     fn clamp(&self, stat: StatFs) -> StatFs {
-        let missing = self.space.missing_blocks(&self.kernel.store().space());
+        let stats = self.kernel.store().space();
+        let missing = self.space.missing_blocks(&stats);
+        if missing == 0 {
+            return stat;
+        }
+        let left = self.space.usable_blocks(&stats).saturating_sub(stats.reserved);
         StatFs {
             blocks: stat.blocks.saturating_sub(missing),
             blocks_free: stat.blocks_free.saturating_sub(missing),
-            blocks_available: stat.blocks_available.saturating_sub(missing),
+            blocks_available: stat.blocks_available.min(left),
             ..stat
         }
     }
