@@ -15,6 +15,7 @@ mod open;
 mod options;
 mod overlay;
 pub mod posix;
+pub mod seeded;
 mod session;
 mod setattr;
 mod worker;

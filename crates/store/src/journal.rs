@@ -199,6 +199,9 @@ impl Journal {
             journal.head = start + RecordHeader::record_bytes(payload.len() as u64);
         }
         journal.look_beyond(&mut scan)?;
+        if armed(Bug::TxReusedAfterRestart) {
+            journal.newest = journal.tail_tx;
+        }
         Ok((journal, scan))
     }
 

@@ -15,6 +15,8 @@ pub enum Bug {
     ReuseBeforeRelease,
     /// Journal space is reused without syncing what was changed in place.
     NoSyncBeforeTail,
+    /// The numbers of transactions since the journal's tail are given again after a restart.
+    TxReusedAfterRestart,
 }
 
 #[cfg(any(test, feature = "test-support"))]

@@ -348,8 +348,7 @@ impl<'l> Slot<'l> {
         let left = std::mem::take(&mut staging.left);
         self.staging = Some(staging);
         self.log
-            .region
-            .fence()
+            .commit_fence()
             .map_err(|error| OpError::Failed(refused(&error)))?;
         if !left.is_empty() {
             self.retire_left(&left, first);
@@ -444,8 +443,7 @@ impl<'l> Slot<'l> {
         let only = staging.logged[0];
         self.staging = Some(staging);
         self.log
-            .region
-            .fence()
+            .commit_fence()
             .map_err(|error| OpError::Failed(refused(&error)))?;
         Ok(self.committed(first, count, only))
     }
@@ -641,7 +639,7 @@ impl<'l> Slot<'l> {
                 return Err(errno);
             }
         };
-        if let Err(error) = self.log.region.fence() {
+        if let Err(error) = self.log.commit_fence() {
             return Err(refused(&error));
         }
         self.advance(seq);

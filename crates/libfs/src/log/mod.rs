@@ -24,6 +24,7 @@ pub use lane::{Committed, Logged, Slot};
 pub use slots::reset_after_fork;
 
 use crate::errno::{Errno, OpError, OpResult};
+use crate::seeded::{Bug, armed};
 use chunks::Pool;
 use crossbeam_utils::CachePadded;
 use lane::Lane;
@@ -187,6 +188,15 @@ impl Log {
             least = least.min(self.lanes[slots::SHARED].in_flight());
         }
         least
+    }
+
+    /// Makes what this thread stored count: the fence of a commit.
+    #[inline]
+    fn commit_fence(&self) -> Result<(), varve_media::MediaError> {
+        if armed(Bug::NoFenceAtCommit) {
+            return Ok(());
+        }
+        self.region.fence()
     }
 
     /// Whether the session still counts: call after the fence.
