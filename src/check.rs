@@ -7,11 +7,26 @@ use crate::pool::Pool;
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::process::ExitCode;
+use varve_format::superblock::SuperblockError;
 use varve_ipc::Admin;
 use varve_kernelfs::host::{CheckItem, CheckReport, explain};
 use varve_store::{OpenOptions, Store, StoreError};
 
 type Check = fn(&Store) -> Result<CheckReport, StoreError>;
+
+/// Whether the pool is to blame, not its device or this program's version.
+fn is_damage(error: &StoreError) -> bool {
+    match error {
+        StoreError::Superblock { fault, .. } => !matches!(fault, SuperblockError::Version(_)),
+        StoreError::Tree(_)
+        | StoreError::Block { .. }
+        | StoreError::Inode { .. }
+        | StoreError::Journal(_)
+        | StoreError::JournalDamaged { .. }
+        | StoreError::Damaged(_) => true,
+        _ => false,
+    }
+}
 
 /// A stopped pool's report, and how many logs its next start will digest.
 fn check_stopped(pool: &Pool, check: Check) -> anyhow::Result<(CheckReport, usize)> {
@@ -22,7 +37,23 @@ fn check_stopped(pool: &Pool, check: Check) -> anyhow::Result<(CheckReport, usiz
         verify_nvm: true,
         ..OpenOptions::default()
     };
-    let (store, opened) = Store::open(devices, options).map_err(|error| explain(pool.host(), error))?;
+    let (store, opened) = match Store::open(devices, options) {
+        Ok(opened) => opened,
+        Err(error) if is_damage(&error) => {
+            let text = format!("the pool cannot be opened: {error}");
+            let findings = vec![CheckItem {
+                kind: "pool".into(),
+                text,
+            }];
+            let report = CheckReport {
+                clean: false,
+                count: 1,
+                findings,
+            };
+            return Ok((report, 0));
+        }
+        Err(error) => return Err(explain(pool.host(), error).into()),
+    };
     let mut report = check(&store)?;
     if let Some(text) = opened.damage {
         report.findings.insert(
