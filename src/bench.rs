@@ -216,7 +216,7 @@ fn show(args: &BenchArgs, pool: &Pool, calls: u64, rows: &[Row]) {
     }
     out::line(&format!(
         "{} MiB in calls of 4 KiB, one thread, microseconds a call\n\n{:<20} {:>10} {:>10} {:>18}",
-        calls * CALL_BYTES as u64 >> 20,
+        (calls * CALL_BYTES as u64) >> 20,
         "",
         "LibFS",
         "host",
