@@ -218,9 +218,11 @@ impl Space {
         }
     }
 
-    /// NVM blocks that only metadata may take.
+    /// NVM blocks that only metadata may take. Metadata lies nowhere else, so a pool whose slower tiers can hold many more files than
+    /// its NVM keeps more for their inodes and names: a block for each 192 slower ones, within 1/16 and 3/8 of the NVM.
     fn metadata_share(&self) -> u64 {
-        self.tiers[0].as_ref().map_or(0, |nvm| nvm.total / 16)
+        let slower: u64 = self.tiers[1..].iter().flatten().map(|space| space.total).sum();
+        self.tiers[0].as_ref().map_or(0, |nvm| (slower / 192).clamp(nvm.total / 16, nvm.total * 3 / 8))
     }
 
     /// Blocks that only calls with the reserve may take.
