@@ -271,23 +271,26 @@ impl KernelFs {
             drop(change);
             match freed {
                 Ok(true) => {
-                    let changes: Vec<_> = {
+                    let sessions: Vec<_> = {
                         let mut core = self.locked();
-                        let core = &mut *core;
                         core.table.forget_inode(key);
                         core.holds.forget(key);
-                        let ids: Vec<_> = core.members.keys().copied().collect();
-                        let rows = &mut core.rows;
-                        ids.iter()
-                            .filter_map(|id| {
-                                let change = rows.end_change(*id, key);
-                                rows.end(*id, key);
-                                change
-                            })
-                            .collect()
+                        let with_row = |session: &Arc<Session>| core.rows.find(session.id, key).is_some();
+                        let sessions = core.members.values().map(|member| Arc::clone(&member.session));
+                        sessions.filter(with_row).collect()
                     };
-                    if let Err(error) = self.write_rows(&changes) {
-                        self.note_error(&error);
+                    for session in sessions {
+                        // The session cannot end between the two: rows end before their session.
+                        let _one_at_a_time = session.row_changes.lock();
+                        let change = {
+                            let mut core = self.locked();
+                            let change = core.rows.end_change(session.id, key);
+                            core.rows.end(session.id, key);
+                            change
+                        };
+                        if let Err(error) = self.write_rows(&change.into_iter().collect::<Vec<_>>()) {
+                            self.note_error(&error);
+                        }
                     }
                 }
                 Ok(false) => {}

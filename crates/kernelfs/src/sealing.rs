@@ -131,6 +131,7 @@ impl KernelFs {
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
         let digested = self.digest_sealed(session, seal, limit)?;
+        let row_changes = session.row_changes.lock();
         let rows = self.locked().rows.of_session(session.id);
         let removed: HashSet<_> = rows.iter().copied().collect();
         let mut last_mediated = *session.turn.last.lock();
@@ -160,6 +161,7 @@ impl KernelFs {
             }
             tx.commit()?;
         }
+        drop(row_changes);
         self.store.unreserve(session.spend(u64::MAX));
         self.logs.remove(session.id);
         let now_ms = self.now_ms();
@@ -324,9 +326,21 @@ impl KernelFs {
 
     fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
         let rows = self.store.sessions()?;
+        let ending: HashSet<_> = rows
+            .iter()
+            .filter(|row| !matches!(row.state, SessionState::Ended(_)))
+            .map(|row| row.id)
+            .collect();
+        let mut left = Vec::new();
         for grant in self.store.grants()? {
-            self.locked().rows.insert(grant);
+            if ending.contains(&grant.session) {
+                self.locked().rows.insert(grant);
+            } else {
+                // A crash came between the end of the session and the end of this.
+                left.push(RowChange::Remove(grant.lease));
+            }
         }
+        self.write_rows(&left)?;
         let mut sealed = Vec::new();
         for row in rows {
             let seal = match &row.state {
