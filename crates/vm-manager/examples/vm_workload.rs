@@ -3,6 +3,7 @@
 //! `vm_workload random MIB SECONDS`: random reads over all memory; operations each second.
 //! `vm_workload hot MIB SECONDS HOT_PERCENT`: nine of ten accesses in a hot part that jumps half way.
 //! `vm_workload sparse MIB SECONDS`: fills memory, then gives back nine of ten base pages of every region.
+//! `vm_workload sparse-huge MIB SECONDS`: the same in memory that asks for huge pages always.
 //! `vm_workload sleep MIB SECONDS`: fills memory and sleeps.
 
 use std::hint::black_box;
@@ -17,6 +18,11 @@ fn main() {
     let number = |i: usize, default: u64| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(default);
     let (mib, seconds) = (number(2, 256) as usize, number(3, 10));
     let mut memory = vec![0u8; mib << 20];
+    if args.get(1).is_some_and(|a| a == "sparse-huge") {
+        let (start, len) = (memory.as_ptr() as usize & !(PAGE - 1), memory.len());
+        // SAFETY: advice about pages that the vector lies in; it keeps contents.
+        unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_HUGEPAGE) };
+    }
     for page in memory.chunks_mut(PAGE) {
         page[0] = 1;
     }
@@ -33,7 +39,7 @@ fn main() {
                 _ => total - hot,
             });
         }
-        Some("sparse") => {
+        Some("sparse" | "sparse-huge") => {
             for page in memory.chunks_mut(PAGE) {
                 page.fill(7);
             }
@@ -66,7 +72,10 @@ fn random(memory: &[u8], end: Instant, span: usize, base: impl Fn(&mut Rng) -> u
         }
         operations += 10_000;
         if second.elapsed() >= Duration::from_secs(1) {
-            println!("{{\"operations_per_s\":{:.0}}}", operations as f64 / second.elapsed().as_secs_f64());
+            println!(
+                "{{\"operations_per_s\":{:.0}}}",
+                operations as f64 / second.elapsed().as_secs_f64()
+            );
             (operations, second) = (0, Instant::now());
         }
     }

@@ -5,6 +5,9 @@
 
 use std::time::Duration;
 
+/// Fewest pages in a step: the rest between steps keeps the share, a smaller step would only never get round.
+const LEAST_PAGES: u64 = 2_048;
+
 /// The governor.
 #[derive(Debug, Clone)]
 pub struct Governor {
@@ -36,7 +39,7 @@ impl Governor {
         self.work_total += work;
         let target = step.as_secs_f64() * self.scan_share;
         if scan.as_secs_f64() > 2.0 * target {
-            self.budget_pages = (self.budget_pages / 2).max(64);
+            self.budget_pages = (self.budget_pages / 2).max(LEAST_PAGES.min(self.most_pages));
         } else if scan.as_secs_f64() < target / 2.0 {
             self.budget_pages = (self.budget_pages + self.budget_pages / 4 + 16).min(self.most_pages);
         }
@@ -82,7 +85,7 @@ mod tests {
         for _ in 0..20 {
             g.account(Duration::from_millis(50), Duration::ZERO, STEP);
         }
-        assert_eq!(g.budget_pages(), 64, "never starves");
+        assert_eq!(g.budget_pages(), LEAST_PAGES, "never starves");
         for _ in 0..60 {
             g.account(Duration::from_micros(10), Duration::ZERO, STEP);
         }

@@ -146,6 +146,16 @@ impl UtilVector {
     pub fn get(&self, offset: usize) -> bool {
         self.0[offset / 64] >> (offset % 64) & 1 == 1
     }
+    /// The pages of `self` that are not in `other`.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] & !other.0[i]))
+    }
+    /// The pages of either.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] | other.0[i]))
+    }
     /// How many pages are used, 0..=512.
     pub fn weight(&self) -> u32 {
         self.0.iter().map(|w| w.count_ones()).sum()

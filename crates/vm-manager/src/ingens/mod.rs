@@ -308,7 +308,7 @@ impl Policy for Ingens {
         // Until it is split, a page table cannot say that a huge page is hollow: keep what its contents said.
         region.hollow &= survey.huge;
         if !region.hollow {
-            region.util = survey.used;
+            region.util = survey.used.without(&region.filled);
         }
         let share = region.util.share();
         // Crossing the threshold since the last survey is what the seed's fault handler would have noticed; so is a

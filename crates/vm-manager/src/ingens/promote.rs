@@ -54,6 +54,7 @@ impl Ingens {
                 Outcome::Done => {
                     report.split += 1;
                     region.made = false;
+                    region.filled = crate::types::UtilVector::default();
                     region.huge = false;
                     region.was_huge = false;
                 }
@@ -226,6 +227,11 @@ impl Ingens {
             Outcome::Done => {
                 region.huge = true;
                 region.made = true;
+                // What was not in use is zeros now; without this the next survey would take it for used, and pages
+                // freed one by one would be filled up again and again.
+                region.filled = region
+                    .filled
+                    .with(&crate::types::UtilVector::FULL.without(&region.util));
                 region.was_huge = false;
                 region.failures = 0;
                 report.collapsed += 1;

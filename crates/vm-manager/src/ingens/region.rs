@@ -7,6 +7,9 @@ use crate::types::UtilVector;
 pub struct Region {
     /// Base pages in use.
     pub util: UtilVector,
+    /// Base pages that only our own collapse filled, with zeros: the page table shows them present, nobody uses them.
+    /// Exact again after a split, which gives them back.
+    pub filled: UtilVector,
     /// The last eight looks, newest in bit 0.
     pub access: u8,
     /// Exponential moving average F of the weight of `access` (equation 3.1).
