@@ -79,7 +79,11 @@ pub(crate) fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> Result<()> {
     } else {
         0
     };
-    if (attr.mode >> shift) & want == want { Ok(()) } else { Err(Errno(libc::EACCES)) }
+    if (attr.mode >> shift) & want == want {
+        Ok(())
+    } else {
+        Err(Errno(libc::EACCES))
+    }
 }
 
 /// Whether `cred` may remove or rename the entry of `victim` in `dir` (whose write permission was checked): the sticky bit.
@@ -98,7 +102,11 @@ pub(crate) const fn mode_after_write(mode: u32, privileged: bool) -> u32 {
         return mode;
     }
     let mode = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 { mode & !libc::S_ISGID } else { mode }
+    if mode & libc::S_IXGRP != 0 {
+        mode & !libc::S_ISGID
+    } else {
+        mode
+    }
 }
 
 /// Owner, group and mode of a new inode: set-group-id directories hand on their group, and to directories the bit too.
@@ -154,7 +162,9 @@ pub(crate) fn plan(
     let mut planned = Planned::default();
     if check {
         let new_uid = change.uid.is_some_and(|uid| uid != attr.uid);
-        let foreign_gid = change.gid.is_some_and(|gid| gid != attr.gid && !cred.in_group(gid));
+        let foreign_gid = change
+            .gid
+            .is_some_and(|gid| gid != attr.gid && !cred.in_group(gid));
         let chown = change.uid.is_some() || change.gid.is_some();
         if !superuser && (new_uid || (chown && !owner) || foreign_gid) {
             return Err(Errno(libc::EPERM));
@@ -187,7 +197,11 @@ pub(crate) fn plan(
     if clears || change.kill_set_id {
         let before = planned.mode.unwrap_or(attr.mode & MODE_PERM_MASK);
         // chown clears for the superuser too (Linux); a kill request says that the caller may not keep them.
-        let after = if change.mode.is_some() && !change.kill_set_id { before } else { mode_after_write(before, false) };
+        let after = if change.mode.is_some() && !change.kill_set_id {
+            before
+        } else {
+            mode_after_write(before, false)
+        };
         if after != attr.mode & MODE_PERM_MASK {
             planned.mode = Some(after);
         }
@@ -234,7 +248,11 @@ mod tests {
     }
 
     fn user(uid: u32, gid: u32) -> Cred {
-        Cred { uid, gid, groups: vec![] }
+        Cred {
+            uid,
+            gid,
+            groups: vec![],
+        }
     }
 
     #[test]
@@ -244,13 +262,19 @@ mod tests {
         assert!(may(&file, &user(7, 6), READ | WRITE | EXEC).is_ok());
         assert!(may(&file, &user(7, 7), READ).is_ok());
         assert_eq!(may(&file, &user(7, 7), WRITE), Err(Errno(libc::EACCES)));
-        assert_eq!(may(&attr(0o100_644, 5, 6), &Cred::root(), EXEC), Err(Errno(libc::EACCES)));
+        assert_eq!(
+            may(&attr(0o100_644, 5, 6), &Cred::root(), EXEC),
+            Err(Errno(libc::EACCES))
+        );
     }
 
     #[test]
     fn sticky_directory_protects_the_files_of_others() {
         let dir = attr(0o041_777, 1, 1);
-        assert_eq!(may_remove(&dir, &attr(0o100_644, 2, 2), &user(3, 3)), Err(Errno(libc::EPERM)));
+        assert_eq!(
+            may_remove(&dir, &attr(0o100_644, 2, 2), &user(3, 3)),
+            Err(Errno(libc::EPERM))
+        );
         assert!(may_remove(&dir, &attr(0o100_644, 3, 2), &user(3, 3)).is_ok());
         assert!(may_remove(&dir, &attr(0o100_644, 2, 2), &user(1, 3)).is_ok());
     }
@@ -267,16 +291,33 @@ mod tests {
         let dir = attr(0o042_777, 1, 77);
         assert_eq!(ownership(&dir, 0o040_755, &user(2, 2)), (2, 77, 0o042_755));
         assert_eq!(ownership(&dir, 0o102_755, &user(2, 2)), (2, 77, 0o100_755));
-        assert_eq!(ownership(&attr(0o040_777, 1, 77), 0o100_644, &user(2, 3)), (2, 3, 0o100_644));
+        assert_eq!(
+            ownership(&attr(0o040_777, 1, 77), 0o100_644, &user(2, 3)),
+            (2, 3, 0o100_644)
+        );
     }
 
     #[test]
     fn chown_is_refused_to_others_and_clears_set_id() {
         let file = attr(0o106_755, 5, 6);
-        let to = |uid, gid| AttrChange { uid, gid, ..AttrChange::default() };
-        assert_eq!(plan(&file, &to(Some(8), None), &user(5, 6), true, 0), Err(Errno(libc::EPERM)));
-        assert_eq!(plan(&file, &to(None, Some(9)), &user(5, 6), true, 0), Err(Errno(libc::EPERM)));
-        let cred = Cred { uid: 5, gid: 6, groups: vec![9] };
+        let to = |uid, gid| AttrChange {
+            uid,
+            gid,
+            ..AttrChange::default()
+        };
+        assert_eq!(
+            plan(&file, &to(Some(8), None), &user(5, 6), true, 0),
+            Err(Errno(libc::EPERM))
+        );
+        assert_eq!(
+            plan(&file, &to(None, Some(9)), &user(5, 6), true, 0),
+            Err(Errno(libc::EPERM))
+        );
+        let cred = Cred {
+            uid: 5,
+            gid: 6,
+            groups: vec![9],
+        };
         let planned = plan(&file, &to(None, Some(9)), &cred, true, 0).unwrap();
         assert_eq!((planned.gid, planned.mode), (Some(9), Some(0o755)));
     }
@@ -284,21 +325,50 @@ mod tests {
     #[test]
     fn chmod_by_a_stranger_to_the_group_loses_set_group_id() {
         let file = attr(0o100_755, 5, 6);
-        let change = AttrChange { mode: Some(0o2755), ..AttrChange::default() };
-        assert_eq!(plan(&file, &change, &user(5, 7), true, 0).unwrap().mode, Some(0o755));
-        assert_eq!(plan(&file, &change, &user(5, 6), true, 0).unwrap().mode, Some(0o2755));
-        assert_eq!(plan(&file, &change, &user(8, 6), true, 0), Err(Errno(libc::EPERM)));
+        let change = AttrChange {
+            mode: Some(0o2755),
+            ..AttrChange::default()
+        };
+        assert_eq!(
+            plan(&file, &change, &user(5, 7), true, 0).unwrap().mode,
+            Some(0o755)
+        );
+        assert_eq!(
+            plan(&file, &change, &user(5, 6), true, 0).unwrap().mode,
+            Some(0o2755)
+        );
+        assert_eq!(
+            plan(&file, &change, &user(8, 6), true, 0),
+            Err(Errno(libc::EPERM))
+        );
     }
 
     #[test]
     fn times_of_others_can_only_be_set_to_now_with_write_permission() {
         let file = attr(0o100_646, 5, 6);
-        let now = AttrChange { atime: Some(SetTime::Now), mtime: Some(SetTime::Now), ..AttrChange::default() };
-        assert_eq!(plan(&file, &now, &user(8, 8), true, 44).unwrap().mtime_ns, Some(44));
-        let exact = AttrChange { atime: Some(SetTime::At(1)), mtime: Some(SetTime::At(2)), ..AttrChange::default() };
+        let now = AttrChange {
+            atime: Some(SetTime::Now),
+            mtime: Some(SetTime::Now),
+            ..AttrChange::default()
+        };
+        assert_eq!(
+            plan(&file, &now, &user(8, 8), true, 44).unwrap().mtime_ns,
+            Some(44)
+        );
+        let exact = AttrChange {
+            atime: Some(SetTime::At(1)),
+            mtime: Some(SetTime::At(2)),
+            ..AttrChange::default()
+        };
         assert_eq!(plan(&file, &exact, &user(8, 8), true, 0), Err(Errno(libc::EPERM)));
-        assert_eq!(plan(&file, &exact, &user(5, 5), true, 0).unwrap().atime_ns, Some(1));
+        assert_eq!(
+            plan(&file, &exact, &user(5, 5), true, 0).unwrap().atime_ns,
+            Some(1)
+        );
         let closed = attr(0o100_644, 5, 6);
-        assert_eq!(plan(&closed, &now, &user(8, 8), true, 0), Err(Errno(libc::EACCES)));
+        assert_eq!(
+            plan(&closed, &now, &user(8, 8), true, 0),
+            Err(Errno(libc::EACCES))
+        );
     }
 }

@@ -44,7 +44,9 @@ impl Fs {
     /// # Errors
     /// The daemon refused, or was away for longer than the time to wait.
     pub fn mount(connector: Arc<dyn Connector>, options: FsOptions) -> std::result::Result<Self, MountError> {
-        Ok(Self { mount: Arc::new(Mount::new(connector, options)?) })
+        Ok(Self {
+            mount: Arc::new(Mount::new(connector, options)?),
+        })
     }
     /// The root directory.
     #[must_use]
@@ -111,7 +113,17 @@ impl Fs {
         if mode & libc::S_IFMT == libc::S_IFLNK {
             return Err(Errno(libc::EINVAL));
         }
-        names::create(&self.mount, dir, name, &Making { mode, rdev, target: b"" }, cred)
+        names::create(
+            &self.mount,
+            dir,
+            name,
+            &Making {
+                mode,
+                rdev,
+                target: b"",
+            },
+            cred,
+        )
     }
 
     /// Makes a symbolic link.
@@ -119,7 +131,17 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn symlink(&self, dir: InodeKey, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        names::create(&self.mount, dir, name, &Making { mode: libc::S_IFLNK | 0o777, rdev: 0, target }, cred)
+        names::create(
+            &self.mount,
+            dir,
+            name,
+            &Making {
+                mode: libc::S_IFLNK | 0o777,
+                rdev: 0,
+                target,
+            },
+            cred,
+        )
     }
 
     /// Makes a file without a name, open for reading and writing; `link` can name it.
@@ -128,7 +150,11 @@ impl Fs {
     /// As the system call of that name.
     pub fn tmpfile(&self, dir: InodeKey, mode: u32, cred: &Cred) -> Result<OpenFile> {
         let attr = names::tmpfile(&self.mount, dir, mode, cred)?;
-        let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+        let flags = OpenFlags {
+            read: true,
+            write: true,
+            ..OpenFlags::default()
+        };
         Ok(OpenFile::over(&self.mount, attr.key, flags))
     }
 
@@ -160,7 +186,15 @@ impl Fs {
     ///
     /// # Errors
     /// As the system call of that name.
-    pub fn rename(&self, dir: InodeKey, name: &[u8], new_dir: InodeKey, new_name: &[u8], flags: RenameFlags, cred: &Cred) -> Result<()> {
+    pub fn rename(
+        &self,
+        dir: InodeKey,
+        name: &[u8],
+        new_dir: InodeKey,
+        new_name: &[u8],
+        flags: RenameFlags,
+        cred: &Cred,
+    ) -> Result<()> {
         names::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
     }
 
@@ -200,7 +234,15 @@ impl Fs {
     ///
     /// # Errors
     /// As the system call of that name.
-    pub fn setxattr(&self, key: InodeKey, name: &[u8], value: &[u8], create: bool, replace: bool, cred: &Cred) -> Result<()> {
+    pub fn setxattr(
+        &self,
+        key: InodeKey,
+        name: &[u8],
+        value: &[u8],
+        create: bool,
+        replace: bool,
+        cred: &Cred,
+    ) -> Result<()> {
         xattrs::change(&self.mount, key, name, Some(value), create, replace, cred)
     }
 

@@ -4,7 +4,9 @@ use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::log::PAYLOAD_MAX;
-use varve_format::{EntryFlags, FallocateMode, FileKind, InodeAttr, InodeKey, LogOp, SessionId, SetAttr, SetAttrMask};
+use varve_format::{
+    EntryFlags, FallocateMode, FileKind, InodeAttr, InodeKey, LogOp, SessionId, SetAttr, SetAttrMask,
+};
 use varve_ipc::{Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
@@ -31,8 +33,15 @@ struct Description {
 impl OpenFile {
     /// Over an inode whose open is already counted.
     pub(crate) fn over(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags) -> Self {
-        let description = Description { mount: Arc::clone(mount), key, flags, node: RwLock::new(None) };
-        Self { description: Arc::new(description) }
+        let description = Description {
+            mount: Arc::clone(mount),
+            key,
+            flags,
+            node: RwLock::new(None),
+        };
+        Self {
+            description: Arc::new(description),
+        }
     }
 
     pub(crate) fn open(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<Self> {
@@ -45,12 +54,15 @@ impl OpenFile {
             let body = pins.node(key)?.inode.read();
             let attr = &body.attr;
             match attr.kind() {
-                FileKind::Directory if flags.write || flags.truncate => return Err(Errno(libc::EISDIR).into()),
+                FileKind::Directory if flags.write || flags.truncate => {
+                    return Err(Errno(libc::EISDIR).into());
+                }
                 FileKind::Symlink => return Err(Errno(libc::ELOOP).into()),
                 _ => {}
             }
             if session.options.check_permissions {
-                let want = if flags.read { READ } else { 0 } | if flags.write || flags.truncate { WRITE } else { 0 };
+                let want =
+                    if flags.read { READ } else { 0 } | if flags.write || flags.truncate { WRITE } else { 0 };
                 may(attr, cred, want)?;
             }
             // Under the inode's lock, where an unlink decides whether it is open.
@@ -112,7 +124,10 @@ impl OpenFile {
         let flags = self.flags();
         if flags.sync || flags.dsync || session.options.sync_always {
             // What was committed before a seal is digested by it: then it counts, and is durable.
-            let lost = OpError::SessionLost { committed: None, otherwise: Some(value.clone()) };
+            let lost = OpError::SessionLost {
+                committed: None,
+                otherwise: Some(value.clone()),
+            };
             match session.sync_log::<()>() {
                 Ok(()) => {}
                 Err(OpError::SessionLost { .. }) => return Err(lost),
@@ -123,7 +138,11 @@ impl OpenFile {
     }
 
     fn for_writing(&self) -> Result<()> {
-        if self.flags().write { Ok(()) } else { Err(Errno(libc::EBADF)) }
+        if self.flags().write {
+            Ok(())
+        } else {
+            Err(Errno(libc::EBADF))
+        }
     }
 
     /// Reads; fewer bytes only at the end of the file.
@@ -159,7 +178,9 @@ impl OpenFile {
             let done = match self.pin(session, LeaseMode::Write) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
-                    session.data.write(inode, offset, data, self.clears(inode, cred))?
+                    session
+                        .data
+                        .write(inode, offset, data, self.clears(inode, cred))?
                 }
                 Err(OpError::Mediate) => self.mediate_write(session, attempt, Some(offset), data, cred)?.1,
                 Err(error) => return Err(error),
@@ -190,7 +211,11 @@ impl OpenFile {
     }
 
     fn clears(&self, inode: &crate::inode::Inode, cred: &Cred) -> EntryFlags {
-        if cred.uid == 0 { EntryFlags::empty() } else { clears(&inode.read().attr, cred) }
+        if cred.uid == 0 {
+            EntryFlags::empty()
+        } else {
+            clears(&inode.read().attr, cred)
+        }
     }
 
     /// A write by the daemon, at `offset` or at the end; at most one message's worth.
@@ -208,7 +233,11 @@ impl OpenFile {
         }
         let data = &data[..data.len().min(PAYLOAD_MAX)];
         let attr = attr_of(session, key)?;
-        let op = LogOp::Write { key, offset: offset.unwrap_or(0), data };
+        let op = LogOp::Write {
+            key,
+            offset: offset.unwrap_or(0),
+            data,
+        };
         let end = op_end(offset.unwrap_or(attr.size_bytes), data.len())?;
         match session.mediate(attempt, &[key], &op, clears(&attr, cred), offset.is_none(), cred)? {
             Mediated::Done(result) => Ok((offset.unwrap_or(result.offset), data.len())),
@@ -240,7 +269,10 @@ impl OpenFile {
                 }
                 Err(OpError::Mediate) => {
                     let attr = attr_of(session, self.key())?;
-                    let op = LogOp::Truncate { key: self.key(), size };
+                    let op = LogOp::Truncate {
+                        key: self.key(),
+                        size,
+                    };
                     session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
                 }
                 Err(error) => return Err(error),
@@ -264,11 +296,18 @@ impl OpenFile {
                         FileKind::Fifo => return Err(Errno(libc::ESPIPE).into()),
                         _ => return Err(Errno(libc::ENODEV).into()),
                     }
-                    session.data.fallocate(inode, mode, offset, len, self.clears(inode, cred))?;
+                    session
+                        .data
+                        .fallocate(inode, mode, offset, len, self.clears(inode, cred))?;
                 }
                 Err(OpError::Mediate) => {
                     let attr = attr_of(session, self.key())?;
-                    let op = LogOp::Fallocate { key: self.key(), mode, offset, len };
+                    let op = LogOp::Fallocate {
+                        key: self.key(),
+                        mode,
+                        offset,
+                        len,
+                    };
                     session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
                 }
                 Err(error) => return Err(error),
@@ -303,7 +342,14 @@ impl OpenFile {
     ///
     /// # Errors
     /// As `copy_file_range`.
-    pub fn copy_range_to(&self, offset: u64, to: &OpenFile, to_offset: u64, len: u64, cred: &Cred) -> Result<u64> {
+    pub fn copy_range_to(
+        &self,
+        offset: u64,
+        to: &OpenFile,
+        to_offset: u64,
+        len: u64,
+        cred: &Cred,
+    ) -> Result<u64> {
         if !self.flags().read {
             return Err(Errno(libc::EBADF));
         }
@@ -323,9 +369,13 @@ impl OpenFile {
         let mut done = 0;
         while done < len {
             let want = buffer.len().min((len - done) as usize);
-            let step = self
-                .read_at(offset + done, &mut buffer[..want])
-                .and_then(|got| if got == 0 { Ok(0) } else { to.write_at(to_offset + done, &buffer[..got], cred) });
+            let step = self.read_at(offset + done, &mut buffer[..want]).and_then(|got| {
+                if got == 0 {
+                    Ok(0)
+                } else {
+                    to.write_at(to_offset + done, &buffer[..got], cred)
+                }
+            });
             match step {
                 Ok(0) => break,
                 Ok(copied) => done += copied as u64,
@@ -356,7 +406,11 @@ impl OpenFile {
 
 fn op_end(offset: u64, len: usize) -> Result<u64> {
     let end = offset.saturating_add(len as u64);
-    if end > varve_format::FILE_SIZE_MAX { Err(Errno(libc::EFBIG)) } else { Ok(end) }
+    if end > varve_format::FILE_SIZE_MAX {
+        Err(Errno(libc::EFBIG))
+    } else {
+        Ok(end)
+    }
 }
 
 /// Moves the time of the last read in memory (relatime). It is logged at the last close, if the write lease is still there; it is lost when
@@ -376,20 +430,33 @@ fn note_read(session: &Session, node: &Node) {
 /// Logs the time of the last read; its own time is the inode's ctime, which it must not move.
 fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let key = node.key();
-    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else { return Ok(()) };
-    let mut attr = SetAttr { mask: SetAttrMask::ATIME, ..SetAttr::default() };
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else {
+        return Ok(());
+    };
+    let mut attr = SetAttr {
+        mask: SetAttrMask::ATIME,
+        ..SetAttr::default()
+    };
     let slot = begin(session, &LogOp::SetAttr { key, attr })?;
     let mut body = node.inode.write();
     attr.atime_ns = body.attr.atime_ns;
     let ctime = body.attr.ctime_ns;
-    let committed = commit(session, slot, &LogOp::SetAttr { key, attr }, EntryFlags::empty(), ctime)?;
+    let committed = commit(
+        session,
+        slot,
+        &LogOp::SetAttr { key, attr },
+        EntryFlags::empty(),
+        ctime,
+    )?;
     body.last_seq = body.last_seq.max(committed.seqs.last);
     Ok(())
 }
 
 fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let key = node.key();
-    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else { return Ok(()) };
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else {
+        return Ok(());
+    };
     let op = LogOp::Forget { key };
     let slot = begin(session, &op)?;
     let mut body = node.inode.write();

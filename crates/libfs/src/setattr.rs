@@ -1,6 +1,8 @@
 //! chmod, chown, truncate and utimens on an inode, under its lease.
 
-use varve_format::{EntryFlags, FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey, LogOp, MODE_PERM_MASK, SetAttr, SetAttrMask};
+use varve_format::{
+    EntryFlags, FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey, LogOp, MODE_PERM_MASK, SetAttr, SetAttrMask,
+};
 use varve_ipc::{Cred, LeaseMode};
 
 use crate::attrs::{AttrChange, Planned, WRITE, may, mode_after_write, plan};
@@ -88,25 +90,42 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
         plan(&attr, change, cred, check, 0)?;
         if let Some(size) = change.size {
             check_size(session, &attr, size, cred)?;
-            session.data.truncate(&node.inode, size, clears(&attr, cred)).map_err(OpError::cast)?;
+            session
+                .data
+                .truncate(&node.inode, size, clears(&attr, cred))
+                .map_err(OpError::cast)?;
         }
         let now = session.now_ns();
         let draft = plan(&attr, change, cred, check, now)?;
         if draft.is_empty() {
             let attr = node.inode.attr();
             drop(pins);
-            return if change.size.is_some() { synced(session, attr) } else { Ok(attr) };
+            return if change.size.is_some() {
+                synced(session, attr)
+            } else {
+                Ok(attr)
+            };
         }
-        let slot = begin(session, &LogOp::SetAttr { key, attr: entry(&draft) })?;
+        let slot = begin(
+            session,
+            &LogOp::SetAttr {
+                key,
+                attr: entry(&draft),
+            },
+        )?;
         let mut body = node.inode.write();
         let planned = plan(&body.attr, change, cred, check, now)?;
-        let op = LogOp::SetAttr { key, attr: entry(&planned) };
+        let op = LogOp::SetAttr {
+            key,
+            attr: entry(&planned),
+        };
         let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
         apply(&mut body.attr, &planned);
         body.attr.ctime_ns = now;
         body.last_seq = body.last_seq.max(committed.seqs.last);
         if planned.atime_ns.is_some() {
-            node.atime_moved.store(false, std::sync::atomic::Ordering::Relaxed);
+            node.atime_moved
+                .store(false, std::sync::atomic::Ordering::Relaxed);
         }
         let (after, seqs, live) = (body.attr.clone(), committed.seqs, committed.live);
         drop(committed);
@@ -140,7 +159,10 @@ fn mediated(
         session.mediate(attempt, &[key], &op, clears(&attr, cred), false, cred)?;
     }
     if !planned.is_empty() {
-        let op = LogOp::SetAttr { key, attr: entry(&planned) };
+        let op = LogOp::SetAttr {
+            key,
+            attr: entry(&planned),
+        };
         session.mediate(attempt, &[key], &op, EntryFlags::empty(), false, cred)?;
     }
     attr_of(session, key)

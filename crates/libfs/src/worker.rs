@@ -40,28 +40,41 @@ impl Surroundings for Session {
 }
 
 /// Starts both threads of `session`. They end when it is lost or dropped.
-pub(crate) fn start(session: &Arc<Session>, inbox: Receiver<Event>, withdrawals: Withdrawals) -> std::io::Result<()> {
+pub(crate) fn start(
+    session: &Arc<Session>,
+    inbox: Receiver<Event>,
+    withdrawals: Withdrawals,
+) -> std::io::Result<()> {
     let weak = Arc::downgrade(session);
-    std::thread::Builder::new().name("varve-release".into()).spawn(move || give_back(&weak, &inbox, withdrawals))?;
+    std::thread::Builder::new()
+        .name("varve-release".into())
+        .spawn(move || give_back(&weak, &inbox, withdrawals))?;
     let weak = Arc::downgrade(session);
     let link = Arc::clone(&session.link);
-    std::thread::Builder::new().name("varve-upcall".into()).spawn(move || {
-        loop {
-            let upcall = link.upcall(LOOK_AGAIN);
-            let Some(session) = weak.upgrade() else { return };
-            if session.leases.is_lost() {
-                return;
+    std::thread::Builder::new()
+        .name("varve-upcall".into())
+        .spawn(move || {
+            loop {
+                let upcall = link.upcall(LOOK_AGAIN);
+                let Some(session) = weak.upgrade() else { return };
+                if session.leases.is_lost() {
+                    return;
+                }
+                match upcall {
+                    Ok(None) => {}
+                    Ok(Some(upcall)) => obey(&session, upcall),
+                    Err(_) => return session.lose(),
+                }
             }
-            match upcall {
-                Ok(None) => {}
-                Ok(Some(upcall)) => obey(&session, upcall),
-                Err(_) => return session.lose(),
-            }
-        }
-    })?;
+        })?;
     if session.welcome.sync_ms > 0 {
-        let (weak, pause) = (Arc::downgrade(session), Duration::from_millis(session.welcome.sync_ms));
-        std::thread::Builder::new().name("varve-sync".into()).spawn(move || sync_now_and_then(&weak, pause))?;
+        let (weak, pause) = (
+            Arc::downgrade(session),
+            Duration::from_millis(session.welcome.sync_ms),
+        );
+        std::thread::Builder::new()
+            .name("varve-sync".into())
+            .spawn(move || sync_now_and_then(&weak, pause))?;
     }
     Ok(())
 }
@@ -88,7 +101,10 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
                 }
                 let _ = link.call(Request::CompanyAck);
             };
-            if let Err(error) = std::thread::Builder::new().name("varve-company".into()).spawn(wait) {
+            if let Err(error) = std::thread::Builder::new()
+                .name("varve-company".into())
+                .spawn(wait)
+            {
                 tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
                 session.lose();
             }

@@ -20,7 +20,10 @@ const LIST_MAX: usize = 65_536;
 /// Access of one inode's attributes as Linux decides it by namespace.
 fn check(attr: &InodeAttr, name: &[u8], cred: &Cred, want: u32, permissions: bool) -> Result<()> {
     let user = name.starts_with(b"user.");
-    let known = user || [&b"trusted."[..], b"security.", b"system."].iter().any(|space| name.starts_with(space));
+    let known = user
+        || [&b"trusted."[..], b"security.", b"system."]
+            .iter()
+            .any(|space| name.starts_with(space));
     if !known {
         return Err(Errno(libc::EOPNOTSUPP));
     }
@@ -38,9 +41,19 @@ fn check(attr: &InodeAttr, name: &[u8], cred: &Cred, want: u32, permissions: boo
         return Err(Errno(if want == READ { libc::ENODATA } else { libc::EPERM }));
     }
     if name.starts_with(b"security.") {
-        return if want == READ || cred.uid == 0 { Ok(()) } else { Err(Errno(libc::EPERM)) };
+        return if want == READ || cred.uid == 0 {
+            Ok(())
+        } else {
+            Err(Errno(libc::EPERM))
+        };
     }
-    if user && want == WRITE && attr.is_dir() && attr.mode & libc::S_ISVTX != 0 && cred.uid != 0 && cred.uid != attr.uid {
+    if user
+        && want == WRITE
+        && attr.is_dir()
+        && attr.mode & libc::S_ISVTX != 0
+        && cred.uid != 0
+        && cred.uid != attr.uid
+    {
         return Err(Errno(libc::EPERM));
     }
     may(attr, cred, want)
@@ -50,7 +63,11 @@ fn check_name(name: &[u8]) -> Result<()> {
     if name.is_empty() || name.len() > NAME_MAX {
         return Err(Errno(libc::ERANGE));
     }
-    if name.contains(&0) { Err(Errno(libc::EINVAL)) } else { Ok(()) }
+    if name.contains(&0) {
+        Err(Errno(libc::EINVAL))
+    } else {
+        Ok(())
+    }
 }
 
 /// Loads them under the pin that the caller holds. No change of ours can be missing: every change loads first.
@@ -59,8 +76,12 @@ fn load<T>(session: &Session, node: &Arc<Node>) -> OpResult<(), T> {
         return Ok(());
     }
     let answer = session.call(Request::Xattrs { key: node.key() })?;
-    let Response::Xattrs(pairs) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
-    node.xattrs.lock().get_or_insert_with(|| pairs.into_iter().collect());
+    let Response::Xattrs(pairs) = answer else {
+        return Err(OpError::Failed(Errno(libc::EIO)));
+    };
+    node.xattrs
+        .lock()
+        .get_or_insert_with(|| pairs.into_iter().collect());
     Ok(())
 }
 
@@ -124,7 +145,9 @@ pub(crate) fn change(
             match (xattrs.contains_key(name), value) {
                 (true, _) if create => Err(Errno(libc::EEXIST)),
                 (false, _) if must_be => Err(Errno(libc::ENODATA)),
-                (false, Some(_)) if xattrs.keys().map(|name| name.len() + 1).sum::<usize>() + name.len() >= LIST_MAX => {
+                (false, Some(_))
+                    if xattrs.keys().map(|name| name.len() + 1).sum::<usize>() + name.len() >= LIST_MAX =>
+                {
                     Err(Errno(libc::ENOSPC))
                 }
                 _ => Ok(()),

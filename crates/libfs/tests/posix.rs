@@ -12,21 +12,56 @@ use varve_libfs::posix::{AT_FDCWD, Whence};
 use varve_libfs::{Fs, FsOptions, Posix, RenameFlags};
 
 const PATHS: &[&str] = &[
-    "a", "b", "c", "a/x", "a/y", "b/x", "b/y", "a/x/z", "a/", "c/", "a/.", "a/..", "b/../a", ".", "..", "/",
-    "", "s", "s/", "s/x", "loop", "a/x/", "./c", "a//x", "b/x/../y", "dangling", "dangling/",
+    "a",
+    "b",
+    "c",
+    "a/x",
+    "a/y",
+    "b/x",
+    "b/y",
+    "a/x/z",
+    "a/",
+    "c/",
+    "a/.",
+    "a/..",
+    "b/../a",
+    ".",
+    "..",
+    "/",
+    "",
+    "s",
+    "s/",
+    "s/x",
+    "loop",
+    "a/x/",
+    "./c",
+    "a//x",
+    "b/x/../y",
+    "dangling",
+    "dangling/",
 ];
 
 fn posix() -> Posix {
     let fake = Fake::new();
     let fs = Fs::mount(fake.connector(), FsOptions::default()).unwrap();
-    Posix::new(fs, Cred { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), groups: vec![] })
+    Posix::new(
+        fs,
+        Cred {
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+            groups: vec![],
+        },
+    )
 }
 
 struct Random(u64);
 
 impl Random {
     fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 33) % bound as u64) as usize
     }
 
@@ -54,7 +89,11 @@ fn both<T, U>(what: &str, ours: Result<T, varve_libfs::Errno>, host: Result<U, H
     match (ours, host) {
         (Ok(ours), Ok(host)) => Some((ours, host)),
         (Err(ours), Err(host)) => {
-            assert_eq!(ours.0, host.raw_os_error(), "{what}: ours {ours}, the kernel's {host}");
+            assert_eq!(
+                ours.0,
+                host.raw_os_error(),
+                "{what}: ours {ours}, the kernel's {host}"
+            );
             None
         }
         (ours, host) => panic!("{what}: ours {:?}, the kernel's {:?}", ours.err(), host.err()),
@@ -66,12 +105,20 @@ impl Pair {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("root");
         std::fs::create_dir(&root).unwrap();
-        Self { posix: posix(), host: File::open(root).unwrap(), _dir: dir }
+        Self {
+            posix: posix(),
+            host: File::open(root).unwrap(),
+            _dir: dir,
+        }
     }
 
     fn symlink(&self, target: &str, path: &str) {
         let ours = self.posix.symlink(target.as_bytes(), path.as_bytes());
-        both(&format!("symlink {target} {path}"), ours, rustix::fs::symlinkat(target, &self.host, path));
+        both(
+            &format!("symlink {target} {path}"),
+            ours,
+            rustix::fs::symlinkat(target, &self.host, path),
+        );
     }
 
     fn step(&self, random: &mut Random) {
@@ -90,12 +137,19 @@ impl Pair {
                 }
             }
             2 => {
-                both(&format!("unlink {x:?}"), posix.unlink(ox), rustix::fs::unlinkat(host, x, AtFlags::empty()));
+                both(
+                    &format!("unlink {x:?}"),
+                    posix.unlink(ox),
+                    rustix::fs::unlinkat(host, x, AtFlags::empty()),
+                );
             }
             3 | 4 => {
                 let exclusive = random.below(2) == 0;
                 let (flags, oflags) = if exclusive {
-                    (libc::O_RDWR | libc::O_CREAT | libc::O_EXCL, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+                    (
+                        libc::O_RDWR | libc::O_CREAT | libc::O_EXCL,
+                        OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+                    )
                 } else {
                     (libc::O_RDWR | libc::O_CREAT, OFlags::RDWR | OFlags::CREATE)
                 };
@@ -103,9 +157,15 @@ impl Pair {
                 let what = format!("open {x:?} {flags:#o}");
                 if let Some((fd, theirs)) = both(&what, posix.open(ox, flags, 0o666), theirs) {
                     let at = random.below(9000) as u64;
-                    assert_eq!(posix.pwrite(fd, ox, at).unwrap(), rustix::io::pwrite(&theirs, ox, at).unwrap());
+                    assert_eq!(
+                        posix.pwrite(fd, ox, at).unwrap(),
+                        rustix::io::pwrite(&theirs, ox, at).unwrap()
+                    );
                     let end = posix.lseek(fd, 0, Whence::End).unwrap();
-                    assert_eq!(end, rustix::fs::seek(&theirs, rustix::fs::SeekFrom::End(0)).unwrap());
+                    assert_eq!(
+                        end,
+                        rustix::fs::seek(&theirs, rustix::fs::SeekFrom::End(0)).unwrap()
+                    );
                     posix.close(fd).unwrap();
                 }
             }
@@ -119,9 +179,21 @@ impl Pair {
             7 => {
                 let exchange = random.below(2) == 0;
                 let (ours, theirs) = if exchange {
-                    (RenameFlags { exchange, noreplace: false }, HostRename::EXCHANGE)
+                    (
+                        RenameFlags {
+                            exchange,
+                            noreplace: false,
+                        },
+                        HostRename::EXCHANGE,
+                    )
                 } else {
-                    (RenameFlags { exchange, noreplace: true }, HostRename::NOREPLACE)
+                    (
+                        RenameFlags {
+                            exchange,
+                            noreplace: true,
+                        },
+                        HostRename::NOREPLACE,
+                    )
                 };
                 let host = rustix::fs::renameat_with(host, x, host, y, theirs);
                 // Not every host's file system can exchange; then there is nothing to compare.
@@ -131,20 +203,36 @@ impl Pair {
                 }
             }
             8 => {
-                both(&format!("link {x:?} {y:?}"), posix.link(ox, oy), rustix::fs::linkat(host, x, host, y, AtFlags::empty()));
+                both(
+                    &format!("link {x:?} {y:?}"),
+                    posix.link(ox, oy),
+                    rustix::fs::linkat(host, x, host, y, AtFlags::empty()),
+                );
             }
             9 => {
                 let ours = posix.symlink(b"a/x", ox);
-                both(&format!("symlink {x:?}"), ours, rustix::fs::symlinkat("a/x", host, x));
+                both(
+                    &format!("symlink {x:?}"),
+                    ours,
+                    rustix::fs::symlinkat("a/x", host, x),
+                );
             }
             10 => {
-                let flags = if random.below(2) == 0 { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+                let flags = if random.below(2) == 0 {
+                    AtFlags::empty()
+                } else {
+                    AtFlags::SYMLINK_NOFOLLOW
+                };
                 let ours = posix.fstatat(AT_FDCWD, ox, flags.bits() as i32);
                 let theirs = rustix::fs::statat(host, x, flags);
                 if let Some((ours, theirs)) = both(&format!("stat {x:?} {flags:?}"), ours, theirs) {
                     assert_eq!(ours.mode & libc::S_IFMT, theirs.st_mode & libc::S_IFMT, "{x:?}");
                     if !ours.is_dir() {
-                        assert_eq!((ours.nlink, ours.size_bytes), (theirs.st_nlink as u32, theirs.st_size as u64), "{x:?}");
+                        assert_eq!(
+                            (ours.nlink, ours.size_bytes),
+                            (theirs.st_nlink as u32, theirs.st_size as u64),
+                            "{x:?}"
+                        );
                         assert_eq!(ours.mode, theirs.st_mode, "{x:?}");
                     }
                 }
@@ -160,7 +248,10 @@ impl Pair {
 
     fn compare_names(&self) {
         for path in ["."] {
-            let fd = self.posix.open(path.as_bytes(), libc::O_RDONLY | libc::O_DIRECTORY, 0).unwrap();
+            let fd = self
+                .posix
+                .open(path.as_bytes(), libc::O_RDONLY | libc::O_DIRECTORY, 0)
+                .unwrap();
             let mut ours = Vec::new();
             loop {
                 let page = self.posix.readdir(fd, 3).unwrap();
@@ -171,7 +262,9 @@ impl Pair {
             }
             self.posix.close(fd).unwrap();
             let dir = rustix::fs::Dir::read_from(&self.host).unwrap();
-            let mut theirs: Vec<_> = dir.map(|entry| entry.unwrap().file_name().to_bytes().to_vec()).collect();
+            let mut theirs: Vec<_> = dir
+                .map(|entry| entry.unwrap().file_name().to_bytes().to_vec())
+                .collect();
             theirs.retain(|name| name != b"." && name != b"..");
             ours.sort();
             theirs.sort();
@@ -224,7 +317,9 @@ fn unnamed_file_gets_a_name_by_link() {
     let fd = posix.open(b"/d", libc::O_TMPFILE | libc::O_RDWR, 0o600).unwrap();
     posix.write(fd, b"data").unwrap();
     assert_eq!(posix.fstat(fd).unwrap().nlink, 0);
-    posix.linkat(fd, b"", AT_FDCWD, b"/d/f", libc::AT_EMPTY_PATH).unwrap();
+    posix
+        .linkat(fd, b"", AT_FDCWD, b"/d/f", libc::AT_EMPTY_PATH)
+        .unwrap();
     posix.close(fd).unwrap();
     let attr = posix.stat(b"/d/f").unwrap();
     assert_eq!((attr.nlink, attr.size_bytes), (1, 4));
@@ -241,17 +336,35 @@ fn permissions_are_those_of_the_caller() {
     posix.mkdir(b"/shared", 0o777).unwrap();
     posix.chmod(b"/shared", 0o1777).unwrap();
     posix.mkdir(b"/closed", 0o700).unwrap();
-    let user = |uid| Cred { uid, gid: uid, groups: vec![] };
+    let user = |uid| Cred {
+        uid,
+        gid: uid,
+        groups: vec![],
+    };
     posix.set_cred(user(1));
-    let fd = posix.open(b"/shared/f", libc::O_RDWR | libc::O_CREAT, 0o6755).unwrap();
+    let fd = posix
+        .open(b"/shared/f", libc::O_RDWR | libc::O_CREAT, 0o6755)
+        .unwrap();
     posix.chmod(b"/shared/f", 0o6755).unwrap();
     posix.set_cred(user(2));
     assert_eq!(posix.unlink(b"/shared/f"), Err(varve_libfs::Errno(libc::EPERM)));
-    assert_eq!(posix.rename(b"/shared/f", b"/shared/g"), Err(varve_libfs::Errno(libc::EPERM)));
-    assert_eq!(posix.open(b"/shared/f", libc::O_WRONLY, 0), Err(varve_libfs::Errno(libc::EACCES)));
+    assert_eq!(
+        posix.rename(b"/shared/f", b"/shared/g"),
+        Err(varve_libfs::Errno(libc::EPERM))
+    );
+    assert_eq!(
+        posix.open(b"/shared/f", libc::O_WRONLY, 0),
+        Err(varve_libfs::Errno(libc::EACCES))
+    );
     assert_eq!(posix.stat(b"/closed/x"), Err(varve_libfs::Errno(libc::EACCES)));
-    assert_eq!(posix.mkdir(b"/closed/d", 0o755), Err(varve_libfs::Errno(libc::EACCES)));
-    assert_eq!(posix.chmod(b"/shared/f", 0o644), Err(varve_libfs::Errno(libc::EPERM)));
+    assert_eq!(
+        posix.mkdir(b"/closed/d", 0o755),
+        Err(varve_libfs::Errno(libc::EACCES))
+    );
+    assert_eq!(
+        posix.chmod(b"/shared/f", 0o644),
+        Err(varve_libfs::Errno(libc::EPERM))
+    );
     posix.write(fd, b"x").unwrap();
     assert_eq!(posix.stat(b"/shared/f").unwrap().mode & 0o7777, 0o755);
 }

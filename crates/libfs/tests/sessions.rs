@@ -11,8 +11,15 @@ use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, RenameFlags};
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
-const RW: OpenFlags =
-    OpenFlags { read: true, write: true, append: false, truncate: false, sync: false, dsync: false, direct: false };
+const RW: OpenFlags = OpenFlags {
+    read: true,
+    write: true,
+    append: false,
+    truncate: false,
+    sync: false,
+    dsync: false,
+    direct: false,
+};
 
 fn mount(fake: &Arc<Fake>) -> Fs {
     Fs::mount(fake.connector(), FsOptions::default()).unwrap()
@@ -24,7 +31,16 @@ fn me() -> Cred {
 
 fn contents(fs: &Fs, name: &[u8]) -> Vec<u8> {
     let key = fs.lookup(fs.root(), name, &me()).unwrap().key;
-    let file = fs.open(key, OpenFlags { read: true, ..OpenFlags::default() }, &me()).unwrap();
+    let file = fs
+        .open(
+            key,
+            OpenFlags {
+                read: true,
+                ..OpenFlags::default()
+            },
+            &me(),
+        )
+        .unwrap();
     let mut out = vec![0; 1 << 16];
     let count = file.read_at(0, &mut out).unwrap();
     out.truncate(count);
@@ -33,7 +49,10 @@ fn contents(fs: &Fs, name: &[u8]) -> Vec<u8> {
 
 fn listing(fs: &Fs) -> Vec<String> {
     let entries = fs.readdir(fs.root(), 0, 1000).unwrap();
-    let mut names: Vec<_> = entries.iter().map(|entry| String::from_utf8_lossy(&entry.name).into_owned()).collect();
+    let mut names: Vec<_> = entries
+        .iter()
+        .map(|entry| String::from_utf8_lossy(&entry.name).into_owned())
+        .collect();
     names.sort();
     names
 }
@@ -49,9 +68,18 @@ fn other_mount_sees_names_data_and_attributes_at_once() {
     let theirs = b.open(made.key, RW, &me()).unwrap();
     assert_eq!(theirs.append(b" world", &me()).unwrap(), (5, 6));
     assert_eq!(contents(&a, b"f"), b"hello world");
-    a.setattr(made.key, &AttrChange { mode: Some(0o600), ..AttrChange::default() }, &me()).unwrap();
+    a.setattr(
+        made.key,
+        &AttrChange {
+            mode: Some(0o600),
+            ..AttrChange::default()
+        },
+        &me(),
+    )
+    .unwrap();
     assert_eq!(b.getattr(made.key).unwrap().mode, libc::S_IFREG | 0o600);
-    b.rename(b.root(), b"f", b.root(), b"g", RenameFlags::default(), &me()).unwrap();
+    b.rename(b.root(), b"f", b.root(), b"g", RenameFlags::default(), &me())
+        .unwrap();
     assert_eq!(a.lookup(a.root(), b"f", &me()), Err(Errno(libc::ENOENT)));
     assert_eq!(a.lookup(a.root(), b"g", &me()).unwrap().key, made.key);
     a.unmount().unwrap();
@@ -65,7 +93,8 @@ fn new_directory_is_filled_without_asking_the_daemon_for_names() {
     let dir = fs.create(fs.root(), b"d", DIR, 0, &me()).unwrap().key;
     let before = fake.count("lookup");
     for i in 0..100_u32 {
-        fs.create(dir, format!("f{i}").as_bytes(), FILE, 0, &me()).unwrap();
+        fs.create(dir, format!("f{i}").as_bytes(), FILE, 0, &me())
+            .unwrap();
     }
     assert_eq!(fake.count("lookup"), before);
     assert_eq!(fs.create(dir, b"f7", FILE, 0, &me()), Err(Errno(libc::EEXIST)));
@@ -118,7 +147,8 @@ fn every_acknowledged_change_counts_when_sessions_are_sealed_all_the_time() {
         };
         for i in 0..40_u32 {
             file.append(&i.to_le_bytes(), &me()).unwrap();
-            fs.create(fs.root(), format!("n{i}").as_bytes(), FILE, 0, &me()).unwrap();
+            fs.create(fs.root(), format!("n{i}").as_bytes(), FILE, 0, &me())
+                .unwrap();
             if i % 3 == 0 {
                 fs.unlink(fs.root(), format!("n{i}").as_bytes(), &me()).unwrap();
             }
@@ -140,11 +170,22 @@ fn contended_operations_are_done_by_the_daemon() {
     let file = fs.open(made.key, RW, &me()).unwrap();
     assert_eq!(file.write_at(0, b"abc", &me()).unwrap(), 3);
     assert_eq!(file.append(b"def", &me()).unwrap(), (3, 3));
-    fs.setxattr(made.key, b"user.k", b"v", false, false, &me()).unwrap();
+    fs.setxattr(made.key, b"user.k", b"v", false, false, &me())
+        .unwrap();
     fs.link(made.key, fs.root(), b"g", &me()).unwrap();
-    fs.rename(fs.root(), b"g", fs.root(), b"h", RenameFlags::default(), &me()).unwrap();
+    fs.rename(fs.root(), b"g", fs.root(), b"h", RenameFlags::default(), &me())
+        .unwrap();
     fs.unlink(fs.root(), b"f", &me()).unwrap();
-    fs.setattr(made.key, &AttrChange { mode: Some(0o600), size: Some(4), ..AttrChange::default() }, &me()).unwrap();
+    fs.setattr(
+        made.key,
+        &AttrChange {
+            mode: Some(0o600),
+            size: Some(4),
+            ..AttrChange::default()
+        },
+        &me(),
+    )
+    .unwrap();
     // What changes the directory is mediated; the new file itself is leased to its maker.
     assert!(fs.counters().mediated >= 4, "{:?}", fs.counters());
     fake.contended.store(false, Ordering::SeqCst);
@@ -161,10 +202,14 @@ fn contended_operations_are_done_by_the_daemon() {
 fn directory_moves_to_another_parent_by_mediation() {
     let fake = Fake::new();
     let fs = mount(&fake);
-    let (a, b) = (fs.create(fs.root(), b"a", DIR, 0, &me()).unwrap(), fs.create(fs.root(), b"b", DIR, 0, &me()).unwrap());
+    let (a, b) = (
+        fs.create(fs.root(), b"a", DIR, 0, &me()).unwrap(),
+        fs.create(fs.root(), b"b", DIR, 0, &me()).unwrap(),
+    );
     let c = fs.create(a.key, b"c", DIR, 0, &me()).unwrap();
     assert_eq!(fs.lookup(c.key, b"..", &me()).unwrap().key, a.key);
-    fs.rename(a.key, b"c", b.key, b"c2", RenameFlags::default(), &me()).unwrap();
+    fs.rename(a.key, b"c", b.key, b"c2", RenameFlags::default(), &me())
+        .unwrap();
     assert_eq!(fs.counters().mediated, 1);
     assert_eq!(fs.lookup(c.key, b"..", &me()).unwrap().key, b.key);
     assert_eq!(fs.getattr(a.key).unwrap().nlink, 2);
@@ -177,14 +222,24 @@ fn directory_moves_to_another_parent_by_mediation() {
 fn two_mounts_with_shared_names_get_on_without_a_late_lease() {
     let fake = Fake::new();
     let mounts = [mount(&fake), mount(&fake)];
-    let allowed = [libc::ENOENT, libc::EEXIST, libc::ENOTEMPTY, libc::ENOTDIR, libc::EISDIR, libc::EPERM, libc::ESTALE];
+    let allowed = [
+        libc::ENOENT,
+        libc::EEXIST,
+        libc::ENOTEMPTY,
+        libc::ENOTDIR,
+        libc::EISDIR,
+        libc::EPERM,
+        libc::ESTALE,
+    ];
     std::thread::scope(|scope| {
         for (who, fs) in mounts.iter().enumerate() {
             for thread in 0..2_u64 {
                 scope.spawn(move || {
                     let mut seed = 1 + who as u64 * 7 + thread * 13;
                     let mut next = |bound: u64| {
-                        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        seed = seed
+                            .wrapping_mul(6_364_136_223_846_793_005)
+                            .wrapping_add(1_442_695_040_888_963_407);
                         (seed >> 33) % bound
                     };
                     for _ in 0..60 {
@@ -195,7 +250,9 @@ fn two_mounts_with_shared_names_get_on_without_a_late_lease() {
                             0 => fs.create(root, x, FILE, 0, &me()).map(|_| ()),
                             1 => fs.create(root, x, DIR, 0, &me()).map(|_| ()),
                             2 => fs.rename(root, x, root, y, RenameFlags::default(), &me()),
-                            3 => fs.lookup(root, x, &me()).and_then(|attr| fs.link(attr.key, root, y, &me()).map(|_| ())),
+                            3 => fs
+                                .lookup(root, x, &me())
+                                .and_then(|attr| fs.link(attr.key, root, y, &me()).map(|_| ())),
                             4 => fs.unlink(root, x, &me()),
                             5 => fs.rmdir(root, x, &me()),
                             _ => fs.readdir(root, 0, 10).map(|_| ()),
@@ -222,10 +279,16 @@ fn idle_leases_go_back_when_there_are_too_many() {
     fake.leases_max.store(64, Ordering::SeqCst);
     let fs = mount(&fake);
     for i in 0..300_u32 {
-        fs.create(fs.root(), format!("f{i}").as_bytes(), FILE, 0, &me()).unwrap();
+        fs.create(fs.root(), format!("f{i}").as_bytes(), FILE, 0, &me())
+            .unwrap();
     }
     for i in 0..300_u32 {
-        assert_eq!(fs.lookup(fs.root(), format!("f{i}").as_bytes(), &me()).unwrap().nlink, 1);
+        assert_eq!(
+            fs.lookup(fs.root(), format!("f{i}").as_bytes(), &me())
+                .unwrap()
+                .nlink,
+            1
+        );
     }
     // The worker gives back in its own time.
     let start = std::time::Instant::now();
@@ -239,10 +302,23 @@ fn idle_leases_go_back_when_there_are_too_many() {
 #[test]
 fn read_only_session_reads_and_refuses_changes() {
     let fake = Fake::new();
-    let (writer, reader) = (mount(&fake), Fs::mount(fake.connector(), FsOptions { read_only: true, ..FsOptions::default() }).unwrap());
+    let (writer, reader) = (
+        mount(&fake),
+        Fs::mount(
+            fake.connector(),
+            FsOptions {
+                read_only: true,
+                ..FsOptions::default()
+            },
+        )
+        .unwrap(),
+    );
     writer.create(writer.root(), b"f", FILE, 0, &me()).unwrap();
     assert_eq!(listing(&reader), ["f"]);
-    assert_eq!(reader.create(reader.root(), b"g", FILE, 0, &me()), Err(Errno(libc::EROFS)));
+    assert_eq!(
+        reader.create(reader.root(), b"g", FILE, 0, &me()),
+        Err(Errno(libc::EROFS))
+    );
     assert_eq!(reader.unlink(reader.root(), b"f", &me()), Err(Errno(libc::EROFS)));
     writer.unmount().unwrap();
     reader.unmount().unwrap();

@@ -29,12 +29,19 @@ impl Connector for SocketConnector {
             Some(nvm) => {
                 let name = DeviceName::from(self.path.with_file_name("nvm").as_path());
                 // Read only: what is written to it is the daemon's business.
-                let region = MappedRegion::from_file(File::from(nvm), name, Backing::File, welcome.nvm_bytes, false);
+                let region =
+                    MappedRegion::from_file(File::from(nvm), name, Backing::File, welcome.nvm_bytes, false);
                 Some(Arc::new(region.map_err(|error| unmapped(&error))?) as Arc<dyn Region>)
             }
             None => None,
         };
-        Ok(Connection { link: Arc::new(link), welcome, page: Arc::new(page), log, nvm })
+        Ok(Connection {
+            link: Arc::new(link),
+            welcome,
+            page: Arc::new(page),
+            log,
+            nvm,
+        })
     }
 }
 

@@ -69,6 +69,8 @@ pub(crate) struct Node {
     pub kernel_data: AtomicBool,
     /// Used since the last look for idle leases.
     pub recent: AtomicBool,
+    /// The entry of our log that makes this inode; 0: it is older than the session.
+    pub born: AtomicU64,
     /// The time of the last read was moved in memory only.
     pub atime_moved: AtomicBool,
     /// Names, if it is a directory.
@@ -104,6 +106,7 @@ impl Node {
             data_used: AtomicBool::new(false),
             kernel_data: AtomicBool::new(false),
             recent: AtomicBool::new(true),
+            born: AtomicU64::new(0),
             atime_moved: AtomicBool::new(false),
             names: Mutex::new(DirNames::default()),
             xattrs: Mutex::new(None),
@@ -134,7 +137,10 @@ impl Node {
             if seen & need == 0 || seen & CLOSED != 0 {
                 return false;
             }
-            match self.word().compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed) {
+            match self
+                .word()
+                .compare_exchange_weak(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed)
+            {
                 Ok(_) => {
                     if !self.recent.load(Ordering::Relaxed) {
                         self.recent.store(true, Ordering::Relaxed);
@@ -227,7 +233,13 @@ impl Node {
     }
 
     /// Takes over a grant. `false`: it was given back already.
-    pub(crate) fn install(&self, number: LeaseNo, mode: LeaseMode, attr: Option<InodeAttr>, pin: bool) -> bool {
+    pub(crate) fn install(
+        &self,
+        number: LeaseNo,
+        mode: LeaseMode,
+        attr: Option<InodeAttr>,
+        pin: bool,
+    ) -> bool {
         let mut state = self.state.lock();
         if number <= state.given_back || (state.mode.is_some() && number < state.number) {
             return false;

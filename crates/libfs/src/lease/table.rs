@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
-use varve_ipc::{IpcError, LeaseMode, Link, Request, Response, Want};
+use varve_ipc::{IpcError, LeaseMode, Link, Request, Response, SessionPage, Want};
 
+use super::Use;
 use super::node::{Node, Phase};
 use super::withdraw::Event;
-use super::Use;
 use crate::errno::{Errno, OpError, OpResult};
 
 /// How long a wait sleeps before it looks again whether the session still lives.
@@ -22,6 +22,7 @@ const ROUNDS_MAX: usize = 1000;
 /// The leases of one session.
 pub(crate) struct Leases {
     link: Arc<dyn Link>,
+    page: Arc<dyn SessionPage>,
     nodes: RwLock<HashMap<InodeKey, Arc<Node>>>,
     /// Revocations that came before the grant that they mean.
     early: Mutex<HashMap<InodeKey, LeaseNo>>,
@@ -46,7 +47,10 @@ pub(crate) struct Pins<'l> {
 impl Pins<'_> {
     /// The node with this key; it must be one of those asked for.
     pub(crate) fn node(&self, key: InodeKey) -> Result<&Arc<Node>, Errno> {
-        self.nodes.iter().find(|node| node.key() == key).ok_or(Errno(libc::EIO))
+        self.nodes
+            .iter()
+            .find(|node| node.key() == key)
+            .ok_or(Errno(libc::EIO))
     }
 }
 
@@ -77,9 +81,16 @@ impl Drop for Pin<'_> {
 }
 
 impl Leases {
-    pub(crate) fn new(link: Arc<dyn Link>, events: Sender<Event>, leases_max: u32, kernel: bool) -> Self {
+    pub(crate) fn new(
+        link: Arc<dyn Link>,
+        page: Arc<dyn SessionPage>,
+        events: Sender<Event>,
+        leases_max: u32,
+        kernel: bool,
+    ) -> Self {
         Self {
             link,
+            page,
             nodes: RwLock::new(HashMap::new()),
             early: Mutex::new(HashMap::new()),
             asking: AtomicUsize::new(0),
@@ -121,14 +132,23 @@ impl Leases {
 
     /// A node whose lease is held, by number alone: a number that is in use has one generation.
     pub(crate) fn by_ino(&self, ino: Ino) -> Option<Arc<Node>> {
-        self.nodes.read().values().find(|node| node.key().ino == ino && node.mode().is_some()).cloned()
+        self.nodes
+            .read()
+            .values()
+            .find(|node| node.key().ino == ino && node.mode().is_some())
+            .cloned()
     }
 
     fn get_or_make(&self, key: InodeKey) -> Arc<Node> {
         if let Some(node) = self.get(key) {
             return node;
         }
-        Arc::clone(self.nodes.write().entry(key).or_insert_with(|| Arc::new(Node::new(empty(key)))))
+        Arc::clone(
+            self.nodes
+                .write()
+                .entry(key)
+                .or_insert_with(|| Arc::new(Node::new(empty(key)))),
+        )
     }
 
     fn unpin(&self, node: &Arc<Node>) {
@@ -149,7 +169,10 @@ impl Leases {
             return None;
         }
         self.note_use(node, usage);
-        Some(Pin { leases: self, node: Arc::clone(node) })
+        Some(Pin {
+            leases: self,
+            node: Arc::clone(node),
+        })
     }
 
     /// Pins one inode.
@@ -169,14 +192,18 @@ impl Leases {
     /// Pins all of `wants` at once; asks the daemon for what is missing, holding nothing meanwhile.
     pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use) -> OpResult<Pins<'_>, T> {
         let mut wants = wants.to_vec();
-        wants.sort_by(|a, b| (a.key, std::cmp::Reverse(a.mode)).cmp(&(b.key, std::cmp::Reverse(b.mode))));
+        wants.sort_by_key(|want| (want.key, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.key);
         let nodes: Vec<_> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
         for _ in 0..ROUNDS_MAX {
             if self.is_lost() {
                 return Err(OpError::lost());
             }
-            let taken = nodes.iter().zip(&wants).take_while(|(node, want)| node.try_pin(want.mode)).count();
+            let taken = nodes
+                .iter()
+                .zip(&wants)
+                .take_while(|(node, want)| node.try_pin(want.mode))
+                .count();
             if taken == nodes.len() {
                 for node in &nodes {
                     self.note_use(node, usage);
@@ -201,27 +228,49 @@ impl Leases {
         Err(OpError::Failed(Errno(libc::EIO)))
     }
 
-    /// Asks for all; `true`: granted and pinned.
+    /// Whether the inode was made in this session and is not digested: the daemon does not know it, so nobody else can want it.
+    fn is_unborn(&self, node: &Node) -> bool {
+        node.born.load(Ordering::Relaxed) > self.page.digested().0 && node.mode().is_some()
+    }
+
+    /// Asks for all that the daemon knows; `true`: granted and pinned.
     fn acquire<T>(&self, nodes: &[Arc<Node>], wants: &[Want]) -> OpResult<bool, T> {
-        for node in nodes {
+        let (own, asked): (Vec<_>, Vec<_>) = nodes
+            .iter()
+            .zip(wants.iter().copied())
+            .partition(|(node, _)| self.is_unborn(node));
+        if asked.is_empty() {
+            // Nothing to ask: it is being given back at this moment.
+            std::thread::yield_now();
+            return Ok(false);
+        }
+        for (node, _) in &asked {
             node.waiters.fetch_add(1, Ordering::SeqCst);
             if self.kernel && node.state().phase == Phase::Dropping {
                 self.tell(Event::Look(node.key()));
             }
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
-        let answer = self.ask(Request::Acquire { wants: wants.to_vec() }, |answer| {
-            let Response::Granted(grants) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
-            if grants.len() != nodes.len() {
+        let wants = asked.iter().map(|(_, want)| *want).collect();
+        let answer = self.ask(Request::Acquire { wants }, |answer| {
+            let Response::Granted(grants) = answer else {
+                return Err(OpError::Failed(Errno(libc::EIO)));
+            };
+            if grants.len() != asked.len() {
                 return Err(OpError::Failed(Errno(libc::EIO)));
             }
             let mut pinned = Vec::new();
-            for ((node, want), grant) in nodes.iter().zip(wants).zip(grants) {
+            for ((node, want), grant) in asked.iter().zip(grants) {
                 let enough = grant.mode >= want.mode && grant.attr.key == want.key;
                 if enough && self.install(node, grant.lease, grant.mode, Some(grant.attr), true) {
-                    pinned.push(node);
+                    pinned.push(*node);
                 }
             }
+            pinned.extend(
+                own.iter()
+                    .filter(|(node, want)| node.try_pin(want.mode))
+                    .map(|(node, _)| *node),
+            );
             if pinned.len() == nodes.len() {
                 return Ok(true);
             }
@@ -230,7 +279,7 @@ impl Leases {
             }
             Ok(false)
         });
-        for node in nodes {
+        for (node, _) in &asked {
             node.waiters.fetch_sub(1, Ordering::SeqCst);
         }
         answer
@@ -243,7 +292,11 @@ impl Leases {
         let early = {
             // The last one out takes along what nobody waits for.
             let mut early = self.early.lock();
-            if self.asking.fetch_sub(1, Ordering::SeqCst) == 1 { std::mem::take(&mut *early) } else { early.clone() }
+            if self.asking.fetch_sub(1, Ordering::SeqCst) == 1 {
+                std::mem::take(&mut *early)
+            } else {
+                early.clone()
+            }
         };
         for (key, number) in early {
             self.tell(Event::Revoke { key, number });
@@ -251,7 +304,14 @@ impl Leases {
         result
     }
 
-    fn install(&self, node: &Arc<Node>, number: LeaseNo, mode: LeaseMode, attr: Option<InodeAttr>, pin: bool) -> bool {
+    fn install(
+        &self,
+        node: &Arc<Node>,
+        number: LeaseNo,
+        mode: LeaseMode,
+        attr: Option<InodeAttr>,
+        pin: bool,
+    ) -> bool {
         let had = node.mode().is_some();
         let installed = node.install(number, mode, attr, pin);
         if installed && !had && self.held.fetch_add(1, Ordering::Relaxed) >= self.leases_max {
@@ -288,7 +348,10 @@ impl Leases {
         if self.held.load(Ordering::Relaxed) > self.leases_max {
             self.ask_trim();
         }
-        Pins { leases: self, nodes: vec![node] }
+        Pins {
+            leases: self,
+            nodes: vec![node],
+        }
     }
 
     /// What a revocation of `number` means now: the node, if it is held under that number; else whether to answer at once.
@@ -320,7 +383,10 @@ impl Leases {
         self.held.fetch_sub(1, Ordering::Relaxed);
         let mut nodes = self.nodes.write();
         // One reference is the map's, one the caller's.
-        if nodes.get(&key).is_some_and(|node| Arc::strong_count(node) <= 2 && node.mode().is_none()) {
+        if nodes
+            .get(&key)
+            .is_some_and(|node| Arc::strong_count(node) <= 2 && node.mode().is_none())
+        {
             nodes.remove(&key);
         }
     }
@@ -342,7 +408,8 @@ impl Leases {
                 let state = node.state();
                 let settled = state.phase == Phase::Settled && state.mode.is_some();
                 drop(state);
-                if !used && settled && node.pins() == 0 && !idle.iter().any(|other| Arc::ptr_eq(other, node)) {
+                if !used && settled && node.pins() == 0 && !idle.iter().any(|other| Arc::ptr_eq(other, node))
+                {
                     idle.push(Arc::clone(node));
                     wanted -= 1;
                 }
@@ -355,7 +422,9 @@ impl Leases {
     pub(crate) fn give_back<T>(&self, keys: &[InodeKey]) -> OpResult<(), T> {
         for key in keys {
             let Some(node) = self.get(*key) else { continue };
-            let Some(number) = node.held_number() else { continue };
+            let Some(number) = node.held_number() else {
+                continue;
+            };
             node.waiters.fetch_add(1, Ordering::SeqCst);
             let mut done = false;
             while !done && !self.is_lost() {

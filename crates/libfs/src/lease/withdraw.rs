@@ -167,14 +167,22 @@ impl Withdrawals {
         close(&node);
         self.under_way.insert(
             key,
-            Withdrawal { node, number, drop_data, dropping: false, started: Instant::now() },
+            Withdrawal {
+                node,
+                number,
+                drop_data,
+                dropping: false,
+                started: Instant::now(),
+            },
         );
         self.look(key, around);
     }
 
     /// Moves one lease on as far as it goes now.
     fn look(&mut self, key: InodeKey, around: &dyn Surroundings) {
-        let Some(withdrawal) = self.under_way.get_mut(&key) else { return };
+        let Some(withdrawal) = self.under_way.get_mut(&key) else {
+            return;
+        };
         let node = Arc::clone(&withdrawal.node);
         let mut state = node.state();
         if state.number != withdrawal.number || state.mode.is_none() {
@@ -262,7 +270,9 @@ impl Withdrawals {
             let mut items: Vec<_> = self.unknown.drain(..spare).collect();
             let mut done = Vec::new();
             for key in batch {
-                let Some(withdrawal) = self.under_way.remove(&key) else { continue };
+                let Some(withdrawal) = self.under_way.remove(&key) else {
+                    continue;
+                };
                 items.push(release_item(&withdrawal, around));
                 done.push(withdrawal);
             }
@@ -319,7 +329,13 @@ fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseIt
     let open = around.is_open(node.key());
     let mut state = node.state();
     state.given_back = state.given_back.max(withdrawal.number);
-    ReleaseItem { key: node.key(), lease: withdrawal.number, downgrade: false, last_seq, open }
+    ReleaseItem {
+        key: node.key(),
+        lease: withdrawal.number,
+        downgrade: false,
+        last_seq,
+        open,
+    }
 }
 
 /// Bars new pins; those that are there finish.

@@ -42,7 +42,14 @@ fn take_number<T>(session: &Session, dir: &Node) -> OpResult<(InodeKey, LeaseNo)
     }
 }
 
-fn new_attr(dir: &InodeAttr, key: InodeKey, making: &Making<'_>, named: bool, cred: &Cred, now_ns: TimeNs) -> InodeAttr {
+fn new_attr(
+    dir: &InodeAttr,
+    key: InodeKey,
+    making: &Making<'_>,
+    named: bool,
+    cred: &Cred,
+    now_ns: TimeNs,
+) -> InodeAttr {
     let (uid, gid, mode) = ownership(dir, making.mode, cred);
     let is_dir = mode & libc::S_IFMT == libc::S_IFDIR;
     InodeAttr {
@@ -76,7 +83,13 @@ fn create_op<'a>(attr: &InodeAttr, dir: InodeKey, name: &'a [u8], target: &'a [u
 }
 
 /// Makes an inode and its first name.
-pub(crate) fn create(mount: &Mount, dir: InodeKey, name: &[u8], making: &Making<'_>, cred: &Cred) -> Result<InodeAttr> {
+pub(crate) fn create(
+    mount: &Mount,
+    dir: InodeKey,
+    name: &[u8],
+    making: &Making<'_>,
+    cred: &Cred,
+) -> Result<InodeAttr> {
     check_name(name)?;
     if is_dots(name) {
         return Err(Errno(libc::EEXIST));
@@ -163,6 +176,8 @@ fn create_once<T>(
     if !making.target.is_empty() {
         let _ = new.target.set(making.target.to_vec());
     }
+    new.born
+        .store(committed.seqs.last.0, std::sync::atomic::Ordering::Relaxed);
     // Known before its name is: whoever finds the name finds the lease.
     let pin = session.leases.adopt(new, number.1);
     if let Some(mount) = open {
@@ -175,8 +190,13 @@ fn create_once<T>(
         if attr.is_dir() {
             parent.nlink += 1;
         }
-        let target = Target { key: attr.key, kind: attr.kind() };
-        node.names.lock().set(name, Some(target), committed.seqs.last, session.page.digested());
+        let target = Target {
+            key: attr.key,
+            kind: attr.kind(),
+        };
+        node.names
+            .lock()
+            .set(name, Some(target), committed.seqs.last, session.page.digested());
     }
     let (seqs, live) = (committed.seqs, committed.live);
     drop(committed);
@@ -199,7 +219,12 @@ fn mediate_create(
     if !parent.is_dir() {
         return Err(Errno(libc::ENOTDIR).into());
     }
-    let number = session.leases.alloc(dir, 1)?.first().copied().ok_or(Errno(libc::EIO))?;
+    let number = session
+        .leases
+        .alloc(dir, 1)?
+        .first()
+        .copied()
+        .ok_or(Errno(libc::EIO))?;
     let attr = new_attr(&parent, number.0, making, true, cred, session.now_ns());
     let op = create_op(&attr, dir, name, making.target);
     match session.mediate(attempt, &[dir], &op, EntryFlags::empty(), false, cred)? {
@@ -216,7 +241,11 @@ fn mediate_create(
 
 /// Makes an unnamed regular file and opens it; the caller owns the open.
 pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> Result<InodeAttr> {
-    let making = Making { mode: libc::S_IFREG | (mode & 0o7777), rdev: 0, target: b"" };
+    let making = Making {
+        mode: libc::S_IFREG | (mode & 0o7777),
+        rdev: 0,
+        target: b"",
+    };
     let attr = mount.with_session(|session, _| {
         session.may_write()?;
         // A directory that is contended will be free in a moment: nothing is changed in it, but the entry needs its grant.
@@ -240,14 +269,23 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
     })?;
     if !mount.opens.is_open(attr.key) {
         mount.opens.open(attr.key);
-        let _ = mount.session().link.call(varve_ipc::Request::Hold { keys: vec![attr.key] });
+        let _ = mount
+            .session()
+            .link
+            .call(varve_ipc::Request::Hold { keys: vec![attr.key] });
     }
     mount.opens.set_linkable(attr.key, true);
     Ok(attr)
 }
 
 /// Makes one more name.
-pub(crate) fn link(mount: &Mount, key: InodeKey, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
+pub(crate) fn link(
+    mount: &Mount,
+    key: InodeKey,
+    dir: InodeKey,
+    name: &[u8],
+    cred: &Cred,
+) -> Result<InodeAttr> {
     check_name(name)?;
     if is_dots(name) {
         return Err(Errno(libc::EEXIST));
@@ -296,7 +334,9 @@ pub(crate) fn link(mount: &Mount, key: InodeKey, dir: InodeKey, name: &[u8], cre
             after.ctime_ns = now;
             let (after, kind) = (after.clone(), attr.kind());
             let target = Target { key, kind };
-            node.names.lock().set(name, Some(target), committed.seqs.last, session.page.digested());
+            node.names
+                .lock()
+                .set(name, Some(target), committed.seqs.last, session.page.digested());
             let (seqs, live) = (committed.seqs, committed.live);
             drop(committed);
             drop(locked);

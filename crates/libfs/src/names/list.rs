@@ -20,12 +20,21 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
         let last = node.inode.read().last_seq;
         session.digest(last)?;
         let answer = session.call(Request::ReadDir { dir, cookie, max })?;
-        let Response::Entries(mut entries) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
+        let Response::Entries(mut entries) = answer else {
+            return Err(OpError::Failed(Errno(libc::EIO)));
+        };
         let digested = session.page.digested();
         {
             let mut names = node.names.lock();
             for entry in &entries {
-                names.learn(&entry.name, Some(Target { key: entry.key, kind: entry.kind }), digested);
+                names.learn(
+                    &entry.name,
+                    Some(Target {
+                        key: entry.key,
+                        kind: entry.kind,
+                    }),
+                    digested,
+                );
             }
         }
         for entry in &mut entries {
@@ -34,7 +43,11 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
                 && child.mode().is_some()
             {
                 let attr = child.inode.attr();
-                entry.attr = if child.mode().is_some() && attr.mode != 0 { Some(attr) } else { None };
+                entry.attr = if child.mode().is_some() && attr.mode != 0 {
+                    Some(attr)
+                } else {
+                    None
+                };
             }
         }
         Ok(entries)

@@ -57,7 +57,12 @@ impl<'n> Locked<'n> {
         let mut inodes: Vec<&'n Inode> = nodes.iter().map(|node| &*node.inode).collect();
         inodes.sort_by_key(|inode| inode.key);
         inodes.dedup_by_key(|inode| inode.key);
-        Self { guards: inodes.into_iter().map(|inode| (inode.key, inode.write())).collect() }
+        Self {
+            guards: inodes
+                .into_iter()
+                .map(|inode| (inode.key, inode.write()))
+                .collect(),
+        }
     }
 
     fn get(&mut self, key: InodeKey) -> Result<&mut InodeBody> {
@@ -81,7 +86,9 @@ impl<'n> Locked<'n> {
 pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slot<'s>, T> {
     let mut body = Vec::new();
     op.encode_body(&mut body);
-    session.data.begin(entry_size(body.len() + op.data().len()), varve_format::charge(op))
+    session
+        .data
+        .begin(entry_size(body.len() + op.data().len()), varve_format::charge(op))
 }
 
 /// Commits one operation. The caller publishes its effects, then ends with [`settle`].
@@ -92,7 +99,10 @@ pub(crate) fn commit<'s, T>(
     flags: EntryFlags,
     time_ns: TimeNs,
 ) -> OpResult<Committed<'s>, T> {
-    let stamp = crate::log::Stamp { time_ns, ..session.stamp() };
+    let stamp = crate::log::Stamp {
+        time_ns,
+        ..session.stamp()
+    };
     let committed = slot.append(op, flags, stamp)?;
     session.logged.fetch_add(1, Ordering::Relaxed);
     Ok(committed)
@@ -101,7 +111,10 @@ pub(crate) fn commit<'s, T>(
 /// The end of a logged operation, after its locks: act, then check.
 pub(crate) fn settle<T>(session: &Session, seqs: SeqRange, live: bool, value: T) -> OpResult<T, T> {
     if !live {
-        return Err(OpError::SessionLost { committed: Some((seqs, value)), otherwise: None });
+        return Err(OpError::SessionLost {
+            committed: Some((seqs, value)),
+            otherwise: None,
+        });
     }
     if session.options.sync_always
         && let Err(error) = session.data.sync()
@@ -125,7 +138,11 @@ fn directory(session: &Session, node: &Node, cred: &Cred, want: u32) -> Result<I
 
 /// Whether `cred` may add or remove names, if permissions are checked here.
 fn may_change(session: &Session, attr: &InodeAttr, cred: &Cred) -> Result<()> {
-    if session.options.check_permissions { may(attr, cred, WRITE | EXEC) } else { Ok(()) }
+    if session.options.check_permissions {
+        may(attr, cred, WRITE | EXEC)
+    } else {
+        Ok(())
+    }
 }
 
 /// What `name` names in a directory that is pinned in any mode.
@@ -135,14 +152,28 @@ fn resolve<T>(mount: &Mount, session: &Session, dir: &Node, name: &[u8]) -> OpRe
         return Ok(known);
     }
     mount.names_missed.fetch_add(1, Ordering::Relaxed);
-    let answer = session.call(Request::Lookup { dir: dir.key(), name: name.to_vec() })?;
-    let Response::Entry(entry) = answer else { return Err(OpError::Failed(Errno(libc::EIO))) };
-    let target = entry.map(|attr| Target { key: attr.key, kind: attr.kind() });
+    let answer = session.call(Request::Lookup {
+        dir: dir.key(),
+        name: name.to_vec(),
+    })?;
+    let Response::Entry(entry) = answer else {
+        return Err(OpError::Failed(Errno(libc::EIO)));
+    };
+    let target = entry.map(|attr| Target {
+        key: attr.key,
+        kind: attr.kind(),
+    });
     Ok(dir.names.lock().learn(name, target, session.page.digested()))
 }
 
 /// What `name` names, with no pin before or after.
-fn find<T>(mount: &Mount, session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> OpResult<Option<Target>, T> {
+fn find<T>(
+    mount: &Mount,
+    session: &Session,
+    dir: InodeKey,
+    name: &[u8],
+    cred: &Cred,
+) -> OpResult<Option<Target>, T> {
     let pins = session.pin_read(dir)?;
     let node = pins.node(dir)?;
     directory(session, node, cred, EXEC)?;
@@ -189,7 +220,10 @@ pub(crate) fn lookup(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> 
 /// Asks the daemon anew for a name whose inode is gone, unless our own log says it.
 fn still_named<T>(session: &Session, dir: InodeKey, name: &[u8], target: Target) -> OpResult<(), T> {
     let pins = session.pin_read(dir)?;
-    pins.node(dir)?.names.lock().doubt(name, target, session.page.digested());
+    pins.node(dir)?
+        .names
+        .lock()
+        .doubt(name, target, session.page.digested());
     Ok(())
 }
 
@@ -209,14 +243,20 @@ fn parent_of<T>(session: &Session, own: &InodeAttr) -> OpResult<InodeAttr, T> {
     if own.parent == session.welcome.root.key.ino {
         return attr_of(session, session.welcome.root.key);
     }
-    let known = session.node(own.key).and_then(|node| *node.parent.lock()).filter(|key| key.ino == own.parent);
+    let known = session
+        .node(own.key)
+        .and_then(|node| *node.parent.lock())
+        .filter(|key| key.ino == own.parent);
     if let Some(key) = known.or_else(|| session.leases.by_ino(own.parent).map(|node| node.key())) {
         return attr_of(session, key);
     }
     let pins = session.pin_read(own.key)?;
     let last = pins.node(own.key)?.inode.read().last_seq;
     session.digest(last)?;
-    let answer = session.call(Request::Lookup { dir: own.key, name: b"..".to_vec() })?;
+    let answer = session.call(Request::Lookup {
+        dir: own.key,
+        name: b"..".to_vec(),
+    })?;
     drop(pins);
     match answer {
         Response::Entry(Some(attr)) => attr_of(session, attr.key),
@@ -254,7 +294,11 @@ fn is_empty<T>(session: &Session, dir: &Node) -> OpResult<bool, T> {
     }
     let last = dir.inode.read().last_seq;
     session.digest(last)?;
-    let answer = session.call(Request::ReadDir { dir: dir.key(), cookie: 0, max: 1 })?;
+    let answer = session.call(Request::ReadDir {
+        dir: dir.key(),
+        cookie: 0,
+        max: 1,
+    })?;
     match answer {
         Response::Entries(entries) => Ok(entries.is_empty()),
         _ => Err(OpError::Failed(Errno(libc::EIO))),

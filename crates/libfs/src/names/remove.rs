@@ -4,8 +4,8 @@ use varve_format::{EntryFlags, FileKind, InodeKey, LogOp};
 use varve_ipc::Cred;
 
 use super::{
-    LOOKS_MAX, Locked, begin, check_name, commit, directory, find, is_empty, may_change, pin_or_mediate, settle,
-    touch_dir,
+    LOOKS_MAX, Locked, begin, check_name, commit, directory, find, is_empty, may_change, pin_or_mediate,
+    resolve, settle, touch_dir,
 };
 use crate::attrs::{EXEC, may_remove};
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -82,7 +82,11 @@ fn check_kind(is_rmdir: bool, is_dir: bool) -> Result<()> {
 
 /// The flag that tells the daemon that we do not have it open.
 pub(super) fn last_closed(mount: &Mount, key: InodeKey) -> EntryFlags {
-    if mount.opens.is_open(key) { EntryFlags::empty() } else { EntryFlags::LAST_CLOSED }
+    if mount.opens.is_open(key) {
+        EntryFlags::empty()
+    } else {
+        EntryFlags::LAST_CLOSED
+    }
 }
 
 /// `None`: the name changed, look again.
@@ -95,9 +99,15 @@ fn remove_once(
     is_rmdir: bool,
     cred: &Cred,
 ) -> OpResult<Option<(varve_format::SeqRange, bool)>, ()> {
-    let LogOp::Unlink { dir, key, .. } = *op else { return Err(Errno(libc::EIO).into()) };
+    let LogOp::Unlink { dir, key, .. } = *op else {
+        return Err(Errno(libc::EIO).into());
+    };
     let (node, victim) = (pins.node(dir)?, pins.node(key)?);
     let parent = directory(session, node, cred, EXEC)?;
+    // The lease may have come and gone since the name was found: what counts is found under this pin.
+    if resolve(mount, session, node, name)?.is_none_or(|target| target.key != key) {
+        return Ok(None);
+    }
     may_change(session, &parent, cred)?;
     let attr = victim.inode.attr();
     if session.options.check_permissions {
@@ -129,6 +139,8 @@ fn remove_once(
     if is_rmdir {
         parent.nlink = parent.nlink.saturating_sub(1);
     }
-    node.names.lock().set(name, None, committed.seqs.last, session.page.digested());
+    node.names
+        .lock()
+        .set(name, None, committed.seqs.last, session.page.digested());
     Ok(Some((committed.seqs, committed.live)))
 }

@@ -6,8 +6,8 @@ use varve_ipc::Cred;
 
 use super::remove::last_closed;
 use super::{
-    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, find, is_dots, is_empty, may_change,
-    pin_or_mediate, settle, still_named, touch_dir,
+    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, find, is_dots, is_empty,
+    may_change, pin_or_mediate, resolve, settle, still_named, touch_dir,
 };
 use crate::attrs::{EXEC, RenameFlags, WRITE, may, may_remove};
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -61,7 +61,13 @@ pub(crate) fn rename(
     if flags.noreplace && flags.exchange {
         return Err(Errno(libc::EINVAL));
     }
-    let moving = Move { dir, name, new_dir, new_name, exchange: flags.exchange };
+    let moving = Move {
+        dir,
+        name,
+        new_dir,
+        new_name,
+        exchange: flags.exchange,
+    };
     mount.with_session(|session, attempt| {
         session.may_write()?;
         if attempt.take_done() {
@@ -81,7 +87,12 @@ pub(crate) fn rename(
                 return Err(Errno(libc::EINVAL).into());
             }
             if to.is_some_and(|to| to.key == dir) {
-                return Err(Errno(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY }).into());
+                return Err(Errno(if flags.exchange {
+                    libc::EINVAL
+                } else {
+                    libc::ENOTEMPTY
+                })
+                .into());
             }
             if to.is_some_and(|to| to.key == from.key) {
                 return Ok(());
@@ -199,7 +210,11 @@ fn rename_once(
     op: &LogOp<'_>,
     cred: &Cred,
 ) -> OpResult<Option<(SeqRange, bool)>, ()> {
-    let (node, new_node, file) = (pins.node(moving.dir)?, pins.node(moving.new_dir)?, pins.node(ends.from.key)?);
+    let (node, new_node, file) = (
+        pins.node(moving.dir)?,
+        pins.node(moving.new_dir)?,
+        pins.node(ends.from.key)?,
+    );
     let victim = match ends.to {
         Some(to) => Some(pins.node(to.key)?),
         None => None,
@@ -210,6 +225,13 @@ fn rename_once(
         from: file.inode.attr(),
         to: victim.map(|victim| victim.inode.attr()),
     };
+    // The leases may have come and gone since the names were found: what counts is found under these pins.
+    let key = |target: Option<Target>| target.map(|target| target.key);
+    if key(resolve(mount, session, node, moving.name)?) != Some(ends.from.key)
+        || key(resolve(mount, session, new_node, moving.new_name)?) != key(ends.to)
+    {
+        return Ok(None);
+    }
     check(session, moving, &views, cred)?;
     let replaced_dir = victim.filter(|victim| !moving.exchange && victim.inode.attr().is_dir());
     if let Some(victim) = replaced_dir
@@ -244,7 +266,11 @@ fn rename_once(
         let attr = locked.attr(to.key)?;
         attr.ctime_ns = now;
         if !moving.exchange {
-            attr.nlink = if replaced_dir.is_some() { 0 } else { attr.nlink.saturating_sub(1) };
+            attr.nlink = if replaced_dir.is_some() {
+                0
+            } else {
+                attr.nlink.saturating_sub(1)
+            };
         }
     }
     touch_dir(locked.attr(moving.dir)?, now);
@@ -256,6 +282,9 @@ fn rename_once(
     let digested = session.page.digested();
     let left = if moving.exchange { ends.to } else { None };
     node.names.lock().set(moving.name, left, seq, digested);
-    new_node.names.lock().set(moving.new_name, Some(ends.from), seq, digested);
+    new_node
+        .names
+        .lock()
+        .set(moving.new_name, Some(ends.from), seq, digested);
     Ok(Some((committed.seqs, committed.live)))
 }

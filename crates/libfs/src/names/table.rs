@@ -64,7 +64,13 @@ impl DirNames {
             return known;
         }
         self.make_room(digested);
-        self.names.insert(name.into(), Known { target, seq: LogSeq(0) });
+        self.names.insert(
+            name.into(),
+            Known {
+                target,
+                seq: LogSeq(0),
+            },
+        );
         target
     }
 
@@ -76,7 +82,11 @@ impl DirNames {
 
     /// What the daemon once said may be wrong: forgets it, so that it is asked again.
     pub(crate) fn doubt(&mut self, name: &[u8], target: Target, digested: LogSeq) {
-        if self.names.get(name).is_some_and(|known| known.target == Some(target) && known.seq <= digested) {
+        if self
+            .names
+            .get(name)
+            .is_some_and(|known| known.target == Some(target) && known.seq <= digested)
+        {
             self.names.remove(name);
             self.complete = false;
         }
@@ -98,7 +108,10 @@ mod tests {
     use varve_format::{FileKind, InodeKey, LogSeq};
 
     fn target(ino: u64) -> Target {
-        Target { key: InodeKey::new(ino, 1), kind: FileKind::Regular }
+        Target {
+            key: InodeKey::new(ino, 1),
+            kind: FileKind::Regular,
+        }
     }
 
     #[test]

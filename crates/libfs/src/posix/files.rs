@@ -1,8 +1,8 @@
 //! Calls that make or take descriptors.
 
+use parking_lot::Mutex;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
-use parking_lot::Mutex;
 use varve_format::{FILE_SIZE_MAX, FallocateMode, FileKind, InodeAttr};
 use varve_ipc::{Cred, DirEntry};
 
@@ -88,7 +88,14 @@ impl Posix {
                     let mode = libc::S_IFREG | self.masked(mode);
                     match self.fs.create(walked.dir, &walked.name, mode, 0, &self.cred()) {
                         // Who makes a file may open it as it likes.
-                        Ok(attr) => (attr, Cred::root(), OpenFlags { truncate: false, ..wanted }),
+                        Ok(attr) => (
+                            attr,
+                            Cred::root(),
+                            OpenFlags {
+                                truncate: false,
+                                ..wanted
+                            },
+                        ),
                         Err(Errno(libc::EEXIST)) if !exclusive => continue,
                         Err(errno) => return Err(errno),
                     }
@@ -96,7 +103,9 @@ impl Posix {
             };
             match attr.kind() {
                 FileKind::Symlink => return Err(Errno(libc::ELOOP)),
-                FileKind::Directory if create || wanted.write || wanted.truncate => return Err(Errno(libc::EISDIR)),
+                FileKind::Directory if create || wanted.write || wanted.truncate => {
+                    return Err(Errno(libc::EISDIR));
+                }
                 FileKind::Directory | FileKind::Regular => {}
                 _ => return Err(Errno(libc::ENXIO)),
             }
@@ -109,7 +118,15 @@ impl Posix {
                 Err(errno) => return Err(errno),
                 Ok(file) => {
                     let is_dir = attr.is_dir();
-                    return self.table.insert(Arc::new(Open { file, is_dir, flags, offset: Mutex::new(0) }), 0);
+                    return self.table.insert(
+                        Arc::new(Open {
+                            file,
+                            is_dir,
+                            flags,
+                            offset: Mutex::new(0),
+                        }),
+                        0,
+                    );
                 }
             }
         }
@@ -131,7 +148,15 @@ impl Posix {
         } else {
             self.fs.open(file.key(), wanted, &Cred::root())?
         };
-        self.table.insert(Arc::new(Open { file, is_dir: false, flags, offset: Mutex::new(0) }), 0)
+        self.table.insert(
+            Arc::new(Open {
+                file,
+                is_dir: false,
+                flags,
+                offset: Mutex::new(0),
+            }),
+            0,
+        )
     }
 
     /// Closes a descriptor.
@@ -244,7 +269,9 @@ impl Posix {
         let open = self.table.get(fd)?;
         let mut at = open.offset.lock();
         let look = |find: &dyn Fn(u64) -> Result<u64>| {
-            u64::try_from(offset).map_err(|_| Errno(libc::ENXIO)).and_then(find)
+            u64::try_from(offset)
+                .map_err(|_| Errno(libc::ENXIO))
+                .and_then(find)
         };
         let base = match whence {
             Whence::Set => 0,
@@ -280,7 +307,10 @@ impl Posix {
     /// # Errors
     /// As `fallocate`.
     pub fn fallocate(&self, fd: Fd, mode: FallocateMode, offset: u64, len: u64) -> Result<()> {
-        self.table.get(fd)?.file.fallocate(mode, offset, len, &self.cred())
+        self.table
+            .get(fd)?
+            .file
+            .fallocate(mode, offset, len, &self.cred())
     }
 
     /// Attributes.
@@ -335,7 +365,9 @@ impl Posix {
         }
         let read_from = *source.offset.lock();
         let write_to = *target.offset.lock();
-        let count = source.file.copy_range_to(read_from, &target.file, write_to, len, &self.cred())?;
+        let count = source
+            .file
+            .copy_range_to(read_from, &target.file, write_to, len, &self.cred())?;
         *source.offset.lock() = read_from + count;
         *target.offset.lock() = write_to + count;
         Ok(count)

@@ -38,7 +38,13 @@ impl Posix {
     #[must_use]
     pub fn new(fs: Fs, cred: Cred) -> Self {
         let cwd = RwLock::new(fs.root());
-        Self { fs, table: Table::default(), cwd, umask: AtomicU32::new(0o022), cred: RwLock::new(cred) }
+        Self {
+            fs,
+            table: Table::default(),
+            cwd,
+            umask: AtomicU32::new(0o022),
+            cred: RwLock::new(cred),
+        }
     }
 
     /// The mount.
@@ -76,7 +82,11 @@ impl Posix {
             return Ok(*self.cwd.read());
         }
         let open = self.table.get(dirfd)?;
-        if open.is_dir { Ok(open.file.key()) } else { Err(Errno(libc::ENOTDIR)) }
+        if open.is_dir {
+            Ok(open.file.key())
+        } else {
+            Err(Errno(libc::ENOTDIR))
+        }
     }
 
     /// Changes the working directory.

@@ -24,7 +24,9 @@ pub(super) struct Walked {
 }
 
 fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
-    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty()).map(<[u8]>::to_vec)
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty())
+        .map(<[u8]>::to_vec)
 }
 
 impl Posix {
@@ -47,12 +49,24 @@ impl Posix {
         loop {
             let Some(name) = rest.pop_front() else {
                 let target = Some(self.fs.getattr(dir)?);
-                return Ok(Walked { dir, name: Vec::new(), target, slash: true });
+                return Ok(Walked {
+                    dir,
+                    name: Vec::new(),
+                    target,
+                    slash: true,
+                });
             };
             let last = rest.is_empty();
             let attr = match self.fs.lookup(dir, &name, &cred) {
                 Ok(attr) => attr,
-                Err(Errno(libc::ENOENT)) if last => return Ok(Walked { dir, name, target: None, slash }),
+                Err(Errno(libc::ENOENT)) if last => {
+                    return Ok(Walked {
+                        dir,
+                        name,
+                        target: None,
+                        slash,
+                    });
+                }
                 Err(errno) => return Err(errno),
             };
             if attr.kind() == FileKind::Symlink && (!last || follow || slash) {
@@ -74,7 +88,12 @@ impl Posix {
                 if slash && !attr.is_dir() {
                     return Err(Errno(libc::ENOTDIR));
                 }
-                return Ok(Walked { dir, name, target: Some(attr), slash });
+                return Ok(Walked {
+                    dir,
+                    name,
+                    target: Some(attr),
+                    slash,
+                });
             }
             if !attr.is_dir() {
                 return Err(Errno(libc::ENOTDIR));

@@ -31,7 +31,11 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn insert(&self, open: Arc<Open>, from: usize) -> Result<Fd> {
         let mut slots = self.slots.write();
-        let free = slots.iter().skip(from).position(Option::is_none).map(|at| at + from);
+        let free = slots
+            .iter()
+            .skip(from)
+            .position(Option::is_none)
+            .map(|at| at + from);
         let at = free.unwrap_or_else(|| slots.len().max(from));
         if at >= FDS_MAX {
             return Err(Errno(libc::EMFILE));
@@ -45,7 +49,10 @@ impl Table {
 
     /// Puts `open` at `fd`; what was there is closed.
     pub(super) fn replace(&self, fd: Fd, open: Arc<Open>) -> Result<()> {
-        let at = usize::try_from(fd).ok().filter(|at| *at < FDS_MAX).ok_or(Errno(libc::EBADF))?;
+        let at = usize::try_from(fd)
+            .ok()
+            .filter(|at| *at < FDS_MAX)
+            .ok_or(Errno(libc::EBADF))?;
         let mut slots = self.slots.write();
         if at >= slots.len() {
             slots.resize_with(at + 1, || None);

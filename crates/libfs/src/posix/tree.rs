@@ -42,7 +42,9 @@ impl Posix {
         if matches!(kind, libc::S_IFCHR | libc::S_IFBLK) && self.cred().uid != 0 {
             return Err(Errno(libc::EPERM));
         }
-        self.fs.create(dir, &name, kind | self.masked(mode), rdev, &self.cred()).map(|_| ())
+        self.fs
+            .create(dir, &name, kind | self.masked(mode), rdev, &self.cred())
+            .map(|_| ())
     }
 
     /// Makes a fifo.
@@ -97,7 +99,8 @@ impl Posix {
         let key = if from.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
             self.table.get(from_fd)?.file.key()
         } else {
-            self.find(from_fd, from, flags & libc::AT_SYMLINK_FOLLOW != 0)?.key
+            self.find(from_fd, from, flags & libc::AT_SYMLINK_FOLLOW != 0)?
+                .key
         };
         let (dir, name) = self.place(to_fd, to, false)?;
         self.fs.link(key, dir, &name, &self.cred()).map(|_| ())
@@ -123,7 +126,11 @@ impl Posix {
         }
         if !rmdir && path.ends_with(b"/") {
             let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
-            return Err(Errno(if attr.is_dir() { libc::EISDIR } else { libc::ENOTDIR }));
+            return Err(Errno(if attr.is_dir() {
+                libc::EISDIR
+            } else {
+                libc::ENOTDIR
+            }));
         }
         if rmdir {
             self.fs.rmdir(walked.dir, &walked.name, &self.cred())
@@ -152,7 +159,14 @@ impl Posix {
     ///
     /// # Errors
     /// As `renameat2`.
-    pub fn renameat2(&self, from_fd: Fd, from: &[u8], to_fd: Fd, to: &[u8], flags: RenameFlags) -> Result<()> {
+    pub fn renameat2(
+        &self,
+        from_fd: Fd,
+        from: &[u8],
+        to_fd: Fd,
+        to: &[u8],
+        flags: RenameFlags,
+    ) -> Result<()> {
         let source = self.walk(from_fd, from.strip_suffix_slashes(true), false)?;
         let target = self.walk(to_fd, to.strip_suffix_slashes(true), false)?;
         let nameless = |name: &[u8]| matches!(name, b"" | b"." | b"..");
@@ -160,13 +174,19 @@ impl Posix {
             return Err(Errno(libc::EBUSY));
         }
         if nameless(&target.name) {
-            return Err(Errno(if flags.noreplace { libc::EEXIST } else { libc::EBUSY }));
+            return Err(Errno(if flags.noreplace {
+                libc::EEXIST
+            } else {
+                libc::EBUSY
+            }));
         }
         let attr = source.target.ok_or(Errno(libc::ENOENT))?;
         match &target.target {
             Some(_) if flags.noreplace => return Err(Errno(libc::EEXIST)),
             None if flags.exchange => return Err(Errno(libc::ENOENT)),
-            Some(other) if flags.exchange && to.ends_with(b"/") && !other.is_dir() => return Err(Errno(libc::ENOTDIR)),
+            Some(other) if flags.exchange && to.ends_with(b"/") && !other.is_dir() => {
+                return Err(Errno(libc::ENOTDIR));
+            }
             _ => {}
         }
         if !attr.is_dir() && (from.ends_with(b"/") || (!flags.exchange && to.ends_with(b"/"))) {
@@ -175,12 +195,25 @@ impl Posix {
         if attr.is_dir() && source.dir != target.dir && self.lies_below(target.dir, attr.key)? {
             return Err(Errno(libc::EINVAL));
         }
-        if let Some(other) = target.target.filter(|other| other.is_dir() && source.dir != target.dir)
+        if let Some(other) = target
+            .target
+            .filter(|other| other.is_dir() && source.dir != target.dir)
             && self.lies_below(source.dir, other.key)?
         {
-            return Err(Errno(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY }));
+            return Err(Errno(if flags.exchange {
+                libc::EINVAL
+            } else {
+                libc::ENOTEMPTY
+            }));
         }
-        self.fs.rename(source.dir, &source.name, target.dir, &target.name, flags, &self.cred())
+        self.fs.rename(
+            source.dir,
+            &source.name,
+            target.dir,
+            &target.name,
+            flags,
+            &self.cred(),
+        )
     }
 
     /// Moves or replaces a name.
@@ -210,7 +243,11 @@ impl Posix {
     /// As `fstatat`.
     pub fn fstatat(&self, dirfd: Fd, path: &[u8], flags: i32) -> Result<InodeAttr> {
         if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 {
-            return if dirfd == AT_FDCWD { self.fs.getattr(*self.cwd.read()) } else { self.fstat(dirfd) };
+            return if dirfd == AT_FDCWD {
+                self.fs.getattr(*self.cwd.read())
+            } else {
+                self.fstat(dirfd)
+            };
         }
         self.find(dirfd, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
     }
@@ -263,7 +300,13 @@ impl Posix {
         if attr.kind() == FileKind::Symlink {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        self.change(attr.key, &AttrChange { mode: Some(mode & 0o7777), ..AttrChange::default() })
+        self.change(
+            attr.key,
+            &AttrChange {
+                mode: Some(mode & 0o7777),
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Changes the permissions.
@@ -280,16 +323,36 @@ impl Posix {
     /// As `fchmod`.
     pub fn fchmod(&self, fd: Fd, mode: u32) -> Result<()> {
         let key = self.table.get(fd)?.file.key();
-        self.change(key, &AttrChange { mode: Some(mode & 0o7777), ..AttrChange::default() })
+        self.change(
+            key,
+            &AttrChange {
+                mode: Some(mode & 0o7777),
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Changes owner and group; `None` leaves one as it is.
     ///
     /// # Errors
     /// As `fchownat`.
-    pub fn fchownat(&self, dirfd: Fd, path: &[u8], uid: Option<u32>, gid: Option<u32>, flags: i32) -> Result<()> {
+    pub fn fchownat(
+        &self,
+        dirfd: Fd,
+        path: &[u8],
+        uid: Option<u32>,
+        gid: Option<u32>,
+        flags: i32,
+    ) -> Result<()> {
         let attr = self.find(dirfd, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        self.change(attr.key, &AttrChange { uid, gid, ..AttrChange::default() })
+        self.change(
+            attr.key,
+            &AttrChange {
+                uid,
+                gid,
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Changes owner and group.
@@ -314,7 +377,14 @@ impl Posix {
     /// As `fchown`.
     pub fn fchown(&self, fd: Fd, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
         let key = self.table.get(fd)?.file.key();
-        self.change(key, &AttrChange { uid, gid, ..AttrChange::default() })
+        self.change(
+            key,
+            &AttrChange {
+                uid,
+                gid,
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Sets the times; `None` leaves one as it is (`UTIME_OMIT`).
@@ -330,7 +400,14 @@ impl Posix {
         flags: i32,
     ) -> Result<()> {
         let attr = self.find(dirfd, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        self.change(attr.key, &AttrChange { atime, mtime, ..AttrChange::default() })
+        self.change(
+            attr.key,
+            &AttrChange {
+                atime,
+                mtime,
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Sets the times of an open file.
@@ -339,7 +416,14 @@ impl Posix {
     /// As `futimens`.
     pub fn futimens(&self, fd: Fd, atime: Option<SetTime>, mtime: Option<SetTime>) -> Result<()> {
         let key = self.table.get(fd)?.file.key();
-        self.change(key, &AttrChange { atime, mtime, ..AttrChange::default() })
+        self.change(
+            key,
+            &AttrChange {
+                atime,
+                mtime,
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Sets the length.
@@ -348,7 +432,13 @@ impl Posix {
     /// As `truncate`.
     pub fn truncate(&self, path: &[u8], size: u64) -> Result<()> {
         let attr = self.find(AT_FDCWD, path, true)?;
-        self.change(attr.key, &AttrChange { size: Some(size), ..AttrChange::default() })
+        self.change(
+            attr.key,
+            &AttrChange {
+                size: Some(size),
+                ..AttrChange::default()
+            },
+        )
     }
 
     /// Value of an extended attribute.
@@ -356,7 +446,8 @@ impl Posix {
     /// # Errors
     /// As `getxattr`.
     pub fn getxattr(&self, path: &[u8], name: &[u8]) -> Result<Vec<u8>> {
-        self.fs.getxattr(self.find(AT_FDCWD, path, true)?.key, name, &self.cred())
+        self.fs
+            .getxattr(self.find(AT_FDCWD, path, true)?.key, name, &self.cred())
     }
 
     /// Sets an extended attribute; flags: `XATTR_CREATE`, `XATTR_REPLACE`.
@@ -377,7 +468,8 @@ impl Posix {
     /// # Errors
     /// As `listxattr`.
     pub fn listxattr(&self, path: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.fs.listxattr(self.find(AT_FDCWD, path, true)?.key, &self.cred())
+        self.fs
+            .listxattr(self.find(AT_FDCWD, path, true)?.key, &self.cred())
     }
 
     /// Removes an extended attribute.
@@ -385,7 +477,8 @@ impl Posix {
     /// # Errors
     /// As `removexattr`.
     pub fn removexattr(&self, path: &[u8], name: &[u8]) -> Result<()> {
-        self.fs.removexattr(self.find(AT_FDCWD, path, true)?.key, name, &self.cred())
+        self.fs
+            .removexattr(self.find(AT_FDCWD, path, true)?.key, name, &self.cred())
     }
 
     /// Free and total space.

@@ -36,14 +36,24 @@ impl Session {
         let mut body = Vec::new();
         op.encode_body(&mut body);
         let stamp = self.stamp();
-        let meta = EntryMeta { time_ns: stamp.time_ns, base: stamp.base, flags, ..EntryMeta::default() };
+        let meta = EntryMeta {
+            time_ns: stamp.time_ns,
+            base: stamp.base,
+            flags,
+            ..EntryMeta::default()
+        };
         let mut entry = op.header(&meta, body.len()).as_bytes().to_vec();
         entry.extend_from_slice(&body);
         entry.extend_from_slice(op.data());
         let mut last = self.mediating.lock();
         let number = *last + 1;
         *last = number;
-        let request = MediatedOp { entry, append, cred: cred.clone(), number };
+        let request = MediatedOp {
+            entry,
+            append,
+            cred: cred.clone(),
+            number,
+        };
         match self.link.call(Request::Mediate(request)) {
             Ok(Response::Mediated(result)) => {
                 self.mediated.fetch_add(1, Ordering::Relaxed);

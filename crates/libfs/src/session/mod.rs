@@ -13,11 +13,13 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
-use varve_ipc::{ClientKind, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome};
+use varve_ipc::{
+    ClientKind, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
+};
 
+use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::lease::{Event, Leases, Node, Pins, Use, Withdrawals};
-use crate::data::DataPlane;
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
 use crate::worker;
@@ -48,7 +50,13 @@ impl Session {
         opens: &Arc<Opens>,
         company: &Arc<AtomicBool>,
     ) -> Result<Arc<Self>, MountError> {
-        let Connection { link, welcome, page, log, nvm } = connection;
+        let Connection {
+            link,
+            welcome,
+            page,
+            log,
+            nvm,
+        } = connection;
         if !welcome.root.is_dir() {
             return Err(MountError::Protocol("the root is no directory"));
         }
@@ -56,11 +64,23 @@ impl Session {
             return Err(MountError::Protocol("a session that may write has no log"));
         }
         let log = log.filter(|_| !welcome.read_only);
-        let data =
-            DataPlane::new(&welcome, Arc::clone(&link), Arc::clone(&page), log, nvm, Arc::clone(&options.clock));
+        let data = DataPlane::new(
+            &welcome,
+            Arc::clone(&link),
+            Arc::clone(&page),
+            log,
+            nvm,
+            Arc::clone(&options.clock),
+        );
         let (events, inbox) = crossbeam_channel::unbounded();
         let kernel = options.kind == ClientKind::Shim && options.observer.is_some();
-        let leases = Arc::new(Leases::new(Arc::clone(&link), events.clone(), welcome.leases_max, kernel));
+        let leases = Arc::new(Leases::new(
+            Arc::clone(&link),
+            Arc::clone(&page),
+            events.clone(),
+            welcome.leases_max,
+            kernel,
+        ));
         company.store(welcome.company, Ordering::SeqCst);
         let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
@@ -108,7 +128,11 @@ impl Session {
 
     /// Whether the session takes changes.
     pub(crate) fn may_write(&self) -> Result<(), Errno> {
-        if self.welcome.read_only { Err(Errno(libc::EROFS)) } else { Ok(()) }
+        if self.welcome.read_only {
+            Err(Errno(libc::EROFS))
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes everything logged until now durable against a power cut.
@@ -131,7 +155,13 @@ impl Session {
 
     /// Pins leases for names and attributes.
     pub(crate) fn pin<T>(&self, wants: &[(InodeKey, LeaseMode)]) -> OpResult<Pins<'_>, T> {
-        let wants: Vec<_> = wants.iter().map(|(key, mode)| Want { key: *key, mode: *mode }).collect();
+        let wants: Vec<_> = wants
+            .iter()
+            .map(|(key, mode)| Want {
+                key: *key,
+                mode: *mode,
+            })
+            .collect();
         self.leases.pin(&wants, Use::Meta)
     }
 
@@ -142,7 +172,9 @@ impl Session {
 
     /// Asks the daemon.
     pub(crate) fn call<T>(&self, request: Request) -> OpResult<Response, T> {
-        self.link.call(request).map_err(|error: IpcError| OpError::from(error))
+        self.link
+            .call(request)
+            .map_err(|error: IpcError| OpError::from(error))
     }
 
     /// Digests this session's log up to `upto` and waits for it, if it is not digested yet.

@@ -60,11 +60,21 @@ pub(crate) struct Mount {
 }
 
 fn hello(options: &FsOptions, resume: Option<u128>, held: Vec<varve_format::InodeKey>) -> Hello {
-    Hello { version: PROTOCOL_VERSION, kind: options.kind, read_only: options.read_only, resume, held }
+    Hello {
+        version: PROTOCOL_VERSION,
+        kind: options.kind,
+        read_only: options.read_only,
+        resume,
+        held,
+    }
 }
 
 /// Tries until the daemon answers, for at most `wait_ms`.
-fn connect(connector: &dyn Connector, wait_ms: u64, hello: &Hello) -> std::result::Result<Connection, IpcError> {
+fn connect(
+    connector: &dyn Connector,
+    wait_ms: u64,
+    hello: &Hello,
+) -> std::result::Result<Connection, IpcError> {
     let start = Instant::now();
     let mut pause = BACK_OFF_FIRST;
     loop {
@@ -82,7 +92,10 @@ fn connect(connector: &dyn Connector, wait_ms: u64, hello: &Hello) -> std::resul
 }
 
 impl Mount {
-    pub(crate) fn new(connector: Arc<dyn Connector>, options: FsOptions) -> std::result::Result<Self, MountError> {
+    pub(crate) fn new(
+        connector: Arc<dyn Connector>,
+        options: FsOptions,
+    ) -> std::result::Result<Self, MountError> {
         let connection = connect(&*connector, FIRST_WAIT_MS, &hello(&options, None, Vec::new()))?;
         let (opens, company) = (Arc::new(Opens::default()), Arc::new(AtomicBool::new(false)));
         let session = Session::start(connection, &options, &opens, &company)?;
@@ -136,7 +149,9 @@ impl Mount {
             };
             let end = self.resume(&session)?;
             if let Some((seqs, value)) = committed {
-                let Some(seal) = &end.seal else { return Err(Errno(libc::EIO)) };
+                let Some(seal) = &end.seal else {
+                    return Err(Errno(libc::EIO));
+                };
                 if (seqs.first.0..=seqs.last.0).all(|seq| seal.covers(LogSeq(seq))) {
                     return Ok(value);
                 }
@@ -159,7 +174,11 @@ impl Mount {
     pub(crate) fn look<T>(&self, mut op: impl FnMut(&Arc<Session>) -> OpResult<T, T>) -> Result<T> {
         self.with_session(|session, _| {
             let value = op(session)?;
-            if session.is_live() { Ok(value) } else { Err(OpError::lost()) }
+            if session.is_live() {
+                Ok(value)
+            } else {
+                Err(OpError::lost())
+            }
         })
     }
 
@@ -177,11 +196,19 @@ impl Mount {
         let rest = held.split_off(held.len().min(HELD_MAX));
         let token = Some(lost.welcome.token);
         let mut known = true;
-        let mut outcome = connect(&*self.connector, lost.welcome.wait_ms, &hello(&self.options, token, held.clone()));
+        let mut outcome = connect(
+            &*self.connector,
+            lost.welcome.wait_ms,
+            &hello(&self.options, token, held.clone()),
+        );
         if matches!(outcome, Err(IpcError::Errno(_) | IpcError::Sealed)) {
             // The daemon does not know the session any more: what was committed last stays unknown.
             known = false;
-            outcome = connect(&*self.connector, lost.welcome.wait_ms, &hello(&self.options, None, held));
+            outcome = connect(
+                &*self.connector,
+                lost.welcome.wait_ms,
+                &hello(&self.options, None, held),
+            );
         }
         let connection = outcome.map_err(|error| {
             tracing::error!(%error, session = %lost.id(), "the session could not be continued");
@@ -196,8 +223,8 @@ impl Mount {
             seal: connection.welcome.seal.clone().filter(|_| known),
             last_mediated: connection.welcome.last_mediated,
         };
-        let session =
-            Session::start(connection, &self.options, &self.opens, &self.company).map_err(|_| Errno(libc::EIO))?;
+        let session = Session::start(connection, &self.options, &self.opens, &self.company)
+            .map_err(|_| Errno(libc::EIO))?;
         for keys in rest.chunks(HELD_MAX) {
             if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
                 break;

@@ -37,7 +37,9 @@ impl Opens {
     /// One less; `true` if it was the last.
     pub(crate) fn close(&self, key: InodeKey) -> bool {
         let mut table = self.table.lock();
-        let Some(open) = table.get_mut(&key) else { return false };
+        let Some(open) = table.get_mut(&key) else {
+            return false;
+        };
         open.count -= 1;
         let last = open.count == 0;
         if last {

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use varve_format::{
-    EntryFlags, EntryHeader, FallocateMode, Ino, InodeAttr, InodeKey, LogOp, MODE_PERM_MASK, SetAttrMask, TimeNs,
+    EntryFlags, EntryHeader, FallocateMode, Ino, InodeAttr, InodeKey, LogOp, MODE_PERM_MASK, SetAttrMask,
+    TimeNs,
 };
 
 #[derive(Clone)]
@@ -36,14 +37,22 @@ fn inode(key: InodeKey, mode: u32, nlink: u32) -> Inode {
         ctime_ns: 1,
         btime_ns: 1,
     };
-    Inode { attr, data: Vec::new(), names: BTreeMap::new(), xattrs: BTreeMap::new(), target: Vec::new() }
+    Inode {
+        attr,
+        data: Vec::new(),
+        names: BTreeMap::new(),
+        xattrs: BTreeMap::new(),
+        target: Vec::new(),
+    }
 }
 
 impl Default for Tree {
     fn default() -> Self {
         let mut root = inode(InodeKey::ROOT, 0o040_777, 2);
         root.attr.parent = InodeKey::ROOT.ino;
-        Self { inodes: HashMap::from([(InodeKey::ROOT, root)]) }
+        Self {
+            inodes: HashMap::from([(InodeKey::ROOT, root)]),
+        }
     }
 }
 
@@ -58,8 +67,16 @@ pub fn touched(op: &LogOp<'_>) -> Vec<InodeKey> {
         | LogOp::SetXattr { key, .. }
         | LogOp::RemoveXattr { key, .. }
         | LogOp::Forget { key } => vec![key],
-        LogOp::Create { dir, key, .. } | LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => vec![dir, key],
-        LogOp::Rename { dir, key, new_dir, victim, .. } => {
+        LogOp::Create { dir, key, .. } | LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => {
+            vec![dir, key]
+        }
+        LogOp::Rename {
+            dir,
+            key,
+            new_dir,
+            victim,
+            ..
+        } => {
             let mut keys = vec![dir, new_dir, key];
             keys.extend(victim);
             keys
@@ -77,7 +94,11 @@ impl Tree {
     }
 
     pub fn by_ino(&self, ino: Ino) -> InodeKey {
-        self.inodes.keys().copied().find(|key| key.ino == ino).unwrap_or_default()
+        self.inodes
+            .keys()
+            .copied()
+            .find(|key| key.ino == ino)
+            .unwrap_or_default()
     }
 
     fn touch(&mut self, dir: InodeKey, now: TimeNs) -> Outcome<()> {
@@ -104,7 +125,11 @@ impl Tree {
     }
 
     fn named(&self, dir: InodeKey, name: &[u8], want: Option<InodeKey>) -> Outcome<()> {
-        if self.get(dir)?.names.get(name).copied() == want { Ok(()) } else { Err(libc::ESTALE) }
+        if self.get(dir)?.names.get(name).copied() == want {
+            Ok(())
+        } else {
+            Err(libc::ESTALE)
+        }
     }
 
     pub fn apply(&mut self, header: &EntryHeader, op: &LogOp<'_>) -> Outcome<()> {
@@ -126,7 +151,12 @@ impl Tree {
                 file.data.resize(size as usize, 0);
                 changed(file, flags, now);
             }
-            LogOp::Fallocate { key, mode, offset, len } => {
+            LogOp::Fallocate {
+                key,
+                mode,
+                offset,
+                len,
+            } => {
                 let file = self.get_mut(key)?;
                 let end = (offset + len) as usize;
                 if mode.grows() && file.data.len() < end {
@@ -169,7 +199,16 @@ impl Tree {
                 node.xattrs.remove(name).ok_or(libc::ENODATA)?;
                 node.attr.ctime_ns = now;
             }
-            LogOp::Create { dir, name, key, mode, uid, gid, rdev, target } => {
+            LogOp::Create {
+                dir,
+                name,
+                key,
+                mode,
+                uid,
+                gid,
+                rdev,
+                target,
+            } => {
                 if !name.is_empty() && self.get(dir)?.names.contains_key(name) {
                     return Err(libc::EEXIST);
                 }
@@ -177,8 +216,19 @@ impl Tree {
                     return Err(libc::EINVAL);
                 }
                 let mut new = inode(key, mode, u32::from(!name.is_empty()));
-                new.attr = InodeAttr { uid, gid, rdev, size_bytes: target.len() as u64, ..new.attr };
-                for time in [&mut new.attr.atime_ns, &mut new.attr.mtime_ns, &mut new.attr.ctime_ns, &mut new.attr.btime_ns] {
+                new.attr = InodeAttr {
+                    uid,
+                    gid,
+                    rdev,
+                    size_bytes: target.len() as u64,
+                    ..new.attr
+                };
+                for time in [
+                    &mut new.attr.atime_ns,
+                    &mut new.attr.mtime_ns,
+                    &mut new.attr.ctime_ns,
+                    &mut new.attr.btime_ns,
+                ] {
                     *time = now;
                 }
                 new.target = target.to_vec();
@@ -207,7 +257,15 @@ impl Tree {
                 self.get_mut(dir)?.names.remove(name);
                 self.touch(dir, now)?;
             }
-            LogOp::Rename { dir, name, key, new_dir, new_name, victim, exchange } => {
+            LogOp::Rename {
+                dir,
+                name,
+                key,
+                new_dir,
+                new_name,
+                victim,
+                exchange,
+            } => {
                 self.named(dir, name, Some(key))?;
                 self.named(new_dir, new_name, victim)?;
                 if let (Some(victim), false) = (victim, exchange) {

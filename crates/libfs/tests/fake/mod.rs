@@ -14,8 +14,8 @@ use varve_format::log::{
 };
 use varve_format::{EntryHeader, Generation, Ino, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId};
 use varve_ipc::{
-    Admin, Descriptors, DirEntry, Grant, Hello, InprocLink, IpcError, LeaseMode, MediatedOp, MediatedResult, Opened,
-    Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want, Welcome,
+    Admin, Descriptors, DirEntry, Grant, Hello, InprocLink, IpcError, LeaseMode, MediatedOp, MediatedResult,
+    Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want, Welcome,
 };
 use varve_libfs::{Connection, Connector};
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
@@ -80,7 +80,13 @@ impl Connector for FakeConnector {
         drop(state);
         let service: Arc<dyn Service> = Arc::clone(&self.fake) as Arc<dyn Service>;
         let link = Arc::new(InprocLink::new(service, id, opened.upcalls));
-        Ok(Connection { link, welcome: opened.welcome, page, log, nvm: None })
+        Ok(Connection {
+            link,
+            welcome: opened.welcome,
+            page,
+            log,
+            nvm: None,
+        })
     }
 }
 
@@ -103,8 +109,10 @@ fn scan(session: u64, log: &dyn Region) -> BTreeMap<u64, (EntryHeader, Vec<u8>)>
                 break;
             }
             let mut payload = vec![0; len];
-            log.read(chunk * CHUNK_BYTES + pos + HEADER_SIZE as u64, &mut payload).unwrap();
-            if entry_crc(payload_crc(crc_seed(SessionId(session)), &payload), &header) != header.crc32c.get() {
+            log.read(chunk * CHUNK_BYTES + pos + HEADER_SIZE as u64, &mut payload)
+                .unwrap();
+            if entry_crc(payload_crc(crc_seed(SessionId(session)), &payload), &header) != header.crc32c.get()
+            {
                 break;
             }
             found.insert(seq, (header, payload));
@@ -118,8 +126,12 @@ fn scan(session: u64, log: &dyn Region) -> BTreeMap<u64, (EntryHeader, Vec<u8>)>
 impl State {
     /// Digests what is contiguous; returns how far.
     fn digest(&mut self, id: u64) -> LogSeq {
-        let Some(session) = self.sessions.get(&id) else { return LogSeq(0) };
-        let (page, Some(log)) = (Arc::clone(&session.page), session.log.clone()) else { return LogSeq(0) };
+        let Some(session) = self.sessions.get(&id) else {
+            return LogSeq(0);
+        };
+        let (page, Some(log)) = (Arc::clone(&session.page), session.log.clone()) else {
+            return LogSeq(0);
+        };
         let mut next = page.digested().next();
         let found = scan(id, &*log);
         while let Some((header, payload)) = found.get(&next.0) {
@@ -135,9 +147,14 @@ impl State {
     fn apply(&mut self, id: u64, header: &EntryHeader, op: &LogOp<'_>) {
         for key in apply::touched(op) {
             let covered = self.leases.get(&key).is_some_and(|holders| {
-                holders.iter().any(|holder| holder.session == id && holder.mode == LeaseMode::Write)
+                holders
+                    .iter()
+                    .any(|holder| holder.session == id && holder.mode == LeaseMode::Write)
             });
-            assert!(covered, "session {id} logged {op:?} without a write lease on {key}");
+            assert!(
+                covered,
+                "session {id} logged {op:?} without a write lease on {key}"
+            );
         }
         if let Err(errno) = self.tree.apply(header, op) {
             panic!("session {id} logged {op:?}, which fails with errno {errno}");
@@ -145,7 +162,9 @@ impl State {
     }
 
     fn seal(&mut self, id: u64) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
         if session.sealed.is_some() {
             return;
         }
@@ -153,7 +172,10 @@ impl State {
         varve_ipc::page::membarrier();
         let last = self.digest(id);
         let session = self.sessions.get_mut(&id).unwrap();
-        session.sealed = Some(Seal { last, missing: Vec::new() });
+        session.sealed = Some(Seal {
+            last,
+            missing: Vec::new(),
+        });
         let _ = session.upcalls.push(Upcall::Sealed);
         session.upcalls.close();
         for holders in self.leases.values_mut() {
@@ -165,24 +187,43 @@ impl State {
         let against = |holder: &&Holder| {
             holder.session != id && (want.mode == LeaseMode::Write || holder.mode == LeaseMode::Write)
         };
-        self.leases.get(&want.key).into_iter().flatten().filter(against).copied().collect()
+        self.leases
+            .get(&want.key)
+            .into_iter()
+            .flatten()
+            .filter(against)
+            .copied()
+            .collect()
     }
 
     fn ask_back(&mut self, key: InodeKey, number: LeaseNo) {
-        let Some(holder) = self.leases.get_mut(&key).and_then(|h| h.iter_mut().find(|h| h.number == number)) else {
+        let Some(holder) = self
+            .leases
+            .get_mut(&key)
+            .and_then(|h| h.iter_mut().find(|h| h.number == number))
+        else {
             return;
         };
         if !holder.asked {
             holder.asked = true;
             let upcalls = Arc::clone(&self.sessions[&holder.session].upcalls);
-            let _ = upcalls.push(Upcall::Revoke { key, lease: number, keep: None });
+            let _ = upcalls.push(Upcall::Revoke {
+                key,
+                lease: number,
+                keep: None,
+            });
         }
     }
 }
 
 impl Fake {
     pub fn new() -> Arc<Self> {
-        let state = State { next_number: 1, next_session: 1, next_ino: 2, ..State::default() };
+        let state = State {
+            next_number: 1,
+            next_session: 1,
+            next_ino: 2,
+            ..State::default()
+        };
         Arc::new(Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -195,11 +236,15 @@ impl Fake {
     }
 
     pub fn connector(self: &Arc<Self>) -> Arc<FakeConnector> {
-        Arc::new(FakeConnector { fake: Arc::clone(self) })
+        Arc::new(FakeConnector {
+            fake: Arc::clone(self),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Seals all sessions, as a restart does.
@@ -231,8 +276,10 @@ impl Fake {
     ) -> Result<MutexGuard<'g, State>, IpcError> {
         let start = Instant::now();
         loop {
-            let conflicts: Vec<_> =
-                wants.iter().flat_map(|want| state.conflicting(id, want).into_iter().map(|h| (want.key, h))).collect();
+            let conflicts: Vec<_> = wants
+                .iter()
+                .flat_map(|want| state.conflicting(id, want).into_iter().map(|h| (want.key, h)))
+                .collect();
             if conflicts.is_empty() {
                 return Ok(state);
             }
@@ -243,8 +290,16 @@ impl Fake {
                 self.late.fetch_add(1, Ordering::SeqCst);
                 return errno(libc::ETIMEDOUT);
             }
-            state = self.changed.wait_timeout(state, Duration::from_millis(100)).unwrap().0;
-            if state.sessions.get(&id).is_some_and(|session| session.sealed.is_some()) {
+            state = self
+                .changed
+                .wait_timeout(state, Duration::from_millis(100))
+                .unwrap()
+                .0;
+            if state
+                .sessions
+                .get(&id)
+                .is_some_and(|session| session.sealed.is_some())
+            {
                 return Err(IpcError::Sealed);
             }
         }
@@ -266,17 +321,31 @@ impl Fake {
             let (number, mode) = match held {
                 Some(holder) if holder.mode >= want.mode => (holder.number, holder.mode),
                 Some(holder) => {
-                    *holder = Holder { mode: want.mode, number: fresh, asked: false, ..*holder };
+                    *holder = Holder {
+                        mode: want.mode,
+                        number: fresh,
+                        asked: false,
+                        ..*holder
+                    };
                     (fresh, want.mode)
                 }
                 None => {
-                    holders.push(Holder { session: id, mode: want.mode, number: fresh, asked: false });
+                    holders.push(Holder {
+                        session: id,
+                        mode: want.mode,
+                        number: fresh,
+                        asked: false,
+                    });
                     (fresh, want.mode)
                 }
             };
             state.next_number += 1;
             let attr = state.tree.get(want.key).map_err(IpcError::Errno)?.attr.clone();
-            grants.push(Grant { lease: number, mode, attr });
+            grants.push(Grant {
+                lease: number,
+                mode,
+                attr,
+            });
         }
         Ok(Response::Granted(grants))
     }
@@ -288,7 +357,13 @@ impl Fake {
         if let LogOp::Create { key, .. } = parsed {
             keys.retain(|other| *other != key);
         }
-        let wants: Vec<_> = keys.iter().map(|key| Want { key: *key, mode: LeaseMode::Write }).collect();
+        let wants: Vec<_> = keys
+            .iter()
+            .map(|key| Want {
+                key: *key,
+                mode: LeaseMode::Write,
+            })
+            .collect();
         let mut state = self.settle(self.lock(), id, &wants)?;
         state.digest(id);
         let mut offset = 0;
@@ -306,8 +381,14 @@ impl Fake {
             LogOp::Create { key, .. } | LogOp::Link { key, .. } => Some(key),
             _ => None,
         };
-        let attr = key.and_then(|key| state.tree.get(key).ok()).map(|inode| inode.attr.clone());
-        Ok(Response::Mediated(MediatedResult { attr, offset, victim: None }))
+        let attr = key
+            .and_then(|key| state.tree.get(key).ok())
+            .map(|inode| inode.attr.clone());
+        Ok(Response::Mediated(MediatedResult {
+            attr,
+            offset,
+            victim: None,
+        }))
     }
 
     fn answer(&self, id: u64, request: Request) -> Result<Response, IpcError> {
@@ -316,20 +397,42 @@ impl Fake {
             Request::Lookup { dir, name } => {
                 let tree = &state.tree;
                 let node = tree.get(dir).map_err(IpcError::Errno)?;
-                let key = if name == b".." { Some(tree.by_ino(node.attr.parent)) } else { node.names.get(&name).copied() };
-                Ok(Response::Entry(key.and_then(|key| tree.get(key).ok()).map(|inode| inode.attr.clone())))
+                let key = if name == b".." {
+                    Some(tree.by_ino(node.attr.parent))
+                } else {
+                    node.names.get(&name).copied()
+                };
+                Ok(Response::Entry(
+                    key.and_then(|key| tree.get(key).ok())
+                        .map(|inode| inode.attr.clone()),
+                ))
             }
-            Request::GetAttr { key } => state.tree.get(key).map(|i| Response::Attr(i.attr.clone())).map_err(IpcError::Errno),
+            Request::GetAttr { key } => state
+                .tree
+                .get(key)
+                .map(|i| Response::Attr(i.attr.clone()))
+                .map_err(IpcError::Errno),
             Request::Release { items } => {
                 for item in items {
                     let held = |holder: &Holder| holder.session == id && holder.number == item.lease;
-                    if !state.leases.get(&item.key).is_some_and(|holders| holders.iter().any(held)) {
+                    if !state
+                        .leases
+                        .get(&item.key)
+                        .is_some_and(|holders| holders.iter().any(held))
+                    {
                         continue;
                     }
                     if state.sessions[&id].page.digested() < item.last_seq {
-                        assert!(state.digest(id) >= item.last_seq, "a release names what is not committed");
+                        assert!(
+                            state.digest(id) >= item.last_seq,
+                            "a release names what is not committed"
+                        );
                     }
-                    state.leases.get_mut(&item.key).unwrap().retain(|holder| !held(holder));
+                    state
+                        .leases
+                        .get_mut(&item.key)
+                        .unwrap()
+                        .retain(|holder| !held(holder));
                     if item.open {
                         state.sessions.get_mut(&id).unwrap().opens.insert(item.key);
                     }
@@ -347,11 +450,19 @@ impl Fake {
             Request::AllocInodes { count, .. } => {
                 let mut batch = Vec::new();
                 for _ in 0..count {
-                    let key = InodeKey { ino: Ino(state.next_ino), generation: Generation(1) };
+                    let key = InodeKey {
+                        ino: Ino(state.next_ino),
+                        generation: Generation(1),
+                    };
                     let number = LeaseNo(state.next_number);
                     state.next_ino += 1;
                     state.next_number += 1;
-                    let holder = Holder { session: id, mode: LeaseMode::Write, number, asked: false };
+                    let holder = Holder {
+                        session: id,
+                        mode: LeaseMode::Write,
+                        number,
+                        asked: false,
+                    };
                     state.leases.entry(key).or_default().push(holder);
                     batch.push((key, number));
                 }
@@ -359,19 +470,34 @@ impl Fake {
             }
             Request::ReadDir { dir, cookie, max } => {
                 let node = state.tree.get(dir).map_err(IpcError::Errno)?;
-                let page = node.names.iter().enumerate().skip(cookie as usize).take(max as usize);
+                let page = node
+                    .names
+                    .iter()
+                    .enumerate()
+                    .skip(cookie as usize)
+                    .take(max as usize);
                 let entries = page.map(|(at, (name, key))| {
                     let attr = state.tree.get(*key).unwrap().attr.clone();
-                    DirEntry { name: name.clone(), key: *key, kind: attr.kind(), next_cookie: at as u64 + 1, attr: Some(attr) }
+                    DirEntry {
+                        name: name.clone(),
+                        key: *key,
+                        kind: attr.kind(),
+                        next_cookie: at as u64 + 1,
+                        attr: Some(attr),
+                    }
                 });
                 Ok(Response::Entries(entries.collect()))
             }
-            Request::ReadLink { key } => {
-                state.tree.get(key).map(|inode| Response::Bytes(inode.target.clone())).map_err(IpcError::Errno)
-            }
+            Request::ReadLink { key } => state
+                .tree
+                .get(key)
+                .map(|inode| Response::Bytes(inode.target.clone()))
+                .map_err(IpcError::Errno),
             Request::Xattrs { key } => {
                 let node = state.tree.get(key).map_err(IpcError::Errno)?;
-                Ok(Response::Xattrs(node.xattrs.iter().map(|(n, v)| (n.clone(), v.clone())).collect()))
+                Ok(Response::Xattrs(
+                    node.xattrs.iter().map(|(n, v)| (n.clone(), v.clone())).collect(),
+                ))
             }
             Request::MapExtents { key, .. } => {
                 let node = state.tree.get(key).map_err(IpcError::Errno)?;
@@ -383,17 +509,25 @@ impl Fake {
                     block: varve_format::BlockNo(0),
                     unwritten: false,
                 };
-                Ok(Response::Extents(if blocks == 0 { Vec::new() } else { vec![run] }, true))
+                Ok(Response::Extents(
+                    if blocks == 0 { Vec::new() } else { vec![run] },
+                    true,
+                ))
             }
             Request::ReadData { key, offset, len } => {
                 let data = &state.tree.get(key).map_err(IpcError::Errno)?.data;
                 let from = (offset as usize).min(data.len());
-                Ok(Response::Bytes(data[from..(from + len as usize).min(data.len())].to_vec()))
+                Ok(Response::Bytes(
+                    data[from..(from + len as usize).min(data.len())].to_vec(),
+                ))
             }
             Request::GrowLog { .. } => Ok(Response::LogBytes(LOG_BYTES)),
             Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
             Request::Digest { .. } => Ok(Response::Digested(state.digest(id))),
-            Request::StatFs => Ok(Response::StatFs(StatFs { blocks: 1000, ..StatFs::default() })),
+            Request::StatFs => Ok(Response::StatFs(StatFs {
+                blocks: 1000,
+                ..StatFs::default()
+            })),
             Request::Bye => {
                 state.seal(id);
                 drop(state);
@@ -411,7 +545,11 @@ impl Service for Fake {
         let mut state = self.lock();
         let mut old = None;
         if let Some(token) = hello.resume {
-            let id = state.sessions.iter().find(|(_, session)| session.token == token).map(|(id, _)| *id);
+            let id = state
+                .sessions
+                .iter()
+                .find(|(_, session)| session.token == token)
+                .map(|(id, _)| *id);
             let Some(id) = id else { return errno(libc::ESTALE) };
             state.seal(id);
             old = state.sessions.remove(&id);
@@ -419,7 +557,12 @@ impl Service for Fake {
         let id = state.next_session;
         state.next_session += 1;
         let page = Arc::new(Page::heap(SessionId(id)));
-        let options = MappedOptions { backing: Backing::Shm, len_bytes: LOG_BYTES, max_bytes: LOG_BYTES, sparse: true };
+        let options = MappedOptions {
+            backing: Backing::Shm,
+            len_bytes: LOG_BYTES,
+            max_bytes: LOG_BYTES,
+            sparse: true,
+        };
         let log = (!hello.read_only).then(|| {
             let region = MappedRegion::create(&self.dir.path().join(format!("log-{id}")), options).unwrap();
             Arc::new(region) as Arc<dyn Region>
@@ -456,7 +599,11 @@ impl Service for Fake {
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
         };
         state.sessions.insert(id, session);
-        Ok(Opened { welcome, descriptors: Descriptors::default(), upcalls })
+        Ok(Opened {
+            welcome,
+            descriptors: Descriptors::default(),
+            upcalls,
+        })
     }
 
     fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError> {
@@ -469,7 +616,11 @@ impl Service for Fake {
             _ => "other",
         };
         *self.calls.lock().unwrap().entry(name).or_default() += 1;
-        let sealed = self.lock().sessions.get(&session.0).is_none_or(|session| session.sealed.is_some());
+        let sealed = self
+            .lock()
+            .sessions
+            .get(&session.0)
+            .is_none_or(|session| session.sealed.is_some());
         if sealed {
             return Err(IpcError::Sealed);
         }
