@@ -1,0 +1,96 @@
+//! Several mounts that fight over a few names of one directory tree: all calls end, and all see the same in the end.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use varve_embed::{Embedded, SimPool};
+use varve_ipc::{Cred, SystemClock};
+use varve_kernelfs::Config;
+use varve_libfs::{Errno, Fs, OpenFlags, RenameFlags};
+use varve_media::sim::SimWorld;
+
+const FILE: u32 = libc::S_IFREG | 0o644;
+const DIR: u32 = libc::S_IFDIR | 0o755;
+/// What one caller's race with another may end in.
+const ALLOWED: &[i32] = &[
+    libc::ENOENT,
+    libc::EEXIST,
+    libc::ENOTEMPTY,
+    libc::ENOTDIR,
+    libc::EISDIR,
+    libc::EPERM,
+    libc::EINVAL,
+    libc::ESTALE,
+];
+
+fn random(seed: &mut u64, bound: u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*seed >> 33) % bound
+}
+
+fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
+    let me = Cred::root();
+    let dirs = [Ok(fs.root()), fs.lookup(fs.root(), b"d", &me).map(|attr| attr.key)];
+    let (from, to) = (dirs[random(seed, 2) as usize]?, dirs[random(seed, 2) as usize]?);
+    let (x, y) = (format!("n{}", random(seed, 4)), format!("n{}", random(seed, 4)));
+    let (x, y) = (x.as_bytes(), y.as_bytes());
+    match random(seed, 8) {
+        0 => fs.create(from, x, FILE, 0, &me).map(|_| ()),
+        1 => fs.create(from, x, DIR, 0, &me).map(|_| ()),
+        2 | 3 => fs.rename(from, x, to, y, RenameFlags::default(), &me),
+        4 => fs.lookup(from, x, &me).and_then(|attr| fs.link(attr.key, to, y, &me).map(|_| ())),
+        5 => fs.unlink(from, x, &me),
+        6 => fs.rmdir(from, x, &me),
+        _ => {
+            let attr = fs.lookup(from, x, &me)?;
+            let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+            fs.open(attr.key, flags, &me)?.append(b"line\n", &me).map(|_| ())
+        }
+    }
+}
+
+fn tree(fs: &Fs) -> BTreeMap<(u64, Vec<u8>), (u32, u32, u64)> {
+    let d = fs.lookup(fs.root(), b"d", &Cred::root()).unwrap().key;
+    let mut all = BTreeMap::new();
+    for dir in [fs.root(), d] {
+        for entry in fs.readdir(dir, 0, 1000).unwrap() {
+            let attr = fs.lookup(dir, &entry.name, &Cred::root()).unwrap();
+            assert_eq!(attr.key, entry.key);
+            all.insert((dir.ino.0, entry.name), (attr.mode, attr.nlink, attr.size_bytes));
+        }
+    }
+    all
+}
+
+#[test]
+fn mounts_that_fight_over_names_agree_in_the_end() {
+    let world = SimWorld::new();
+    SimPool::default().mkfs(&world).unwrap();
+    let parts = |world| SimPool::default().parts(world, Config::default(), Arc::new(SystemClock)).unwrap().0;
+    let embedded = Embedded::open(parts(&world)).unwrap();
+    embedded.start().unwrap();
+    let mounts = [embedded.mount().unwrap(), embedded.mount().unwrap()];
+    mounts[0].create(mounts[0].root(), b"d", DIR, 0, &Cred::root()).unwrap();
+    std::thread::scope(|scope| {
+        for (who, fs) in mounts.iter().enumerate() {
+            for thread in 0..2_u64 {
+                scope.spawn(move || {
+                    let mut seed = 1 + who as u64 * 7 + thread * 13;
+                    for _ in 0..60 {
+                        if let Err(errno) = step(fs, &mut seed) {
+                            assert!(ALLOWED.contains(&errno.0), "{errno}");
+                        }
+                    }
+                });
+            }
+        }
+    });
+    assert_eq!(tree(&mounts[0]), tree(&mounts[1]));
+    for fs in &mounts {
+        println!("{:?}", fs.counters());
+        fs.unmount().unwrap();
+    }
+    embedded.shutdown().unwrap();
+    let findings = parts(&world).store.check().unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+}
