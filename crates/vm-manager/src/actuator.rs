@@ -242,6 +242,19 @@ impl Actuator for KernelActuator {
         }
     }
 
+    fn used_now(&mut self, proc: ProcId, region: HugeIndex) -> Option<UtilVector> {
+        let processes = self.processes.borrow();
+        let mut used = UtilVector::default();
+        let page = |address: u64| ((address - region.address()) / PAGE_BYTES) as usize;
+        let end = region.address() + HUGE_BYTES;
+        let map = &processes.get(proc)?.pagemap;
+        map.present(region.address(), end, |run| {
+            used.set_range(page(run.start), page(run.end.min(end)))
+        })
+        .ok()?;
+        Some(used)
+    }
+
     fn free_pages(&mut self, tier: TierId) -> u64 {
         let Some(t) = self.tiers.get(tier.index()) else {
             return 0;

@@ -463,13 +463,25 @@ impl Engine {
                 Leave::Keep => Vec::new(),
                 Leave::Restore => self.policies().flat_map(|p| p.undo(id)).collect(),
             };
-            let mut outcomes = Vec::new();
-            self.actuator.apply(&actions, &mut outcomes);
-            for (action, outcome) in actions.iter().zip(outcomes) {
-                let done = u64::from(outcome == crate::interfaces::Outcome::Done);
-                match action {
-                    Action::Move { .. } => moved += done,
-                    _ => split += done,
+            let mut left = actions;
+            // Pages that are just being used refuse for a moment; ask again, but not for ever.
+            for _ in 0..20 {
+                let mut outcomes = Vec::new();
+                self.actuator.apply(&left, &mut outcomes);
+                let mut busy = Vec::new();
+                for (action, outcome) in left.iter().zip(outcomes) {
+                    let done = u64::from(outcome == crate::interfaces::Outcome::Done);
+                    match action {
+                        Action::Move { .. } => moved += done,
+                        _ => split += done,
+                    }
+                    if outcome == crate::interfaces::Outcome::Busy {
+                        busy.push(*action);
+                    }
+                }
+                left = busy;
+                if left.is_empty() || self.config.dry_run {
+                    break;
                 }
             }
             let mut processes = self.processes.borrow_mut();

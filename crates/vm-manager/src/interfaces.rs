@@ -128,6 +128,10 @@ pub trait Actuator {
     fn apply(&mut self, actions: &[Action], out: &mut Vec<Outcome>);
     /// Appends for each page the tier that holds it, or `None` when it is not in memory.
     fn locate(&mut self, pages: &[PageKey], out: &mut Vec<Option<TierId>>);
+    /// Looks again at which base pages of a region are in use right now; `None` when the actuator cannot tell.
+    fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
+        None
+    }
     /// Free pages of a tier right now.
     fn free_pages(&mut self, tier: TierId) -> u64;
 }

@@ -214,6 +214,17 @@ impl Ingens {
         actuator: &mut dyn Actuator,
         report: &mut StepReport,
     ) -> bool {
+        // The request may be old: pages may have been freed since the survey, and filling them up would be bloat that
+        // no page table shows afterwards.
+        let threshold = self.threshold();
+        if let Some(now) = actuator.used_now(proc, index)
+            && let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index))
+        {
+            region.util = now.without(&region.filled);
+            if region.util.share() < threshold {
+                return false;
+            }
+        }
         let mut outcomes = Vec::new();
         actuator.apply(&[Action::Collapse { proc, region: index }], &mut outcomes);
         let outcome = outcomes.first().copied().unwrap_or(Outcome::Busy);

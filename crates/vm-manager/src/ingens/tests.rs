@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 struct Kernel {
     log: Vec<Action>,
     refuse: HashSet<HugeIndex>,
+    now: Option<UtilVector>,
     blocks: u64,
 }
 
@@ -32,6 +33,9 @@ impl Actuator for Kernel {
     }
     fn locate(&mut self, pages: &[PageKey], out: &mut Vec<Option<TierId>>) {
         out.extend(pages.iter().map(|_| Some(TierId(0))));
+    }
+    fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
+        self.now
     }
     fn free_pages(&mut self, _tier: TierId) -> u64 {
         0
@@ -412,4 +416,13 @@ fn holes_that_a_collapse_filled_still_count_as_unused() {
     p.step(1_000, &mut t, &mut k).unwrap();
     assert!(matches!(k.log.last(), Some(Action::Split { .. })), "{:?}", k.log);
     assert_eq!(collapses(&k).len(), 1, "not filled up again");
+}
+
+#[test]
+fn old_request_is_dropped_when_pages_were_freed_meanwhile() {
+    let (mut p, mut k, mut t) = (Ingens::new(IngensConfig::default()), kernel(99), Bits::default());
+    feed(&mut p, &mut k, survey(0, 1, 512, false));
+    k.now = Some(survey(0, 1, 100, false).used);
+    p.step(0, &mut t, &mut k).unwrap();
+    assert!(collapses(&k).is_empty());
 }
