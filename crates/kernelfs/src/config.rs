@@ -36,6 +36,13 @@ pub struct Config {
     pub solo_ms: u64,
     /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
     pub idle_digest_ms: u64,
+    /// How full a tier is when its coldest data begins to move down, in percent of what data may have of it. Default 95; 20 to 99.
+    pub placement_high_percent: u8,
+    /// How full a tier is when it stops, in percent. Default 90; 10 to less than `placement_high_percent`.
+    pub placement_low_percent: u8,
+    /// Most blocks of 4 KiB that move in one step of the background work; in between, others have their turn. Default 1,024; 64 to
+    /// 65,536.
+    pub placement_step_blocks: u64,
 }
 
 impl Default for Config {
@@ -55,6 +62,9 @@ impl Default for Config {
             sync_ms: 1_000,
             solo_ms: 30_000,
             idle_digest_ms: 500,
+            placement_high_percent: 95,
+            placement_low_percent: 90,
+            placement_step_blocks: 1_024,
         }
     }
 }
@@ -114,6 +124,19 @@ impl Config {
             ("sync_ms", self.sync_ms, 0, 60_000),
             ("solo_ms", self.solo_ms, 0, 3_600_000),
             ("idle_digest_ms", self.idle_digest_ms, 10, 60_000),
+            (
+                "placement_high_percent",
+                u64::from(self.placement_high_percent),
+                20,
+                99,
+            ),
+            (
+                "placement_low_percent",
+                u64::from(self.placement_low_percent),
+                10,
+                u64::from(self.placement_high_percent).saturating_sub(1),
+            ),
+            ("placement_step_blocks", self.placement_step_blocks, 64, 65_536),
         ];
         for (field, value, least, most) in bounds {
             if value < least || value > most {
@@ -175,6 +198,7 @@ mod tests {
             ("lease_ms = 5", "lease_ms"),
             ("wait_ms = 500", "wait_ms"),
             ("digest_percent = 99", "digest_percent"),
+            ("placement_low_percent = 95", "placement_low_percent"),
             ("log_max_bytes = 2097152", "log_max_bytes"),
             ("log_initial_bytes = 3000000", "log_initial_bytes"),
             ("no_such_field = 1", "no_such_field"),

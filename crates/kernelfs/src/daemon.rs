@@ -10,6 +10,9 @@ use varve_store::StoreError;
 /// How often late sessions and ended processes are looked for, in milliseconds.
 const TICK_MS: u64 = 50;
 
+/// Pause between two steps of placement while there is something to move, in milliseconds.
+const PLACE_PAUSE_MS: u64 = 1;
+
 /// Background threads of a [`KernelFs`]; [`stop`](Self::stop) or the drop ends them.
 pub struct Daemon {
     kernel: Arc<KernelFs>,
@@ -29,11 +32,18 @@ impl Daemon {
             move || work(&kernel, &over)
         })?;
         kernel.background.store(true, Ordering::Release);
-        Ok(Self {
-            kernel,
-            over,
+        // From here on the drop ends what was started.
+        let mut daemon = Self {
+            kernel: Arc::clone(&kernel),
+            over: Arc::clone(&over),
             threads: vec![worker],
-        })
+        };
+        // Apart: what clients wait for is not to wait for slow media.
+        let mover = std::thread::Builder::new()
+            .name("varve-place".into())
+            .spawn(move || place(&kernel, &over))?;
+        daemon.threads.push(mover);
+        Ok(daemon)
     }
 
     /// The daemon's object.
@@ -46,6 +56,7 @@ impl Daemon {
         self.kernel.background.store(false, Ordering::Release);
         self.over.store(true, Ordering::Release);
         self.kernel.bell.ring();
+        self.kernel.placer.bell.ring();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -79,6 +90,15 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
             // What clients have left lying; errors were noted where they happened.
             let _ = kernel.digest_all();
         }
+    }
+}
+
+fn place(kernel: &KernelFs, over: &AtomicBool) {
+    let mut pause_ms = TICK_MS;
+    while !over.load(Ordering::Acquire) {
+        kernel.placer.bell.wait(pause_ms);
+        let moved = kernel.place();
+        pause_ms = if moved > 0 { PLACE_PAUSE_MS } else { TICK_MS };
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::config::Config;
 use crate::core::Core;
-use crate::digest::{Hierarchy, Placement};
 use crate::error::KernelError;
 use crate::leases::{Limits, Table};
 use crate::logs::LogStore;
+use crate::placement::{Hierarchy, Marks, Placement, Placer};
 use crate::status::Counters;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Parts {
     pub config: Config,
     /// Time.
     pub clock: Arc<dyn Clock>,
-    /// Where new data goes.
+    /// Where new data goes, and what moves later.
     pub placement: Box<dyn Placement>,
     /// Owner of the pool: privileged besides root.
     pub owner_uid: u32,
@@ -43,12 +43,16 @@ pub struct Parts {
 impl Parts {
     /// Default policies, this process' user as the owner.
     pub fn new(store: Store, logs: Arc<dyn LogStore>, config: Config, clock: Arc<dyn Clock>) -> Self {
+        let marks = Marks {
+            high: config.placement_high_percent.into(),
+            low: config.placement_low_percent.into(),
+        };
         Self {
             store,
             logs,
             config,
             clock,
-            placement: Box::new(Hierarchy),
+            placement: Box::new(Hierarchy::new(marks)),
             owner_uid: rustix::process::geteuid().as_raw(),
             fsck: None,
             scrub: None,
@@ -63,6 +67,7 @@ pub struct KernelFs {
     pub(crate) config: Config,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) placement: Box<dyn Placement>,
+    pub(crate) placer: Placer,
     pub(crate) owner_uid: u32,
     pub(crate) fsck: Option<Hook>,
     pub(crate) scrub: Option<Hook>,
@@ -146,6 +151,7 @@ impl KernelFs {
             config,
             clock,
             placement,
+            placer: Placer::default(),
             owner_uid,
             fsck,
             scrub,

@@ -2,9 +2,10 @@
 
 use crate::error::no;
 use crate::kernel::KernelFs;
+use crate::placement::Use;
 use crate::session::Session;
 use std::sync::Arc;
-use varve_format::{ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX};
+use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX};
 use varve_ipc::{DATA_MAX, DirEntry, IpcError, MappedExtent, StatFs};
 use varve_store::StoreError;
 
@@ -207,6 +208,10 @@ impl KernelFs {
             .map(key.ino, from, max)
             .map_err(|error| self.refused(&error))?;
         let complete = extents.len() < max;
+        for extent in &extents {
+            self.placement
+                .used(key, extent.file_block, extent.len.into(), Use::Mapped);
+        }
         let mapped = extents.into_iter().map(|extent| MappedExtent {
             file_block: extent.file_block,
             len: extent.len,
@@ -241,6 +246,8 @@ impl KernelFs {
             .read(key.ino, offset, &mut data)
             .map_err(|error| self.refused(&error))?;
         data.truncate(got);
+        let (first, end) = (offset / BLOCK_BYTES, (offset + got as u64).div_ceil(BLOCK_BYTES));
+        self.placement.used(key, FileBlock(first), end - first, Use::Read);
         Ok(data)
     }
 

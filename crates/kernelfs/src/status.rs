@@ -1,6 +1,7 @@
 //! State and counters for operators. Counts and shows; decides nothing.
 
 use crate::KernelFs;
+use crate::placement::PlacementStatus;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::Tier;
@@ -49,6 +50,12 @@ pub struct TierStatus {
     pub used_bytes: u64,
     /// Freed, but not to be reused yet, in bytes.
     pub pending_bytes: u64,
+    /// Moved here from other tiers since the daemon started, in bytes.
+    #[serde(default)]
+    pub moved_in_bytes: u64,
+    /// Moved away to other tiers since the daemon started, in bytes.
+    #[serde(default)]
+    pub moved_out_bytes: u64,
 }
 
 /// One session.
@@ -143,6 +150,9 @@ pub struct Status {
     pub leases: LeaseStatus,
     /// Background jobs and what they wait for.
     pub jobs: Vec<String>,
+    /// The jobs of them that move data between tiers.
+    #[serde(default)]
+    pub placement: Vec<PlacementStatus>,
 }
 
 impl KernelFs {
@@ -166,8 +176,11 @@ impl KernelFs {
                 capacity_bytes: stats.total * block,
                 used_bytes: stats.total.saturating_sub(stats.free + stats.pending) * block,
                 pending_bytes: stats.pending * block,
+                moved_in_bytes: get(&self.placer.moved_in[tier as usize]) * block,
+                moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
             });
         }
+        let placement = self.placer.jobs();
         let core = self.locked();
         let mut sessions: Vec<_> = core
             .members
@@ -197,7 +210,7 @@ impl KernelFs {
             })
             .collect();
         sessions.sort_unstable_by_key(|session| session.id);
-        let jobs = if core.unheld.is_empty() {
+        let mut jobs = if core.unheld.is_empty() {
             Vec::new()
         } else {
             let grace = if self.in_grace() {
@@ -210,6 +223,7 @@ impl KernelFs {
                 core.unheld.len()
             )]
         };
+        jobs.extend(placement.iter().map(ToString::to_string));
         let counters = &self.counters;
         Status {
             pool: self
@@ -244,6 +258,7 @@ impl KernelFs {
                 rows: core.rows.len() as u64,
             },
             jobs,
+            placement,
         }
     }
 }

@@ -510,8 +510,16 @@ impl Store {
     /// # Errors
     /// Damage.
     pub fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
+        self.for_each_inode_from(Ino(0), f)
+    }
+
+    /// As [`for_each_inode`](Self::for_each_inode), for numbers from `from` on.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn for_each_inode_from(&self, from: Ino, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
         let blocks = self.snapshot().lens().state()?.inode_blocks.get();
-        for index in 0..blocks {
+        for index in from.0 / INODES_PER_BLOCK..blocks {
             let slots = {
                 let snapshot = self.snapshot();
                 let lens = snapshot.lens();
@@ -521,7 +529,7 @@ impl Store {
                     .collect::<Result<Vec<_>>>()?
             };
             for (ino, slot) in slots {
-                if !matches!(slot, InodeSlot::Free(_)) && !f(ino, slot) {
+                if ino >= from && !matches!(slot, InodeSlot::Free(_)) && !f(ino, slot) {
                     return Ok(());
                 }
             }

@@ -2,8 +2,9 @@
 
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
+use crate::placement::Use;
 use varve_digest::{Fate, InodePlan, NameChange, Plan};
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, SessionId};
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, SessionId};
 use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
 
 /// Extents or names freed at once by a digest's own transaction.
@@ -180,6 +181,14 @@ impl Carrier<'_, '_> {
             }
             let (now, later) = pieces.split_at(count);
             self.tx.write_bytes(ino, now, target)?;
+            for (offset, data) in now {
+                let (first, last) = (
+                    offset / BLOCK_BYTES,
+                    (offset + data.len() as u64).div_ceil(BLOCK_BYTES),
+                );
+                let placement = self.env.placement;
+                placement.used(inode.attr.key, FileBlock(first), last - first, Use::Written);
+            }
             pieces = later;
         }
         for range in &file.allocate {

@@ -13,8 +13,9 @@ mod tests;
 mod types;
 mod view;
 
+pub use crate::placement::{Hierarchy, Placement};
 pub use apply::{digest, free_orphan};
 pub use log::SessionLog;
 pub use mediate::{MediateError, apply_mediated};
-pub use types::{Applied, Client, Environment, Hierarchy, Leases, Placement, Source, rights};
+pub use types::{Applied, Client, Environment, Leases, Source, rights};
 pub use varve_digest::{Batch, Cut, GatherLimits, SealScan};

@@ -1,9 +1,9 @@
 //! What a digest is given besides the log, and what it tells the rest of the daemon. Plain values.
 
+use crate::placement::Placement;
 use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
-use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, Tier, TimeNs, TxId};
-use varve_store::{DataTarget, SpaceStats};
+use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
 
 /// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given the directory's row).
 pub mod rights {
@@ -51,33 +51,6 @@ pub trait Leases {
     /// session logged: more than was granted is refused, what was granted waits.
     fn credits(&self, _session: SessionId) -> Option<u64> {
         None
-    }
-}
-
-/// Decides where new data goes; moves nothing.
-pub trait Placement: Send + Sync {
-    /// Where `bytes` of new data of an inode shall go. Tiers of which `space.tiers[t].total` is 0 are not there. The store goes on to
-    /// other tiers when the one chosen is full, unless the target says `only`.
-    fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget;
-}
-
-/// Fills the fastest tier that is less than 95 % full.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Hierarchy;
-
-/// A tier fuller than this takes no new data while another one does.
-const FULL_PERCENT: u64 = 95;
-
-impl Placement for Hierarchy {
-    fn target(&self, _key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
-        let blocks = bytes.div_ceil(varve_format::BLOCK_BYTES);
-        let fits = |tier: &Tier| {
-            let stats = &space.tiers[*tier as usize];
-            let used = stats.total.saturating_sub(stats.free).saturating_add(blocks);
-            stats.total > 0 && used.saturating_mul(100) < stats.total.saturating_mul(FULL_PERCENT)
-        };
-        let tier = Tier::ALL.into_iter().find(fits).unwrap_or(Tier::Nvm);
-        DataTarget::prefer(tier).with_reserve()
     }
 }
 

@@ -37,7 +37,15 @@ impl World {
     }
 
     pub fn with(config: Config) -> Self {
+        Self::with_tiers(config, &[])
+    }
+
+    /// With block devices, `ssd` and `hdd`, of so many bytes.
+    pub fn with_tiers(config: Config, devices_bytes: &[(&str, u64)]) -> Self {
         let sim = SimWorld::new();
+        for (name, bytes) in devices_bytes {
+            sim.add_block(name, *bytes);
+        }
         sim.add_region("nvm", SimMedium::Dax, 32 << 20, 32 << 20);
         sim.add_region("journal", SimMedium::Dax, 4 << 20, 4 << 20);
         let options = MkfsOptions {
@@ -80,6 +88,20 @@ impl World {
         }
     }
 
+    /// The daemon on an image of this machine's media.
+    pub fn start_on(sim: SimWorld, config: &Config) -> Self {
+        let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
+        let clock = Arc::new(ManualClock::new(START_NS + 2_000_000_000));
+        let kernel = start(&sim, &logs, &clock, config);
+        Self {
+            sim,
+            logs,
+            clock,
+            config: config.clone(),
+            kernel,
+        }
+    }
+
     pub fn client(&self) -> Client {
         self.client_as(Peer::this_process(), hello())
     }
@@ -98,8 +120,8 @@ fn devices(sim: &SimWorld) -> Devices {
     Devices {
         nvm: sim.region("nvm").unwrap(),
         journal: sim.region("journal").unwrap(),
-        ssd: None,
-        hdd: None,
+        ssd: sim.block("ssd").map(|device| device as _),
+        hdd: sim.block("hdd").map(|device| device as _),
     }
 }
 

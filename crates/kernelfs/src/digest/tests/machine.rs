@@ -62,6 +62,7 @@ pub(super) struct Machine {
     pub(super) store: Store,
     pub(super) leases: AllLeases,
     pub(super) reader: SessionLog,
+    placement: Hierarchy,
     /// User of the session, if it has no privilege.
     pub(super) unprivileged: Option<u32>,
     seq: u64,
@@ -121,6 +122,7 @@ impl Machine {
             store,
             leases: AllLeases::default(),
             reader: SessionLog::new(S),
+            placement: Hierarchy::default(),
             unprivileged: None,
             seq: 1,
             end: 64,
@@ -188,7 +190,7 @@ impl Machine {
     pub(super) fn environment(&self) -> Environment<'_> {
         Environment {
             leases: &self.leases,
-            placement: &Hierarchy,
+            placement: &self.placement,
             now_ns: NOW,
         }
     }

@@ -1,0 +1,260 @@
+//! What was used when, per tier and range of a file. Owns order and bounds of this memory; does not know what follows from it.
+
+use super::Use;
+use std::collections::BTreeMap;
+use varve_format::{FileBlock, InodeKey, Tier};
+
+/// Blocks of a range: 2 MiB.
+pub(super) const RANGE_BLOCKS: u64 = 512;
+/// Ranges of one call that are looked at.
+const RANGES_PER_USE: u64 = 1024;
+/// Ranges remembered between two plans.
+const USES_MAX: usize = 4096;
+/// Reads in so many different steps make a range warm, however few blocks they read.
+const WARM_STEPS: u32 = 4;
+/// Steps after which earlier reads count half.
+const HALF_LIFE_STEPS: u64 = 1200;
+
+/// A range of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RangeId {
+    pub(super) key: InodeKey,
+    pub(super) index: u64,
+}
+
+impl RangeId {
+    pub(super) const fn of(key: InodeKey, block: u64) -> Self {
+        Self {
+            key,
+            index: block / RANGE_BLOCKS,
+        }
+    }
+
+    pub(super) const fn start(self) -> FileBlock {
+        FileBlock(self.index * RANGE_BLOCKS)
+    }
+
+    pub(super) const fn end(self) -> u64 {
+        (self.index + 1) * RANGE_BLOCKS
+    }
+}
+
+/// Uses since the last plan.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    /// Blocks read of each range.
+    pub(super) ranges: BTreeMap<RangeId, u64>,
+    /// There were more.
+    pub(super) dropped: bool,
+}
+
+impl Uses {
+    pub(super) const fn new() -> Self {
+        Self {
+            ranges: BTreeMap::new(),
+            dropped: false,
+        }
+    }
+
+    pub(super) fn add(&mut self, key: InodeKey, from: u64, blocks: u64, how: Use) {
+        let end = from.saturating_add(blocks);
+        let mut at = from;
+        for _ in 0..RANGES_PER_USE {
+            if at >= end {
+                return;
+            }
+            let id = RangeId::of(key, at);
+            let stop = id.end().min(end);
+            let read = if how == Use::Read { stop - at } else { 0 };
+            if self.ranges.len() < USES_MAX || self.ranges.contains_key(&id) {
+                let sum = self.ranges.entry(id).or_insert(0);
+                *sum = sum.saturating_add(read);
+            } else {
+                self.dropped = true;
+                return;
+            }
+            at = stop;
+        }
+        self.dropped = true;
+    }
+}
+
+/// What is known of a range on a tier.
+#[derive(Debug, Clone, Copy, Default)]
+struct Warmth {
+    stamp: u64,
+    /// Blocks read.
+    read: u64,
+    /// Steps in which some were.
+    steps: u32,
+    last_step: u64,
+}
+
+/// Ranges on one tier, in the order of their last use.
+#[derive(Debug)]
+struct TierHeat {
+    ranges: BTreeMap<RangeId, Warmth>,
+    order: BTreeMap<u64, RangeId>,
+}
+
+/// Ranges on all tiers. One that is not in it is colder than all that are.
+#[derive(Debug)]
+pub(super) struct Heat {
+    tiers: [TierHeat; 3],
+    clock: u64,
+    most: usize,
+}
+
+impl Heat {
+    /// Remembers at most `most` ranges of each tier.
+    pub(super) const fn new(most: usize) -> Self {
+        const EMPTY: TierHeat = TierHeat {
+            ranges: BTreeMap::new(),
+            order: BTreeMap::new(),
+        };
+        Self {
+            tiers: [EMPTY; 3],
+            clock: 0,
+            most,
+        }
+    }
+
+    pub(super) fn knows(&self, tier: Tier, id: RangeId) -> bool {
+        self.tiers[tier as usize].ranges.contains_key(&id)
+    }
+
+    /// A range with `present` blocks on a tier was used in a step, `read` blocks of it through the daemon. Answers whether it is warm, and
+    /// whether another one had to be forgotten.
+    pub(super) fn touch(
+        &mut self,
+        tier: Tier,
+        id: RangeId,
+        present: u64,
+        read: u64,
+        step: u64,
+    ) -> (bool, bool) {
+        self.clock += 1;
+        let heat = &mut self.tiers[tier as usize];
+        let warmth = heat.ranges.entry(id).or_default();
+        heat.order.remove(&warmth.stamp);
+        warmth.stamp = self.clock;
+        heat.order.insert(warmth.stamp, id);
+        let halves = step.saturating_sub(warmth.last_step) / HALF_LIFE_STEPS;
+        warmth.read = warmth.read.checked_shr(halves.min(64) as u32).unwrap_or(0);
+        warmth.steps = warmth.steps.checked_shr(halves.min(32) as u32).unwrap_or(0);
+        warmth.last_step = step;
+        if read > 0 {
+            warmth.read = warmth.read.saturating_add(read);
+            warmth.steps = warmth.steps.saturating_add(1);
+        }
+        // All of it twice, or parts of it at different times.
+        let warm = read > 0 && (warmth.read >= present.saturating_mul(2) || warmth.steps >= WARM_STEPS);
+        let full = heat.ranges.len() > self.most;
+        if full && let Some((_, oldest)) = heat.order.pop_first() {
+            heat.ranges.remove(&oldest);
+        }
+        (warm, full)
+    }
+
+    /// The range of a tier that was used longest ago, after `after`.
+    pub(super) fn oldest_after(&self, tier: Tier, after: u64) -> Option<(u64, RangeId)> {
+        let mut later = self.tiers[tier as usize].order.range(after + 1..);
+        later.next().map(|(stamp, id)| (*stamp, *id))
+    }
+
+    /// Nothing of a range is on a tier any more.
+    pub(super) fn forget(&mut self, tier: Tier, id: RangeId) {
+        let heat = &mut self.tiers[tier as usize];
+        if let Some(warmth) = heat.ranges.remove(&id) {
+            heat.order.remove(&warmth.stamp);
+        }
+    }
+
+    /// Some of a range went to another tier: it is as old there, and is to be read anew to be warm.
+    pub(super) fn moved(&mut self, from: Tier, to: Tier, id: RangeId) {
+        let Some(warmth) = self.tiers[from as usize].ranges.get(&id).copied() else {
+            return;
+        };
+        let there = &mut self.tiers[to as usize];
+        if there.ranges.len() >= self.most || there.ranges.contains_key(&id) {
+            return;
+        }
+        let new = Warmth {
+            stamp: warmth.stamp,
+            last_step: warmth.last_step,
+            ..Warmth::default()
+        };
+        // The number of a use belongs to one range on one tier; two tiers may share it.
+        there.ranges.insert(id, new);
+        there.order.insert(new.stamp, id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{Heat, RANGE_BLOCKS, RangeId, Uses};
+    use crate::placement::Use;
+    use varve_format::{Generation, Ino, InodeKey, Tier};
+
+    const fn id(ino: u64) -> RangeId {
+        RangeId {
+            key: InodeKey {
+                ino: Ino(ino),
+                generation: Generation(1),
+            },
+            index: 0,
+        }
+    }
+
+    #[test]
+    fn heat_orders_by_last_use_and_forgets_the_oldest_when_full() {
+        let mut heat = Heat::new(3);
+        for ino in [1, 2, 3, 1] {
+            assert_eq!(heat.touch(Tier::Nvm, id(ino), 8, 0, 1), (false, false));
+        }
+        assert_eq!(heat.oldest_after(Tier::Nvm, 0).unwrap().1, id(2));
+        assert!(heat.touch(Tier::Nvm, id(4), 8, 0, 1).1, "2 was forgotten");
+        assert!(!heat.knows(Tier::Nvm, id(2)));
+        let mut order = Vec::new();
+        let mut after = 0;
+        while let Some((stamp, id)) = heat.oldest_after(Tier::Nvm, after) {
+            order.push(id.key.ino.0);
+            after = stamp;
+        }
+        assert_eq!(order, [3, 1, 4]);
+        heat.forget(Tier::Nvm, id(1));
+        assert!(!heat.knows(Tier::Nvm, id(1)) && heat.oldest_after(Tier::Ssd, 0).is_none());
+    }
+
+    #[test]
+    fn range_is_warm_when_read_twice_or_in_many_steps_and_cools() {
+        let mut heat = Heat::new(10);
+        assert!(!heat.touch(Tier::Ssd, id(1), 100, 100, 1).0);
+        assert!(heat.touch(Tier::Ssd, id(1), 100, 100, 2).0);
+        for step in 1..4 {
+            assert!(!heat.touch(Tier::Ssd, id(2), 100, 1, step).0);
+        }
+        assert!(heat.touch(Tier::Ssd, id(2), 100, 1, 4).0);
+        assert!(!heat.touch(Tier::Ssd, id(3), 100, 100, 1).0);
+        assert!(
+            !heat.touch(Tier::Ssd, id(3), 100, 100, 1_000_000).0,
+            "long ago does not count"
+        );
+        assert!(!heat.touch(Tier::Ssd, id(4), 1, 0, 1).0, "not read");
+    }
+
+    #[test]
+    fn uses_are_cut_into_ranges_and_bounded() {
+        let mut uses = Uses::new();
+        uses.add(id(1).key, RANGE_BLOCKS - 1, 2, Use::Read);
+        uses.add(id(1).key, 0, 5, Use::Mapped);
+        assert_eq!(uses.ranges.values().copied().collect::<Vec<_>>(), [1, 1]);
+        uses.add(id(2).key, 0, u64::MAX, Use::Written);
+        assert!(uses.dropped && uses.ranges.len() < 2000);
+        for ino in 3..10_000 {
+            uses.add(id(ino).key, 0, 1, Use::Read);
+        }
+        assert_eq!(uses.ranges.len(), super::USES_MAX);
+    }
+}

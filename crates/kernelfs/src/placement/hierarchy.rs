@@ -1,0 +1,471 @@
+//! The default policy: new data on the fastest tier with room; from a full tier the ranges used longest ago move down, and ranges that are
+//! read again and again move up while there is room. Refuses to know how anything moves.
+
+use super::heat::{Heat, RANGE_BLOCKS, RangeId, Uses};
+use super::{Catalog, Cause, Job, Move, Placement, Use};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier};
+use varve_store::{DataTarget, SpaceStats, TierStats};
+
+/// Ranges remembered of each tier.
+const RANGES_MAX: usize = 1 << 16;
+/// Warm ranges that wait for room.
+const WARM_MAX: usize = 256;
+/// Runs whose data cannot be read.
+const BAD_MAX: usize = 4096;
+/// Pieces looked at for one job.
+const LOOKS: usize = 4096;
+/// Extents asked for at once.
+const EXTENTS: usize = 128;
+/// Files asked for at once.
+const FILES: usize = 256;
+
+/// How full tiers may be, in percent of what data may have of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marks {
+    /// From here on data moves down, and nothing new comes while another tier has room.
+    pub high: u64,
+    /// Down to here it moves.
+    pub low: u64,
+}
+
+impl Marks {
+    /// 95 and 90 percent.
+    pub const DEFAULT: Self = Self { high: 95, low: 90 };
+}
+
+/// How full a tier is for data.
+#[derive(Debug, Clone, Copy)]
+struct Fill {
+    usable: u64,
+    left: u64,
+}
+
+impl Fill {
+    /// `freed` counts what is freed, but not to be reused yet, as free.
+    fn of(tier: Tier, stats: &TierStats, freed: bool) -> Self {
+        // What the store keeps from new data: metadata's share and the reserve, or the last empty unit.
+        let kept = match tier {
+            Tier::Nvm => stats.total / 16 + stats.total / 64,
+            Tier::Ssd | Tier::Hdd => stats.unit_blocks,
+        };
+        let free = stats.free + if freed { stats.pending } else { 0 };
+        Self {
+            usable: stats.total.saturating_sub(kept),
+            left: free.saturating_sub(kept),
+        }
+    }
+
+    fn used(self) -> u64 {
+        self.usable.saturating_sub(self.left)
+    }
+
+    fn percent(self) -> u64 {
+        (self.used() * 100).checked_div(self.usable).unwrap_or(100)
+    }
+
+    /// Blocks until the tier is `mark` percent full.
+    fn below(self, mark: u64) -> u64 {
+        (self.usable * mark / 100).saturating_sub(self.used())
+    }
+
+    /// Blocks above `mark` percent.
+    fn above(self, mark: u64) -> u64 {
+        self.used().saturating_sub(self.usable * mark / 100)
+    }
+}
+
+/// Where the search for ranges that nobody remembers is.
+#[derive(Debug, Clone, Copy)]
+struct Hand {
+    ino: Ino,
+    block: FileBlock,
+    found: bool,
+    /// A whole pass found none.
+    done: bool,
+}
+
+const START: Hand = Hand {
+    ino: Ino(0),
+    block: FileBlock(0),
+    found: false,
+    done: false,
+};
+
+#[derive(Debug)]
+struct State {
+    heat: Heat,
+    hands: [Hand; 3],
+    draining: [bool; 3],
+    warm: BTreeSet<(Tier, RangeId)>,
+    bad: BTreeSet<(InodeKey, FileBlock)>,
+    step: u64,
+}
+
+/// Least recently used down, warm up. See the module.
+#[derive(Debug)]
+pub struct Hierarchy {
+    marks: Marks,
+    /// Taken while requests are answered: never held across anything that waits.
+    uses: Mutex<Uses>,
+    state: Mutex<State>,
+}
+
+impl Default for Hierarchy {
+    fn default() -> Self {
+        Self::new(Marks::DEFAULT)
+    }
+}
+
+impl Hierarchy {
+    /// With other marks.
+    #[must_use]
+    pub const fn new(marks: Marks) -> Self {
+        Self {
+            marks,
+            uses: Mutex::new(Uses::new()),
+            state: Mutex::new(State {
+                heat: Heat::new(RANGES_MAX),
+                hands: [START; 3],
+                draining: [false; 3],
+                warm: BTreeSet::new(),
+                bad: BTreeSet::new(),
+                step: 0,
+            }),
+        }
+    }
+}
+
+impl Placement for Hierarchy {
+    fn target(&self, _key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
+        let blocks = bytes.div_ceil(varve_format::BLOCK_BYTES);
+        let fits = |tier: &Tier| {
+            let stats = &space.tiers[*tier as usize];
+            stats.total > 0 && Fill::of(*tier, stats, false).below(self.marks.high) > blocks
+        };
+        let tier = Tier::ALL.into_iter().find(fits).unwrap_or(Tier::Nvm);
+        DataTarget::prefer(tier).with_reserve()
+    }
+
+    fn used(&self, key: InodeKey, from: FileBlock, blocks: u64, how: Use) {
+        self.uses.lock().add(key, from.0, blocks, how);
+    }
+
+    fn plan(&self, space: &SpaceStats, catalog: &dyn Catalog, most: u64) -> Vec<Job> {
+        let uses = std::mem::take(&mut *self.uses.lock());
+        let mut state = self.state.lock();
+        state.step += 1;
+        state.absorb(uses, catalog);
+        let tiers: Vec<Tier> = Tier::ALL
+            .into_iter()
+            .filter(|tier| space.tiers[*tier as usize].total > 0)
+            .collect();
+        let mut left = most;
+        let mut jobs = Vec::new();
+        // The slowest first: it makes room for the others.
+        for pair in tiers.windows(2).rev() {
+            let job = state.down(pair[0], pair[1], self.marks, space, catalog, left);
+            if let Some(job) = job {
+                left -= blocks(&job.moves);
+                jobs.push(job);
+            }
+        }
+        jobs.extend(state.up(&tiers, self.marks, space, catalog, left));
+        jobs
+    }
+
+    fn moved(&self, job: &Job, moved: &Move) {
+        let id = RangeId::of(moved.key, moved.at.0);
+        let mut state = self.state.lock();
+        state.heat.moved(job.from, job.to, id);
+    }
+
+    fn failed(&self, failed: &Move) {
+        let mut state = self.state.lock();
+        if state.bad.len() < BAD_MAX {
+            state.bad.insert((failed.key, failed.at));
+        }
+        let id = RangeId::of(failed.key, failed.at.0);
+        state.warm.retain(|(_, warm)| *warm != id);
+    }
+}
+
+fn blocks(moves: &[Move]) -> u64 {
+    moves.iter().map(|moved| u64::from(moved.len)).sum()
+}
+
+/// The part of an extent within its first range, at most `most` blocks.
+fn piece(key: InodeKey, extent: &Extent, most: u64) -> (RangeId, Move) {
+    let id = RangeId::of(key, extent.file_block.0);
+    let len = u64::from(extent.len)
+        .min(id.end() - extent.file_block.0)
+        .min(most.max(1));
+    let moved = Move {
+        key,
+        at: extent.file_block,
+        len: len as u32,
+        block: extent.block,
+    };
+    (id, moved)
+}
+
+/// Extents within a range.
+fn in_range(catalog: &dyn Catalog, id: RangeId) -> Vec<Extent> {
+    let mut extents = catalog.extents(id.key, id.start(), RANGE_BLOCKS as usize);
+    extents.retain(|extent| extent.file_block.0 < id.end());
+    extents
+}
+
+impl State {
+    /// Takes over what was used since the last plan.
+    fn absorb(&mut self, uses: Uses, catalog: &dyn Catalog) {
+        if uses.dropped {
+            self.hands = [START; 3];
+        }
+        for (id, read) in uses.ranges {
+            let extents = in_range(catalog, id);
+            for tier in Tier::ALL {
+                let on_tier = extents.iter().filter(|extent| extent.tier == tier);
+                let present: u64 = on_tier
+                    .map(|extent| piece(id.key, extent, u64::MAX).1.len)
+                    .map(u64::from)
+                    .sum();
+                if present == 0 {
+                    self.heat.forget(tier, id);
+                    continue;
+                }
+                let (warm, forgot) = self.heat.touch(tier, id, present, read, self.step);
+                if forgot {
+                    self.hands[tier as usize].done = false;
+                }
+                if warm && tier != Tier::Nvm && self.warm.len() < WARM_MAX {
+                    self.warm.insert((tier, id));
+                }
+            }
+        }
+    }
+
+    fn down(
+        &mut self,
+        from: Tier,
+        to: Tier,
+        marks: Marks,
+        space: &SpaceStats,
+        catalog: &dyn Catalog,
+        most: u64,
+    ) -> Option<Job> {
+        let fill = Fill::of(from, &space.tiers[from as usize], true);
+        let draining = &mut self.draining[from as usize];
+        if fill.percent() >= marks.high {
+            *draining = true;
+        } else if fill.above(marks.low) == 0 {
+            *draining = false;
+        }
+        if !*draining {
+            return None;
+        }
+        let target = Fill::of(to, &space.tiers[to as usize], false);
+        let mut job = Job {
+            from,
+            to,
+            cause: Cause::Full,
+            moves: Vec::new(),
+            waiting: None,
+        };
+        let room = target.below(marks.high);
+        if room == 0 {
+            job.waiting = Some(format!("waiting: {} {} % full", to.name(), target.percent()));
+            return Some(job);
+        }
+        let want = fill.above(marks.low).min(room).min(most);
+        let mut looks = LOOKS;
+        self.unknown(from, want, &mut looks, catalog, &mut job.moves);
+        if self.hands[from as usize].done {
+            self.oldest(from, want, &mut looks, catalog, &mut job.moves);
+        }
+        if job.moves.is_empty() && want > 0 && looks > 0 {
+            job.waiting = Some("waiting: nothing but metadata is left to move".into());
+        }
+        Some(job)
+    }
+
+    /// Adds ranges that are not remembered, which were used longer ago than all others, or never.
+    fn unknown(
+        &mut self,
+        tier: Tier,
+        want: u64,
+        looks: &mut usize,
+        catalog: &dyn Catalog,
+        moves: &mut Vec<Move>,
+    ) {
+        let hand = &mut self.hands[tier as usize];
+        let mut left = want.saturating_sub(blocks(moves));
+        while !hand.done {
+            let (keys, next) = catalog.files(hand.ino, FILES);
+            for key in keys {
+                if hand.ino != key.ino {
+                    hand.block = FileBlock(0);
+                }
+                hand.ino = key.ino;
+                loop {
+                    let extents = catalog.extents(key, hand.block, EXTENTS);
+                    if extents.is_empty() {
+                        break;
+                    }
+                    for mut extent in extents {
+                        while extent.len > 0 {
+                            if *looks == 0 || left == 0 {
+                                return;
+                            }
+                            *looks -= 1;
+                            let (id, moved) = piece(key, &extent, left);
+                            let known =
+                                self.heat.knows(tier, id) || self.bad.contains(&(key, extent.file_block));
+                            if extent.tier == tier && !known {
+                                hand.found = true;
+                                left -= u64::from(moved.len);
+                                moves.push(moved);
+                            }
+                            extent.file_block.0 += u64::from(moved.len);
+                            extent.block.0 += u64::from(moved.len);
+                            extent.len -= moved.len;
+                            hand.block = extent.file_block;
+                        }
+                    }
+                }
+                // A file without extents costs a look too.
+                *looks = looks.saturating_sub(1);
+                *hand = Hand {
+                    ino: Ino(key.ino.0 + 1),
+                    block: FileBlock(0),
+                    ..*hand
+                };
+                if *looks == 0 {
+                    return;
+                }
+            }
+            *looks = looks.saturating_sub(1);
+            match next {
+                Some(next) => hand.ino = Ino(next.0.max(hand.ino.0)),
+                None => {
+                    *hand = Hand {
+                        done: !hand.found,
+                        ..START
+                    };
+                    if !hand.done {
+                        // What this pass has found must be gone before the next one.
+                        return;
+                    }
+                }
+            }
+            if *looks == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Adds remembered ranges, those used longest ago first.
+    fn oldest(
+        &mut self,
+        tier: Tier,
+        want: u64,
+        looks: &mut usize,
+        catalog: &dyn Catalog,
+        moves: &mut Vec<Move>,
+    ) {
+        let mut left = want.saturating_sub(blocks(moves));
+        let mut after = 0;
+        while left > 0 && *looks > 0 {
+            let Some((stamp, id)) = self.heat.oldest_after(tier, after) else {
+                return;
+            };
+            after = stamp;
+            *looks -= 1;
+            let mut found = false;
+            for extent in in_range(catalog, id).iter().filter(|extent| extent.tier == tier) {
+                if self.bad.contains(&(id.key, extent.file_block)) {
+                    continue;
+                }
+                found = true;
+                if left == 0 {
+                    break;
+                }
+                let (_, moved) = piece(id.key, extent, left);
+                left -= u64::from(moved.len);
+                moves.push(moved);
+            }
+            if !found {
+                self.heat.forget(tier, id);
+            }
+        }
+    }
+
+    fn up(
+        &mut self,
+        tiers: &[Tier],
+        marks: Marks,
+        space: &SpaceStats,
+        catalog: &dyn Catalog,
+        mut left: u64,
+    ) -> Vec<Job> {
+        let mut room = [0; 3];
+        for tier in tiers {
+            if !self.draining[*tier as usize] {
+                // One less: what comes up must not make something go down.
+                let fill = Fill::of(*tier, &space.tiers[*tier as usize], false);
+                room[*tier as usize] = fill.below(marks.high).saturating_sub(1);
+            }
+        }
+        let mut jobs: Vec<Job> = Vec::new();
+        let mut waiting = None;
+        for (from, id) in self.warm.iter().copied().collect::<Vec<_>>() {
+            if left == 0 {
+                break;
+            }
+            let extents = in_range(catalog, id);
+            let on_tier = extents.iter().filter(|extent| extent.tier == from);
+            let pieces: Vec<Move> = on_tier.map(|extent| piece(id.key, extent, u64::MAX).1).collect();
+            let need = blocks(&pieces);
+            if need == 0 {
+                self.warm.remove(&(from, id));
+                continue;
+            }
+            let faster = |to: &&Tier| **to < from && room[**to as usize] >= need;
+            let Some(to) = tiers.iter().find(faster).copied() else {
+                waiting.get_or_insert(from);
+                continue;
+            };
+            if need > left && !jobs.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(need);
+            room[to as usize] -= need;
+            let same = |job: &&mut Job| (job.from, job.to) == (from, to);
+            match jobs.iter_mut().find(same) {
+                Some(job) => job.moves.extend(pieces),
+                None => jobs.push(Job {
+                    from,
+                    to,
+                    cause: Cause::Warm,
+                    moves: pieces,
+                    waiting: None,
+                }),
+            }
+        }
+        if jobs.is_empty()
+            && let Some(from) = waiting
+            && let Some(to) = tiers.first().copied()
+        {
+            let fill = Fill::of(to, &space.tiers[to as usize], false);
+            jobs.push(Job {
+                from,
+                to,
+                cause: Cause::Warm,
+                moves: Vec::new(),
+                waiting: Some(format!("waiting: {} {} % full", to.name(), fill.percent())),
+            });
+        }
+        jobs
+    }
+}
