@@ -15,7 +15,7 @@ pid=$!
 while [ ! -s "$dir/rate" ]; do sleep 1; done
 median() { sort -n | awk '{v[NR]=$1} END {print (NR%2) ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
 since() { tail -n +"$1" "$dir/rate" | tail -n +2 | sed 's/.*://; s/}//' ; }
-for mode in base huge; do
+for mode in ${MODES:-base huge}; do
   [ $mode = huge ] && "$vm" attach --seconds 45 --policy "$dir/huge.toml" "$pid" 2>&1 | tail -2
   : > "$dir/on"; : > "$dir/off"; : > "$dir/ratio"
   for round in $(seq "$rounds"); do
