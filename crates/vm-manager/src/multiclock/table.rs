@@ -215,6 +215,7 @@ impl Table {
         self.metas[slot as usize] = Meta {
             flags,
             tier: tier.0,
+            origin: tier.0,
             ..Meta::EMPTY
         };
         self.pages += 1;
