@@ -12,7 +12,10 @@ use varve_testkit::rig::Shape;
 use varve_testkit::workload::{self, Rng};
 
 fn seed() -> u64 {
-    std::env::var("VARVE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+    std::env::var("VARVE_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1)
 }
 
 fn every() -> bool {
@@ -20,7 +23,11 @@ fn every() -> bool {
 }
 
 fn effort() -> Effort {
-    if every() { Effort::all(seed()) } else { Effort::ordinary(seed()) }
+    if every() {
+        Effort::all(seed())
+    } else {
+        Effort::ordinary(seed())
+    }
 }
 
 fn explore(script: &Script, medium: SimMedium, effort: &Effort, sum: &mut Tally) {
@@ -76,7 +83,11 @@ fn pairs_of_operations_keep_their_order_when_they_crash() {
     let (mut sum, mut done) = (Tally::default(), 0);
     let most = if every() { pairs.len() } else { 60 };
     for pair in pairs.iter().take(most) {
-        let media: &[SimMedium] = if every() { &MEDIA } else { &MEDIA[done % 2..=done % 2] };
+        let media: &[SimMedium] = if every() {
+            &MEDIA
+        } else {
+            &MEDIA[done % 2..=done % 2]
+        };
         for medium in media {
             let script = Script {
                 before: setup(rng.below(2) == 0),
@@ -107,8 +118,18 @@ fn long_runs_keep_a_prefix_when_they_crash() {
                 _ => Act::Op(workload::random_op(&mut rng)),
             })
             .collect();
-        let script = Script { before: setup(true), acts };
-        let effort = if every() { effort() } else { Effort { stride: 2, ..effort() } };
+        let script = Script {
+            before: setup(true),
+            acts,
+        };
+        let effort = if every() {
+            effort()
+        } else {
+            Effort {
+                stride: 2,
+                ..effort()
+            }
+        };
         explore(&script, medium, &effort, &mut sum);
     }
     eprintln!("{runs} long runs: {sum:?}");
@@ -121,9 +142,21 @@ fn restart_of_the_daemon_can_crash_too() {
     for medium in MEDIA {
         let mut acts = ops(&workload::singles()[4..8]);
         acts.push(Act::Restart);
-        acts.extend(ops(&[Op::Create(vec!["g"]), Op::Rename(vec!["g"], vec!["f"]), Op::Fsync(vec![])]));
+        acts.extend(ops(&[
+            Op::Create(vec!["g"]),
+            Op::Rename(vec!["g"], vec!["f"]),
+            Op::Fsync(vec![]),
+        ]));
         acts.push(Act::Restart);
-        explore(&Script { before: setup(false), acts }, medium, &effort(), &mut sum);
+        explore(
+            &Script {
+                before: setup(false),
+                acts,
+            },
+            medium,
+            &effort(),
+            &mut sum,
+        );
     }
     eprintln!("restarts: {sum:?}");
     assert!(sum.images > 50, "{sum:?}");
@@ -132,10 +165,26 @@ fn restart_of_the_daemon_can_crash_too() {
 #[test]
 fn recovery_can_crash_again_and_again() {
     let mut sum = Tally::default();
-    let effort = Effort { recovery_stride: if every() { 5 } else { 9 }, ..effort() };
+    let effort = Effort {
+        recovery_stride: if every() { 5 } else { 9 },
+        ..effort()
+    };
     for medium in MEDIA {
-        let acts = [ops(&workload::singles()[..1]), ops(&workload::singles()[18..20]), vec![Act::Digest]].concat();
-        explore(&Script { before: setup(false), acts }, medium, &effort, &mut sum);
+        let acts = [
+            ops(&workload::singles()[..1]),
+            ops(&workload::singles()[18..20]),
+            vec![Act::Digest],
+        ]
+        .concat();
+        explore(
+            &Script {
+                before: setup(false),
+                acts,
+            },
+            medium,
+            &effort,
+            &mut sum,
+        );
     }
     eprintln!("recoveries: {sum:?}");
     assert!(sum.of_recovery > 30, "{sum:?}");
@@ -145,21 +194,49 @@ fn recovery_can_crash_again_and_again() {
 fn big_files_on_all_tiers_are_whole_when_it_crashes() {
     let mut sum = Tally::default();
     for medium in [SimMedium::Dax, SimMedium::File] {
-        let write = |path: &'static str, offset, len, seed| Op::Write { path: vec![path], offset, len, seed };
+        let write = |path: &'static str, offset, len, seed| Op::Write {
+            path: vec![path],
+            offset,
+            len,
+            seed,
+        };
         let before = [
             setup(true),
-            ops(&[Op::Create(vec!["a"]), Op::Create(vec!["b"]), Op::Create(vec!["c"]), write("a", 0, 300_000, 1)]),
+            ops(&[
+                Op::Create(vec!["a"]),
+                Op::Create(vec!["b"]),
+                Op::Create(vec!["c"]),
+                write("a", 0, 300_000, 1),
+            ]),
             vec![Act::Digest],
         ]
         .concat();
         let acts = [
-            ops(&[write("b", 0, 200_000, 2), write("c", 5, 200_000, 3), write("a", 100_001, 90_000, 4)]),
+            ops(&[
+                write("b", 0, 200_000, 2),
+                write("c", 5, 200_000, 3),
+                write("a", 100_001, 90_000, 4),
+            ]),
             vec![Act::Digest],
-            ops(&[Op::Truncate { path: vec!["a"], size: 5 }, Op::Unlink(vec!["b"]), Op::Fsync(vec![])]),
+            ops(&[
+                Op::Truncate {
+                    path: vec!["a"],
+                    size: 5,
+                },
+                Op::Unlink(vec!["b"]),
+                Op::Fsync(vec![]),
+            ]),
             vec![Act::Digest, Act::Tick, Act::Checkpoint],
         ]
         .concat();
-        let effort = if every() { effort() } else { Effort { stride: 2, ..effort() } };
+        let effort = if every() {
+            effort()
+        } else {
+            Effort {
+                stride: 2,
+                ..effort()
+            }
+        };
         explore(&Script { before, acts }, medium, &effort, &mut sum);
     }
     eprintln!("big files: {sum:?}");
@@ -171,7 +248,10 @@ fn big_files_on_all_tiers_are_whole_when_it_crashes() {
 fn time_of_one_image_is_told() {
     let start = Instant::now();
     let mut sum = Tally::default();
-    let script = Script { before: setup(true), acts: vec![Act::Op(Op::Create(vec!["g"])), Act::Digest] };
+    let script = Script {
+        before: setup(true),
+        acts: vec![Act::Op(Op::Create(vec!["g"])), Act::Digest],
+    };
     explore(&script, SimMedium::Dax, &Effort::ordinary(seed()), &mut sum);
     let each = start.elapsed() / sum.images.max(1) as u32;
     let kinds: BTreeMap<_, _> = sum.by_kind;

@@ -9,7 +9,10 @@ use varve_testkit::rig::Shape;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}")),
+    )
 }
 
 /// Runs seeds on all media in turn.
@@ -33,17 +36,26 @@ fn runs(sessions: usize, seeds: u64, steps: usize) -> Stats {
 #[test]
 fn one_session_does_what_the_model_does() {
     let stats = runs(1, 24, 250);
-    assert!(stats.ops > 150 && stats.refused > 20 && stats.trees > 10, "{stats:?}");
+    assert!(
+        stats.ops > 150 && stats.refused > 20 && stats.trees > 10,
+        "{stats:?}"
+    );
 }
 
 #[test]
 fn two_sessions_see_each_other_at_once() {
     let stats = runs(2, 16, 250);
-    assert!(stats.ops > 150 && stats.refused > 20 && stats.trees > 10, "{stats:?}");
+    assert!(
+        stats.ops > 150 && stats.refused > 20 && stats.trees > 10,
+        "{stats:?}"
+    );
 }
 
 #[test]
 fn three_sessions_see_each_other_at_once() {
     let stats = runs(3, 10, 250);
-    assert!(stats.ops > 150 && stats.refused > 20 && stats.trees > 10, "{stats:?}");
+    assert!(
+        stats.ops > 150 && stats.refused > 20 && stats.trees > 10,
+        "{stats:?}"
+    );
 }

@@ -57,7 +57,7 @@ pub struct Recorded {
     /// States 0 (before the recording) to the last.
     models: Vec<Model>,
     trees: Vec<Tree>,
-    /// Results that differed from the model's while it was recorded.
+    /// The workload, for people.
     what: String,
 }
 
@@ -97,13 +97,34 @@ impl Script {
         let got = target::tree(&fs).map_err(|errno| format!("{errno:?}"))?;
         match trees.last() {
             Some(want) if *want != got => {
-                return Err(format!("without a crash: {}", target::difference(want, &got).join("; ")));
+                return Err(format!(
+                    "without a crash: {}",
+                    target::difference(want, &got).join("; ")
+                ));
             }
             _ => {}
         }
-        let list = |acts: &[Act]| acts.iter().map(|act| format!("{act}")).collect::<Vec<_>>().join(", ");
-        let what = format!("[{}] then [{}] on {:?}", list(&self.before), list(&self.acts), shape.medium);
-        Ok(Recorded { recording, shape, spans, durable, models, trees, what })
+        let list = |acts: &[Act]| {
+            acts.iter()
+                .map(|act| format!("{act}"))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let what = format!(
+            "[{}] then [{}] on {:?}",
+            list(&self.before),
+            list(&self.acts),
+            shape.medium
+        );
+        Ok(Recorded {
+            recording,
+            shape,
+            spans,
+            durable,
+            models,
+            trees,
+            what,
+        })
     }
 }
 
@@ -154,13 +175,27 @@ impl Effort {
     /// For the ordinary run of the tests.
     #[must_use]
     pub const fn ordinary(seed: u64) -> Self {
-        Self { every_point: false, stride: 1, seeds: 1, recovery_stride: 0, seed, stop_at_first: true }
+        Self {
+            every_point: false,
+            stride: 1,
+            seeds: 1,
+            recovery_stride: 0,
+            seed,
+            stop_at_first: true,
+        }
     }
 
     /// Everything.
     #[must_use]
     pub const fn all(seed: u64) -> Self {
-        Self { every_point: true, stride: 1, seeds: 4, recovery_stride: 97, seed, stop_at_first: true }
+        Self {
+            every_point: true,
+            stride: 1,
+            seeds: 4,
+            recovery_stride: 97,
+            seed,
+            stop_at_first: true,
+        }
     }
 }
 
@@ -213,11 +248,24 @@ const fn kind_name(kind: PointKind) -> &'static str {
 impl Recorded {
     /// States allowed after a crash at this point.
     fn allowed(&self, at: usize, crash: Crash) -> RangeInclusive<usize> {
-        let begun = self.spans.iter().filter(|(begin, _)| *begin < at).count();
+        // A torn store has happened in part.
+        let reached = at + usize::from(matches!(crash, Crash::KillTorn(_)));
+        let begun = self.spans.iter().filter(|(begin, _)| *begin < reached).count();
         let returned = self.spans.iter().filter(|(_, end)| *end <= at).count();
-        let synced = || self.durable.iter().filter(|(end, _)| *end <= at).map(|(_, ops)| *ops).max().unwrap_or(0);
+        let synced = || {
+            self.durable
+                .iter()
+                .filter(|(end, _)| *end <= at)
+                .map(|(_, ops)| *ops)
+                .max()
+                .unwrap_or(0)
+        };
         let kill = matches!(crash, Crash::Kill | Crash::KillTorn(_));
-        let least = if kill || self.shape.medium == SimMedium::Dax { returned } else { synced() };
+        let least = if kill || self.shape.medium == SimMedium::Dax {
+            returned
+        } else {
+            synced()
+        };
         least..=begun.max(least)
     }
 
@@ -228,11 +276,18 @@ impl Recorded {
     pub fn explore(&self, effort: &Effort) -> Result<Tally, (Tally, String)> {
         let mut tally = Tally::default();
         let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
-        let points = if effort.every_point { self.recording.points() } else { self.recording.durability_points() };
+        let points = if effort.every_point {
+            self.recording.points()
+        } else {
+            self.recording.durability_points()
+        };
         let mut rng = Rng::new(effort.seed);
         let first = rng.below(effort.stride as u64) as usize;
         let last = points.len() - 1;
-        let chosen = points.iter().enumerate().filter(|(i, _)| *i % effort.stride == first || *i == last);
+        let chosen = points
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i % effort.stride == first || *i == last);
         for (_, point) in chosen {
             // On memory a power cut leaves nothing to recover.
             let power = self.shape.medium != SimMedium::Shm;
@@ -271,12 +326,16 @@ impl Recorded {
                     let states = self
                         .judge(world, &allowed, again.then_some((&mut rng, &mut tally)), 2)
                         .map_err(|why| fail(&tally, why))?;
-                    tally.ahead += usize::from(states.iter().all(|state| state > allowed.start()) && !states.is_empty());
+                    tally.ahead +=
+                        usize::from(states.iter().all(|state| state > allowed.start()) && !states.is_empty());
                     known.insert(hash, states);
                 }
                 let states = &known[&hash];
                 if !states.iter().any(|state| allowed.contains(state)) {
-                    return Err(fail(&tally, format!("the state is that after {states:?} operations, not {allowed:?}")));
+                    return Err(fail(
+                        &tally,
+                        format!("the state is that after {states:?} operations, not {allowed:?}"),
+                    ));
                 }
             }
         }
@@ -300,8 +359,14 @@ impl Recorded {
         rig.check().map_err(|error| format!("after recovery: {error}"))?;
         let fs = rig.mount().map_err(say)?;
         let got = target::tree(&fs).map_err(|errno| format!("the tree cannot be read: {errno:?}"))?;
-        let states: Vec<_> = (0..self.trees.len()).filter(|state| self.trees[*state] == got).collect();
-        let Some(state) = states.iter().find(|state| allowed.contains(state)).or(states.first()) else {
+        let states: Vec<_> = (0..self.trees.len())
+            .filter(|state| self.trees[*state] == got)
+            .collect();
+        let Some(state) = states
+            .iter()
+            .find(|state| allowed.contains(state))
+            .or(states.first())
+        else {
             let near = &self.trees[*allowed.end()];
             return Err(format!(
                 "the tree is that of no moment; from the one after {} operations it differs by:\n    {}",
@@ -332,7 +397,11 @@ impl Recorded {
         let mut known = std::collections::HashSet::new();
         for point in &points {
             let seeded = Crash::PowerSeeded(rng.next_u64());
-            let crashes = if power { vec![Crash::Kill, Crash::PowerNone, seeded] } else { vec![Crash::Kill] };
+            let crashes = if power {
+                vec![Crash::Kill, Crash::PowerNone, seeded]
+            } else {
+                vec![Crash::Kill]
+            };
             for crash in crashes {
                 let image = recovery.image(point.index, crash);
                 tally.built += 1;
@@ -345,9 +414,18 @@ impl Recorded {
                 let deeper = depth > 1 && tally.of_recovery % 50 == 0;
                 let allowed = states[0]..=states[states.len() - 1];
                 let found = self
-                    .judge(image.into_world(), &allowed, deeper.then_some((rng, tally)), depth - 1)
+                    .judge(
+                        image.into_world(),
+                        &allowed,
+                        deeper.then_some((rng, tally)),
+                        depth - 1,
+                    )
                     .map_err(|why| {
-                        format!("recovery crashed ({crash:?} before event {}, {}): {why}", point.index, kind_name(point.next))
+                        format!(
+                            "recovery crashed ({crash:?} before event {}, {}): {why}",
+                            point.index,
+                            kind_name(point.next)
+                        )
                     })?;
                 if found.iter().all(|state| !states.contains(state)) {
                     return Err(format!(
@@ -364,17 +442,31 @@ impl Recorded {
 /// A few operations on a recovered pool, which touch what there may be and make something new.
 fn go_on(rig: &Rig, fs: &varve_libfs::Fs, model: &mut Model) -> Result<(), String> {
     let ops = [
-        Op::Append { path: vec!["f"], len: 300, seed: 77 },
+        Op::Append {
+            path: vec!["f"],
+            len: 300,
+            seed: 77,
+        },
         Op::Create(vec!["after"]),
-        Op::Write { path: vec!["after"], offset: 10, len: 5000, seed: 78 },
+        Op::Write {
+            path: vec!["after"],
+            offset: 10,
+            len: 5000,
+            seed: 78,
+        },
         Op::Unlink(vec!["g"]),
         Op::Rename(vec!["d", "f"], vec!["moved"]),
     ];
     for op in &ops {
         lockstep::both(model, fs, op)?;
     }
-    rig.kernel().digest_all().map_err(|error: varve_store::StoreError| error.to_string())?;
-    let (want, got) = (model.tree(), target::tree(fs).map_err(|errno| format!("{errno:?}"))?);
+    rig.kernel()
+        .digest_all()
+        .map_err(|error: varve_store::StoreError| error.to_string())?;
+    let (want, got) = (
+        model.tree(),
+        target::tree(fs).map_err(|errno| format!("{errno:?}"))?,
+    );
     if want != got {
         return Err(target::difference(&want, &got).join("; "));
     }

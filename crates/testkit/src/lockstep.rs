@@ -100,10 +100,14 @@ type Outcome<T> = Result<T, String>;
 fn compare(model: &Model, sessions: &[Fs], rig: &Rig) -> Outcome<usize> {
     let want = model.tree();
     for (index, fs) in sessions.iter().enumerate() {
-        let got = target::tree(fs).map_err(|errno| format!("session {index} cannot read the tree: {errno:?}"))?;
+        let got =
+            target::tree(fs).map_err(|errno| format!("session {index} cannot read the tree: {errno:?}"))?;
         if got != want {
             let lines = target::difference(&want, &got);
-            return Err(format!("session {index} sees another tree:\n    {}", lines.join("\n    ")));
+            return Err(format!(
+                "session {index} sees another tree:\n    {}",
+                lines.join("\n    ")
+            ));
         }
     }
     rig.check().map_err(|error| error.to_string())?;
@@ -148,7 +152,10 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
                 stats.ops += 1;
                 stats.refused += usize::from(!done);
             }
-            Step::Digest => rig.kernel().digest_all().map_err(|error| (at, error.to_string()))?,
+            Step::Digest => rig
+                .kernel()
+                .digest_all()
+                .map_err(|error| (at, error.to_string()))?,
             Step::Tick(ms) => {
                 rig.clock.advance_ms(*ms);
                 rig.kernel().tick();
@@ -158,10 +165,16 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
             Step::Remount(session) => {
                 let fs = rig.mount().map_err(|error| (at, error.to_string()))?;
                 note(&mounts[*session], &mut stats);
-                mounts[*session].unmount().map_err(|errno| (at, format!("unmount: {errno:?}")))?;
+                mounts[*session]
+                    .unmount()
+                    .map_err(|errno| (at, format!("unmount: {errno:?}")))?;
                 mounts[*session] = fs;
             }
-            Step::Checkpoint => rig.kernel().store().checkpoint().map_err(|error| (at, error.to_string()))?,
+            Step::Checkpoint => rig
+                .kernel()
+                .store()
+                .checkpoint()
+                .map_err(|error| (at, error.to_string()))?,
             Step::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
         }
         if at + 1 == steps.len() {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use varve_format::{InodeKey, SessionId, Tier};
 use varve_ipc::{
-    ClientKind, Hello, IpcError, Link, ManualClock, Peer, Request, Response, Service, SessionPage, Upcall, UpcallQueue,
+    ClientKind, Hello, IpcError, Link, ManualClock, Peer, Request, Response, Service, SessionPage, Upcall,
+    UpcallQueue,
 };
 use varve_kernelfs::digest::Placement;
 use varve_kernelfs::{Config, KernelError, KernelFs, Parts, SimLogs};
@@ -34,7 +35,12 @@ impl Shape {
     /// A small pool of three tiers.
     #[must_use]
     pub const fn small(medium: SimMedium) -> Self {
-        Self { medium, nvm_bytes: 16 * MIB, journal_bytes: 512 << 10, blocks_bytes: 8 * MIB }
+        Self {
+            medium,
+            nvm_bytes: 16 * MIB,
+            journal_bytes: 512 << 10,
+            blocks_bytes: 8 * MIB,
+        }
     }
 }
 
@@ -60,7 +66,10 @@ struct Scatter;
 
 impl Placement for Scatter {
     fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
-        let there: Vec<_> = Tier::ALL.into_iter().filter(|tier| space.tiers[*tier as usize].total > 0).collect();
+        let there: Vec<_> = Tier::ALL
+            .into_iter()
+            .filter(|tier| space.tiers[*tier as usize].total > 0)
+            .collect();
         let dice = key.ino.0.wrapping_mul(0x9e37_79b9).wrapping_add(bytes / 4096);
         // NVM most often: only there is metadata and data side by side.
         let tier = there.get((dice % 5) as usize).copied().unwrap_or(Tier::Nvm);
@@ -96,7 +105,10 @@ fn gone() -> IpcError {
 
 impl Link for DoorLink {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
-        self.kernel.upgrade().ok_or_else(gone)?.call_session(self.session, request)
+        self.kernel
+            .upgrade()
+            .ok_or_else(gone)?
+            .call_session(self.session, request)
     }
 
     fn upcall(&self, timeout: Duration) -> Result<Option<Upcall>, IpcError> {
@@ -121,7 +133,11 @@ impl Connector for Door {
         gate.sessions.retain(|(_, upcalls)| !upcalls.is_closed());
         gate.sessions.push((session, Arc::clone(&opened.upcalls)));
         Ok(Connection {
-            link: Arc::new(DoorLink { kernel: Arc::downgrade(&kernel), session, upcalls: opened.upcalls }),
+            link: Arc::new(DoorLink {
+                kernel: Arc::downgrade(&kernel),
+                session,
+                upcalls: opened.upcalls,
+            }),
             welcome: opened.welcome,
             page: opened.page as Arc<dyn SessionPage>,
             log: opened.log,
@@ -145,7 +161,9 @@ pub struct Rig {
 
 fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     let region = |name: &str| {
-        world.region(name).ok_or_else(|| RigError::Check(format!("the device {name} is gone")))
+        world
+            .region(name)
+            .ok_or_else(|| RigError::Check(format!("the device {name} is gone")))
     };
     Ok(Devices {
         nvm: region("nvm")?,
@@ -210,8 +228,12 @@ impl Rig {
 
     fn raise(&self) -> Result<(), RigError> {
         let (store, _) = Store::open(devices(&self.world)?, OpenOptions::default())?;
-        let mut parts =
-            Parts::new(store, Arc::clone(&self.logs) as _, self.config.clone(), Arc::clone(&self.clock) as _);
+        let mut parts = Parts::new(
+            store,
+            Arc::clone(&self.logs) as _,
+            self.config.clone(),
+            Arc::clone(&self.clock) as _,
+        );
         parts.placement = Box::new(Scatter);
         self.door.lock().kernel = Some(KernelFs::open(parts)?);
         Ok(())

@@ -254,10 +254,7 @@ mod tests {
             .iter()
             .filter(|op| base.clone().apply(op).is_err())
             .count();
-        assert_eq!(
-            failing, 1,
-            "only removexattr may fail"
-        );
+        assert_eq!(failing, 1, "only removexattr may fail");
         assert_eq!(pairs().len(), singles().len() * singles().len());
     }
 
@@ -270,7 +267,10 @@ mod tests {
     #[test]
     fn random_workload_mostly_works_and_sometimes_fails() {
         let mut model = Model::new();
-        let failed = random(3, 600).iter().filter(|op| model.apply(op).is_err()).count();
+        let failed = random(3, 600)
+            .iter()
+            .filter(|op| model.apply(op).is_err())
+            .count();
         assert!((40..240).contains(&failed), "{failed} of 600");
     }
 }
