@@ -123,6 +123,9 @@ fn movable(inode: &Inode) -> bool {
     matches!(inode.content, Content::File(_)) && (inode.orphan.is_none() || inode.attr.nlink == 0)
 }
 
+/// A move, and whether it was done: false if its blocks were not there any more.
+type Tried = (Move, bool);
+
 /// How a transaction of moves ended.
 enum Ended {
     /// So many of the moves were dealt with.
@@ -260,7 +263,7 @@ impl KernelFs {
         job: &Job,
         moves: &[Move],
         most: usize,
-    ) -> Result<(Vec<(Move, bool)>, TxId), (usize, StoreError)> {
+    ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
         let mut tx = self.store.begin().map_err(|error| (0, error))?;
         let (mut done, mut blocks) = (Vec::new(), 0);
         let enough = tx.room() / 2;
