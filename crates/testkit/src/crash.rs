@@ -246,12 +246,17 @@ const fn kind_name(kind: PointKind) -> &'static str {
 }
 
 impl Recorded {
+    /// Operations that have returned at this point.
+    fn returned(&self, at: usize) -> usize {
+        self.spans.iter().filter(|(_, end)| *end <= at).count()
+    }
+
     /// States allowed after a crash at this point.
     fn allowed(&self, at: usize, crash: Crash) -> RangeInclusive<usize> {
         // A torn store has happened in part.
         let reached = at + usize::from(matches!(crash, Crash::KillTorn(_)));
         let begun = self.spans.iter().filter(|(begin, _)| *begin < reached).count();
-        let returned = self.spans.iter().filter(|(_, end)| *end <= at).count();
+        let returned = self.returned(at);
         let synced = || {
             self.durable
                 .iter()
@@ -318,17 +323,19 @@ impl Recorded {
                     );
                     (tally.clone(), why)
                 };
-                if !known.contains_key(&hash) {
+                if let std::collections::hash_map::Entry::Vacant(unknown) = known.entry(hash) {
                     tally.images += 1;
                     *tally.by_kind.entry(kind_name(point.next)).or_default() += 1;
-                    let again = effort.recovery_stride > 0 && tally.images % effort.recovery_stride == 0;
+                    let again =
+                        effort.recovery_stride > 0 && tally.images.is_multiple_of(effort.recovery_stride);
                     let world = image.into_world();
                     let states = self
                         .judge(world, &allowed, again.then_some((&mut rng, &mut tally)), 2)
                         .map_err(|why| fail(&tally, why))?;
-                    tally.ahead +=
-                        usize::from(states.iter().all(|state| state > allowed.start()) && !states.is_empty());
-                    known.insert(hash, states);
+                    let returned = self.returned(point.index);
+                    tally.ahead += usize::from(states.iter().all(|state| *state > returned));
+                    tally.behind += usize::from(states.iter().all(|state| *state < returned));
+                    unknown.insert(states);
                 }
                 let states = &known[&hash];
                 if !states.iter().any(|state| allowed.contains(state)) {
@@ -411,7 +418,7 @@ impl Recorded {
                 tally.images += 1;
                 tally.of_recovery += 1;
                 // Now and then the recovery of the recovery crashes too.
-                let deeper = depth > 1 && tally.of_recovery % 50 == 0;
+                let deeper = depth > 1 && tally.of_recovery.is_multiple_of(50);
                 let allowed = states[0]..=states[states.len() - 1];
                 let found = self
                     .judge(
