@@ -3,7 +3,6 @@
 //! The ordinary run covers all single operations and a seeded part of the rest within a time of its own. `VARVE_CRASH_EVERY=1` tries every
 //! pair at every point with more subsets; `VARVE_SEED=n` chooses another part.
 
-use std::time::Instant;
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{Act, Effort, Script, Tally};
 use varve_testkit::ops::Op;
