@@ -47,6 +47,8 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         }
     })?;
     clear_mount(&pool.mountpoint())?;
+    // Of an earlier `down --force` whose mount was not in use.
+    let _ = std::fs::remove_file(pool.force_flag());
     let mut run = Run::start(args, &pool, &stop)?;
     write_pid(&pool)?;
     if let Some(report) = &fresh.report {

@@ -28,7 +28,11 @@ impl Embedded {
     /// # Errors
     /// As [`KernelFs::open`].
     pub fn open(parts: Parts) -> Result<Self, KernelError> {
-        Ok(Self { kernel: KernelFs::open(parts)?, daemon: Mutex::new(None), links: Arc::default() })
+        Ok(Self {
+            kernel: KernelFs::open(parts)?,
+            daemon: Mutex::new(None),
+            links: Arc::default(),
+        })
     }
 
     /// Starts the background threads (digest when idle, late leases, ended processes).
@@ -63,7 +67,11 @@ impl Embedded {
     /// Makes sessions as `peer`.
     #[must_use]
     pub fn connector_as(&self, peer: Peer) -> Arc<dyn Connector> {
-        Arc::new(LocalConnector { kernel: Arc::clone(&self.kernel), links: Arc::clone(&self.links), peer })
+        Arc::new(LocalConnector {
+            kernel: Arc::clone(&self.kernel),
+            links: Arc::clone(&self.links),
+            peer,
+        })
     }
 
     /// Mounts the pool for this process: a linked client with default options.
@@ -71,7 +79,13 @@ impl Embedded {
     /// # Errors
     /// As [`Fs::mount`].
     pub fn mount(&self) -> Result<Fs, MountError> {
-        Fs::mount(self.connector(), FsOptions { kind: ClientKind::Linked, ..FsOptions::default() })
+        Fs::mount(
+            self.connector(),
+            FsOptions {
+                kind: ClientKind::Linked,
+                ..FsOptions::default()
+            },
+        )
     }
 
     /// Cuts every session's link as the death of the daemon would: clients see it as gone and connect again.
@@ -110,6 +124,12 @@ impl Connector for LocalConnector {
         links.retain(|link| link.strong_count() > 0);
         links.push(Arc::downgrade(&link));
         drop(links);
-        Ok(Connection { link, welcome: session.welcome, page: session.page, log: session.log, nvm: session.nvm })
+        Ok(Connection {
+            link,
+            welcome: session.welcome,
+            page: session.page,
+            log: session.log,
+            nvm: session.nvm,
+        })
     }
 }

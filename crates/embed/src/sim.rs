@@ -53,7 +53,11 @@ impl SimPool {
                 world.add_block(name, bytes);
             }
         }
-        let options = MkfsOptions { pool_uuid: [7; 16], dir_hash_key: [9; 16], ..MkfsOptions::default() };
+        let options = MkfsOptions {
+            pool_uuid: [7; 16],
+            dir_hash_key: [9; 16],
+            ..MkfsOptions::default()
+        };
         Store::mkfs(&Self::devices(world)?, &options)
     }
 
@@ -92,6 +96,10 @@ impl SimPool {
 /// Names of the simulated logs in `world`, for tests that damage or drop them.
 #[must_use]
 pub fn power_cut_logs(world: &SimWorld) -> Vec<SessionId> {
-    let number = |name: &String| name.strip_prefix("log-").and_then(|id| id.parse().ok()).map(SessionId);
+    let number = |name: &String| {
+        name.strip_prefix("log-")
+            .and_then(|id| id.parse().ok())
+            .map(SessionId)
+    };
     world.names().iter().filter_map(number).collect()
 }

@@ -22,13 +22,18 @@ const POOL: SimPool = SimPool {
 
 fn open(world: &SimWorld) -> Embedded {
     // No grace: what is deleted is freed at once.
-    let config = Config { grace_ms: 0, ..Config::default() };
+    let config = Config {
+        grace_ms: 0,
+        ..Config::default()
+    };
     let (parts, _) = POOL.parts(world, config, Arc::new(SystemClock)).unwrap();
     Embedded::open(parts).unwrap()
 }
 
 fn body(number: u64) -> Vec<u8> {
-    (0..FILE as u64 / 8).flat_map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 9).to_le_bytes()).collect()
+    (0..FILE as u64 / 8)
+        .flat_map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number << 9).to_le_bytes())
+        .collect()
 }
 
 fn name(number: u64) -> Vec<u8> {
@@ -38,7 +43,11 @@ fn name(number: u64) -> Vec<u8> {
 fn write_file(fs: &Fs, number: u64) -> Result<(), Errno> {
     let root = Cred::root();
     let attr = fs.create(fs.root(), &name(number), 0o100_644, 0, &root)?;
-    let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+    let flags = OpenFlags {
+        read: true,
+        write: true,
+        ..OpenFlags::default()
+    };
     let written = fs.open(attr.key, flags, &root).and_then(|file| {
         let (body, mut at) = (body(number), 0);
         while at < body.len() {
@@ -55,7 +64,16 @@ fn write_file(fs: &Fs, number: u64) -> Result<(), Errno> {
 fn read_file(fs: &Fs, number: u64) -> Vec<u8> {
     let root = Cred::root();
     let attr = fs.lookup(fs.root(), &name(number), &root).unwrap();
-    let file = fs.open(attr.key, OpenFlags { read: true, ..OpenFlags::default() }, &root).unwrap();
+    let file = fs
+        .open(
+            attr.key,
+            OpenFlags {
+                read: true,
+                ..OpenFlags::default()
+            },
+            &root,
+        )
+        .unwrap();
     let (mut out, mut at) = (vec![0; FILE + 1], 0);
     loop {
         match file.read_at(at as u64, &mut out[at..]).unwrap() {
@@ -103,9 +121,16 @@ fn pool_many_times_its_nvm_keeps_everything_until_it_is_full_and_after() {
     for tier in &status.tiers {
         assert!(tier.used_bytes * 10 > tier.capacity_bytes * 8, "{tier:?}");
     }
-    assert!(status.tiers[1].moved_in_bytes > 0 && status.tiers[2].moved_in_bytes > 0, "{:?}", status.tiers);
+    assert!(
+        status.tiers[1].moved_in_bytes > 0 && status.tiers[2].moved_in_bytes > 0,
+        "{:?}",
+        status.tiers
+    );
     for number in files.keys() {
-        assert!(read_file(&fs, *number) == body(*number), "file {number} of the full pool");
+        assert!(
+            read_file(&fs, *number) == body(*number),
+            "file {number} of the full pool"
+        );
     }
     // Deletes work, and make room.
     for gone in files.keys().copied().step_by(2).collect::<Vec<_>>() {
@@ -126,7 +151,10 @@ fn pool_many_times_its_nvm_keeps_everything_until_it_is_full_and_after() {
     let embedded = open(&world);
     let fs = embedded.mount().unwrap();
     for number in files.keys() {
-        assert!(read_file(&fs, *number) == body(*number), "file {number} at the end");
+        assert!(
+            read_file(&fs, *number) == body(*number),
+            "file {number} at the end"
+        );
     }
     fs.unmount().unwrap();
     assert_eq!(embedded.kernel().store().check().unwrap(), []);

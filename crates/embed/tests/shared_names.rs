@@ -24,13 +24,18 @@ const ALLOWED: &[i32] = &[
 ];
 
 fn random(seed: &mut u64, bound: u64) -> u64 {
-    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    *seed = seed
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 33) % bound
 }
 
 fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
     let me = Cred::root();
-    let dirs = [Ok(fs.root()), fs.lookup(fs.root(), b"d", &me).map(|attr| attr.key)];
+    let dirs = [
+        Ok(fs.root()),
+        fs.lookup(fs.root(), b"d", &me).map(|attr| attr.key),
+    ];
     let (from, to) = (dirs[random(seed, 2) as usize]?, dirs[random(seed, 2) as usize]?);
     let (x, y) = (format!("n{}", random(seed, 4)), format!("n{}", random(seed, 4)));
     let (x, y) = (x.as_bytes(), y.as_bytes());
@@ -38,12 +43,18 @@ fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
         0 => fs.create(from, x, FILE, 0, &me).map(|_| ()),
         1 => fs.create(from, x, DIR, 0, &me).map(|_| ()),
         2 | 3 => fs.rename(from, x, to, y, RenameFlags::default(), &me),
-        4 => fs.lookup(from, x, &me).and_then(|attr| fs.link(attr.key, to, y, &me).map(|_| ())),
+        4 => fs
+            .lookup(from, x, &me)
+            .and_then(|attr| fs.link(attr.key, to, y, &me).map(|_| ())),
         5 => fs.unlink(from, x, &me),
         6 => fs.rmdir(from, x, &me),
         _ => {
             let attr = fs.lookup(from, x, &me)?;
-            let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+            let flags = OpenFlags {
+                read: true,
+                write: true,
+                ..OpenFlags::default()
+            };
             fs.open(attr.key, flags, &me)?.append(b"line\n", &me).map(|_| ())
         }
     }
@@ -66,11 +77,18 @@ fn tree(fs: &Fs) -> BTreeMap<(u64, Vec<u8>), (u32, u32, u64)> {
 fn mounts_that_fight_over_names_agree_in_the_end() {
     let world = SimWorld::new();
     SimPool::default().mkfs(&world).unwrap();
-    let parts = |world| SimPool::default().parts(world, Config::default(), Arc::new(SystemClock)).unwrap().0;
+    let parts = |world| {
+        SimPool::default()
+            .parts(world, Config::default(), Arc::new(SystemClock))
+            .unwrap()
+            .0
+    };
     let embedded = Embedded::open(parts(&world)).unwrap();
     embedded.start().unwrap();
     let mounts = [embedded.mount().unwrap(), embedded.mount().unwrap()];
-    mounts[0].create(mounts[0].root(), b"d", DIR, 0, &Cred::root()).unwrap();
+    mounts[0]
+        .create(mounts[0].root(), b"d", DIR, 0, &Cred::root())
+        .unwrap();
     std::thread::scope(|scope| {
         for (who, fs) in mounts.iter().enumerate() {
             for thread in 0..2_u64 {

@@ -11,8 +11,8 @@ pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64;
 pub const ROOT_INO: Ino = Ino(1);
 /// Longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;
-/// Longest target of a symbolic link, in bytes.
-pub const SYMLINK_MAX: usize = 4095;
+/// Longest target of a symbolic link, in bytes: what one block holds behind its header.
+pub const SYMLINK_MAX: usize = BLOCK_SIZE - 32;
 /// Most links to one inode.
 pub const LINK_MAX: u32 = 65_000;
 /// Longest value of an extended attribute, in bytes.

@@ -26,17 +26,17 @@ pub use block::{
 };
 pub use charge::charge;
 pub use dirent::{
-    COOKIE_MIN, DirRoot, Dirent, HashKey, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX, XATTR_INLINE_MAX,
-    XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,
+    COOKIE_MIN, DirRoot, Dirent, HashKey, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX,
+    XATTR_INLINE_MAX, XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,
 };
 pub use extent::{
-    EXTENT_VALUE_SIZE, Extent, ExtentFault, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, INLINE_EXTENTS, ROOT_SIZE,
-    RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
+    EXTENT_VALUE_SIZE, Extent, ExtentFault, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, INLINE_EXTENTS,
+    ROOT_SIZE, RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
 };
 pub use ids::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, FILE_SIZE_MAX, FileBlock, Generation, Ino, InodeKey, LINK_MAX, LeaseNo,
     LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange, SessionId, Tier, TxId,
     XATTR_VALUE_MAX,
 };
-pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
+pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};

@@ -1,6 +1,9 @@
 //! LibFS: the file system in the process of its user.
 #![forbid(unsafe_code)]
-#![allow(clippy::result_large_err, reason = "the result of a lost session travels in its error, once in a session's life")]
+#![allow(
+    clippy::result_large_err,
+    reason = "the result of a lost session travels in its error, once in a session's life"
+)]
 
 mod attrs;
 mod connect;

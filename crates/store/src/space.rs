@@ -222,7 +222,9 @@ impl Space {
     /// its NVM keeps more for their inodes and names: a block for each 192 slower ones, within 1/16 and 3/8 of the NVM.
     fn metadata_share(&self) -> u64 {
         let slower: u64 = self.tiers[1..].iter().flatten().map(|space| space.total).sum();
-        self.tiers[0].as_ref().map_or(0, |nvm| (slower / 192).clamp(nvm.total / 16, nvm.total * 3 / 8))
+        self.tiers[0]
+            .as_ref()
+            .map_or(0, |nvm| (slower / 192).clamp(nvm.total / 16, nvm.total * 3 / 8))
     }
 
     /// Blocks that only calls with the reserve may take.
@@ -462,7 +464,12 @@ impl Space {
             inodes_used,
             ..SpaceStats::default()
         };
-        for (out, tier) in stats.tiers.iter_mut().zip(&self.tiers) {
+        let kept = [
+            self.metadata_share() + self.reserve_share(Tier::Nvm),
+            self.reserve_share(Tier::Ssd),
+            self.reserve_share(Tier::Hdd),
+        ];
+        for ((out, tier), kept) in stats.tiers.iter_mut().zip(&self.tiers).zip(kept) {
             if let Some(tier) = tier {
                 *out = TierStats {
                     total: tier.total,
@@ -470,6 +477,7 @@ impl Space {
                     pending: tier.pending,
                     unit_blocks: tier.unit_blocks,
                     empty_units: tier.empty.len() as u64,
+                    kept,
                 };
             }
         }

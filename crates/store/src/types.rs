@@ -179,6 +179,8 @@ pub struct TierStats {
     pub unit_blocks: u64,
     /// Units with nothing in them.
     pub empty_units: u64,
+    /// Free blocks that new data may not take: metadata's share and the reserve of the NVM, the last empty unit of a slower tier.
+    pub kept: u64,
 }
 
 /// Numbers of the pool, in blocks.

@@ -45,9 +45,8 @@ struct Fill {
 impl Fill {
     /// `freed` counts what is freed, but not to be reused yet, as free.
     fn of(tier: Tier, stats: &TierStats, freed: bool) -> Self {
-        // What the store keeps from new data: metadata's share and the reserve, or the last empty unit.
         let kept = match tier {
-            Tier::Nvm => stats.total / 16 + stats.total / 64,
+            Tier::Nvm => stats.kept,
             Tier::Ssd | Tier::Hdd => stats.unit_blocks,
         };
         let free = stats.free + if freed { stats.pending } else { 0 };

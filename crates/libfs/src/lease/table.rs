@@ -2,7 +2,7 @@
 
 use crossbeam_channel::Sender;
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub(crate) struct Leases {
     nodes: RwLock<HashMap<InodeKey, Arc<Node>>>,
     /// Revocations that came before the grant that they mean.
     early: Mutex<HashMap<InodeKey, LeaseNo>>,
-    /// Requests that may bring grants.
-    asking: AtomicUsize,
+    /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
+    reserved: Mutex<HashSet<InodeKey>>,
     events: Sender<Event>,
     held: AtomicUsize,
     leases_max: usize,
@@ -93,7 +93,7 @@ impl Leases {
             page,
             nodes: RwLock::new(HashMap::new()),
             early: Mutex::new(HashMap::new()),
-            asking: AtomicUsize::new(0),
+            reserved: Mutex::new(HashSet::new()),
             events,
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
@@ -252,7 +252,8 @@ impl Leases {
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
-        let answer = self.ask(Request::Acquire { wants }, |answer| {
+        let granted = self.call(Request::Acquire { wants }).map_err(OpError::from);
+        let answer = granted.and_then(|answer| {
             let Response::Granted(grants) = answer else {
                 return Err(OpError::Failed(Errno(libc::EIO)));
             };
@@ -281,27 +282,17 @@ impl Leases {
         });
         for (node, _) in &asked {
             node.waiters.fetch_sub(1, Ordering::SeqCst);
+            self.recall_early(node.key());
         }
         answer
     }
 
-    /// Sends a request that may bring grants. Revocations that overtake them are kept until `take` has installed them.
-    fn ask<R, T>(&self, request: Request, take: impl FnOnce(Response) -> OpResult<R, T>) -> OpResult<R, T> {
-        self.asking.fetch_add(1, Ordering::SeqCst);
-        let result = self.link.call(request).map_err(OpError::from).and_then(take);
-        let early = {
-            // The last one out takes along what nobody waits for.
-            let mut early = self.early.lock();
-            if self.asking.fetch_sub(1, Ordering::SeqCst) == 1 {
-                std::mem::take(&mut *early)
-            } else {
-                early.clone()
-            }
-        };
-        for (key, number) in early {
+    /// Tells the worker again of a revocation that overtook what it means.
+    fn recall_early(&self, key: InodeKey) {
+        let early = self.early.lock().remove(&key);
+        if let Some(number) = early {
             self.tell(Event::Revoke { key, number });
         }
-        result
     }
 
     fn install(
@@ -328,16 +319,29 @@ impl Leases {
 
     /// Numbers for new inodes near `dir`, with their leases.
     pub(crate) fn alloc<T>(&self, dir: InodeKey, count: u8) -> OpResult<Vec<(InodeKey, LeaseNo)>, T> {
-        self.ask(Request::AllocInodes { near: dir, count }, |answer| match answer {
+        match self
+            .call(Request::AllocInodes { near: dir, count })
+            .map_err(OpError::from)?
+        {
             Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
             _ => Err(OpError::Failed(Errno(libc::EIO))),
-        })
+        }
+    }
+
+    /// A number is about to be used: a revocation of its lease waits until [`adopt`](Self::adopt) or
+    /// [`unreserve`](Self::unreserve).
+    pub(crate) fn reserve(&self, key: InodeKey) {
+        self.reserved.lock().insert(key);
+    }
+
+    /// The number was not used.
+    pub(crate) fn unreserve(&self, key: InodeKey) {
+        self.reserved.lock().remove(&key);
+        self.recall_early(key);
     }
 
     /// Takes in a new inode under the lease that came with its number, pinned.
     pub(crate) fn adopt(&self, node: Arc<Node>, number: LeaseNo) -> Pins<'_> {
-        self.nodes.write().insert(node.key(), Arc::clone(&node));
-        self.held.fetch_add(1, Ordering::Relaxed);
         {
             let mut state = node.state();
             state.number = number;
@@ -345,6 +349,9 @@ impl Leases {
             node.publish(&state, false);
         }
         node.pin_granted();
+        self.held.fetch_add(1, Ordering::Relaxed);
+        self.nodes.write().insert(node.key(), Arc::clone(&node));
+        self.unreserve(node.key());
         if self.held.load(Ordering::Relaxed) > self.leases_max {
             self.ask_trim();
         }
@@ -354,27 +361,35 @@ impl Leases {
         }
     }
 
-    /// What a revocation of `number` means now: the node, if it is held under that number; else whether to answer at once.
+    /// What a revocation of `number` means now. One that comes before its grant was taken in waits for it once; the daemon says it
+    /// again after a while, and then the grant is refused when it comes: what brings it may itself wait for this lease.
     pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
-        let node = self.get(key);
-        if let Some(node) = &node {
-            let state = node.state();
-            if number <= state.given_back {
-                return Revoked::Unknown;
+        if self.get(key).is_none() {
+            // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it is just being made.
+            for node in self.all() {
+                node.batch.lock().retain(|(other, _)| *other != key);
             }
-            if state.mode.is_some() && number < state.number {
-                return Revoked::Stale;
+            let reserved = self.reserved.lock();
+            if reserved.contains(&key) {
+                self.early.lock().insert(key, number);
+                return Revoked::Early;
             }
+        }
+        if let Some(node) = self.get(key) {
+            let mut state = node.state();
             if state.mode.is_some() && number == state.number {
                 drop(state);
-                return Revoked::Held(Arc::clone(node));
+                return Revoked::Held(node);
+            }
+            let may_come = number > state.given_back && node.waiters.load(Ordering::SeqCst) > 0;
+            if may_come && self.early.lock().insert(key, number) != Some(number) {
+                return Revoked::Early;
+            }
+            if state.mode.is_none() || number > state.number {
+                state.given_back = state.given_back.max(number);
             }
         }
-        let mut early = self.early.lock();
-        if self.asking.load(Ordering::SeqCst) > 0 {
-            early.insert(key, number);
-            return Revoked::Stale;
-        }
+        self.early.lock().remove(&key);
         Revoked::Unknown
     }
 
@@ -449,8 +464,8 @@ impl Leases {
 pub(crate) enum Revoked {
     /// A lease that is held.
     Held(Arc<Node>),
-    /// One that was given back, or whose grant is under way: nothing to do now.
-    Stale,
+    /// One whose grant is under way: it is told again.
+    Early,
     /// One that never came here: say that it is free.
     Unknown,
 }

@@ -95,7 +95,7 @@ impl Withdrawals {
         match event {
             Event::Revoke { key, number } => match self.leases.revoked(key, number) {
                 Revoked::Held(node) => self.begin(node, number, around),
-                Revoked::Stale => {}
+                Revoked::Early => {}
                 // If the daemon holds it against us after all, everything that we may have logged under it counts.
                 Revoked::Unknown => self.unknown.push(ReleaseItem {
                     key,
@@ -159,8 +159,12 @@ impl Withdrawals {
     /// A lease goes as a whole. The daemon would let a reader keep it, unless a writer waits by then; but its answer does not say which.
     fn begin(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
         let key = node.key();
-        if self.under_way.contains_key(&key) {
-            return self.look(key, around);
+        if let Some(known) = self.under_way.get(&key) {
+            let same = known.number == number;
+            self.look(key, around);
+            if same {
+                return;
+            }
         }
         self.revoked += 1;
         let drop_data = node.kernel_data.load(Ordering::Acquire) && around.observer().is_some();

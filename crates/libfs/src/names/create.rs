@@ -32,14 +32,23 @@ pub(crate) struct Making<'a> {
 /// A number for a new inode in a pinned directory.
 fn take_number<T>(session: &Session, dir: &Node) -> OpResult<(InodeKey, LeaseNo), T> {
     loop {
-        if let Some(number) = dir.batch.lock().pop() {
-            return Ok(number);
+        {
+            let mut batch = dir.batch.lock();
+            if let Some(number) = batch.pop() {
+                session.leases.reserve(number.0);
+                return Ok(number);
+            }
         }
         let mut batch = session.leases.alloc(dir.key(), BATCH)?;
         // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
         batch.reverse();
         dir.batch.lock().append(&mut batch);
     }
+}
+
+fn give_back_number(session: &Session, dir: &Node, number: (InodeKey, LeaseNo)) {
+    dir.batch.lock().push(number);
+    session.leases.unreserve(number.0);
 }
 
 fn new_attr(
@@ -135,7 +144,7 @@ fn create_once<T>(
     let dir = node.key();
     let number = take_number(session, node)?;
     let give_up = |error: OpError<T>| {
-        node.batch.lock().push(number);
+        give_back_number(session, node, number);
         error
     };
     let draft = new_attr(&node.inode.attr(), number.0, making, !name.is_empty(), cred, 0);
@@ -145,7 +154,7 @@ fn create_once<T>(
     let parent = locked.attr(dir)?.clone();
     if !name.is_empty() && node.names.lock().get(name).is_some_and(|known| known.is_some()) {
         drop((locked, slot));
-        node.batch.lock().push(number);
+        give_back_number(session, node, number);
         return Ok(None);
     }
     let attr = new_attr(&parent, number.0, making, !name.is_empty(), cred, now);
@@ -161,7 +170,8 @@ fn create_once<T>(
         return Err(give_up(errno.into()));
     }
     let op = create_op(&attr, dir, name, making.target);
-    let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
+    let committed = commit(session, slot, &op, EntryFlags::empty(), now)
+        .inspect_err(|_: &OpError<T>| session.leases.unreserve(number.0))?;
     let new = Arc::new(Node::new(attr.clone()));
     {
         let mut body = new.inode.write();
