@@ -176,6 +176,8 @@ impl<'a, V: View> Fold<'a, V> {
                 }
                 Err(Stop::Refused(why)) => {
                     self.roll_back();
+                    let (key, named) = op.op.subject();
+                    tracing::debug!(seq = %op.seq, op = ?op.op.code(), %key, named, "refused: {why}");
                     return Ok(Err(self.refuse(actor.session, op.seq, why, ops.len())));
                 }
             }

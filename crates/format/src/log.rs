@@ -576,6 +576,17 @@ impl<'a> LogOp<'a> {
         }
     }
 
+    /// The inode that the operation is about; for name operations the (old) directory and what the name names.
+    #[must_use]
+    pub const fn subject(&self) -> (InodeKey, u64) {
+        match *self {
+            Self::Create { .. } | Self::Link { .. } | Self::Unlink { .. } | Self::Rename { .. } => {
+                self.header_fields()
+            }
+            _ => (self.header_fields().0, 0),
+        }
+    }
+
     /// The header's `ino`, `generation` and `offset` for this operation.
     const fn header_fields(&self) -> (InodeKey, u64) {
         match *self {

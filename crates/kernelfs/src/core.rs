@@ -25,8 +25,17 @@ pub(crate) struct Member {
     pub(crate) phase: Phase,
     /// Knows that it is not alone.
     pub(crate) company: bool,
-    /// Barriers not acknowledged yet, and until when they must be.
-    pub(crate) barriers: BTreeMap<TxId, u64>,
+    /// Barriers not acknowledged yet.
+    pub(crate) barriers: BTreeMap<TxId, Barrier>,
+}
+
+/// A barrier that a session has not obeyed yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Barrier {
+    /// Until when it must have.
+    pub(crate) until_ms: u64,
+    /// Messages that it was sent in and that are not acknowledged.
+    pub(crate) parts: usize,
 }
 
 /// A sealed session whose client may still come back.
@@ -140,7 +149,7 @@ impl Core {
             self.doomed.insert(session);
         }
         for (id, member) in &self.members {
-            if member.barriers.values().any(|until_ms| now_ms >= *until_ms) {
+            if member.barriers.values().any(|barrier| now_ms >= barrier.until_ms) {
                 self.doomed.insert(*id);
             }
         }

@@ -1,5 +1,6 @@
 //! Running digests, and what follows from them: pages, barriers, credits, holds, rows.
 
+use crate::core::Barrier;
 use crate::digest::{self, Applied, Client, Cut, Environment, GatherLimits, Leases, Source};
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::rows::RowChange;
@@ -197,7 +198,8 @@ impl KernelFs {
             if let Some(member) = core.members.get_mut(id)
                 && !keys.is_empty()
             {
-                member.barriers.insert(applied.tx, until_ms);
+                let parts = keys.len().div_ceil(BARRIER_KEYS_MAX);
+                member.barriers.insert(applied.tx, Barrier { until_ms, parts });
             }
         }
         let mut changes = Vec::new();
@@ -249,10 +251,13 @@ impl KernelFs {
     pub(crate) fn barrier_ack(&self, session: &Session, tx: varve_format::TxId) {
         let mut core = self.locked();
         if let Some(member) = core.members.get_mut(&session.id) {
-            // Barriers come in order: this one was read after those before it.
-            member.barriers = member
-                .barriers
-                .split_off(&varve_format::TxId(tx.0.saturating_add(1)));
+            // Only this one: digests and moves in several threads may send theirs in another order than they commit.
+            if let Some(barrier) = member.barriers.get_mut(&tx) {
+                barrier.parts = barrier.parts.saturating_sub(1);
+                if barrier.parts == 0 {
+                    member.barriers.remove(&tx);
+                }
+            }
         }
         self.store.set_reader_horizon(core.reader_horizon());
     }
