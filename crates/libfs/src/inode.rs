@@ -2,7 +2,7 @@
 //! order inside an inode; knows nothing of names and of the daemon.
 //!
 //! Three kinds of access: [`Inode::read`] (shared), [`Inode::write`] (exclusive), and *overwrites in place*, which the data path
-//! runs under neither: whole blocks below the size are logged and published in the [`Radix`] by compare-and-swap, so that threads
+//! runs under neither: whole blocks below the size are logged and published in the `Radix` by compare-and-swap, so that threads
 //! that overwrite one file do not meet on a lock. `write` keeps them out and waits for those under way.
 
 use crate::data::ExtentCache;

@@ -18,7 +18,7 @@ pub struct CheckItem {
 pub struct CheckReport {
     /// Nothing is wrong.
     pub clean: bool,
-    /// What is wrong; at most [`ITEMS_SHOWN`] of them.
+    /// What is wrong; at most `ITEMS_SHOWN` of them.
     pub findings: Vec<CheckItem>,
     /// How many there are.
     pub count: u64,
