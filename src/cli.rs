@@ -8,7 +8,7 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  it failed; the message on standard error says what to do
   2  the command line was wrong
-  3  fsck or scrub found damage (with --repair: some of it could not be mended)
+  3  fsck or scrub found damage
   4  no daemon serves this pool";
 
 /// A file system across NVM, SSD and HDD: writes are durable when they return and cost no system call.
@@ -198,13 +198,12 @@ pub struct PoolJsonArgs {
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two
-transactions); --repair needs the pool to be stopped (`varve down DIR`)."
+    after_help = "Nothing is written. A pool that is being served is checked by its daemon (between two transactions)."
 )]
 pub struct FsckArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
-    /// Mend what can be mended, say what was lost
+    /// Mend what can be mended: not there yet, checks and says so
     #[arg(long)]
     pub repair: bool,
     /// Print JSON
