@@ -76,8 +76,8 @@ pub(crate) struct Core {
     pub(crate) members: HashMap<SessionId, Member>,
     pub(crate) ended: Vec<Ended>,
     pub(crate) seats: HashMap<Ticket, Seat>,
-    /// To be sealed by whoever finds time.
-    pub(crate) doomed: BTreeSet<SessionId>,
+    /// To be sealed by whoever finds time, and why.
+    pub(crate) doomed: BTreeMap<SessionId, &'static str>,
     /// Sealed on media; their logs are still to be digested.
     pub(crate) to_finish: Vec<(Arc<Session>, Seal, bool)>,
     /// Sealed on media; digesting them failed for want of space.
@@ -107,7 +107,7 @@ impl Core {
             members: HashMap::new(),
             ended: Vec::new(),
             seats: HashMap::new(),
-            doomed: BTreeSet::new(),
+            doomed: BTreeMap::new(),
             to_finish: Vec::new(),
             unfinished: Vec::new(),
             to_digest: BTreeSet::new(),
@@ -146,11 +146,13 @@ impl Core {
         let revocations = self.table.revocations(now_ms);
         self.send_revocations(&revocations);
         for session in self.table.expired(now_ms) {
-            self.doomed.insert(session);
+            self.doomed
+                .insert(session, "it did not give a lease back in time");
         }
         for (id, member) in &self.members {
             if member.barriers.values().any(|barrier| now_ms >= barrier.until_ms) {
-                self.doomed.insert(*id);
+                self.doomed
+                    .insert(*id, "it did not let go of moved blocks in time");
             }
         }
     }
@@ -172,7 +174,7 @@ impl Core {
             return;
         };
         if member.phase == Phase::Live && !member.session.upcalls.push(upcall) {
-            self.doomed.insert(session);
+            self.doomed.insert(session, "it does not take its messages");
         }
     }
 

@@ -306,14 +306,14 @@ impl KernelFs {
         if core.live(session.id).is_none() {
             // Sealed meanwhile: the row goes with the session's others, unless they are gone already.
             if core.members.contains_key(&session.id) {
-                core.rows.insert(row);
+                core.rows.insert_batch(row, &keys);
             } else {
                 drop(core);
                 self.write_rows(&[RowChange::Remove(lease)])?;
             }
             return Err(StoreError::NoSession(session.id));
         }
-        core.rows.insert(row);
+        core.rows.insert_batch(row, &keys);
         let leases = keys.iter().map(|key| {
             core.holds.add(session.id, *key);
             session.learn(*key);
@@ -328,7 +328,9 @@ impl KernelFs {
             return Err(no(libc::E2BIG));
         }
         let (begun, upto) = {
+            let began_ms = self.now_ms();
             let mut core = self.locked();
+            core.table.begin_work(session.id, began_ms);
             let mut begun = Vec::new();
             let mut upto = LogSeq(0);
             for item in items {
@@ -346,6 +348,7 @@ impl KernelFs {
             .and_then(|()| self.end_rows(session, &begun));
         let now_ms = self.now_ms();
         let mut core = self.locked();
+        core.table.end_work(session.id, now_ms);
         for (item, _) in &begun {
             if done.is_err() {
                 core.table.abort_release(session.id, item.key, item.lease, now_ms);

@@ -1,9 +1,12 @@
 //! The grant rows as the daemon keeps them in DRAM, beside those on media. One live row for an inode of a session, or one for a batch of
 //! new inodes. Writes nothing to media: says what is to be written.
+//!
+//! A number can be given out again, to the same session too, before it is known here that the inode that had it before is gone. So a row is
+//! found by number *and* generation.
 
 use std::collections::HashMap;
 use varve_format::session::GrantRow;
-use varve_format::{Ino, InodeKey, LeaseNo, SessionId};
+use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
 
 /// What has to happen to a row on media when a lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,11 +17,27 @@ pub(crate) enum RowChange {
     Put(GrantRow),
 }
 
+/// Where the row of an inode is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    lease: LeaseNo,
+    /// `None`: one of a batch that was read from media, which does not name its generations.
+    generation: Option<Generation>,
+}
+
+impl Place {
+    fn is_for(&self, key: InodeKey) -> bool {
+        self.generation
+            .is_none_or(|generation| generation == key.generation)
+    }
+}
+
 /// All live rows.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     rows: HashMap<LeaseNo, GrantRow>,
-    by_inode: HashMap<(SessionId, Ino), LeaseNo>,
+    /// Newest last; more than one while an older life of the number is not yet taken out.
+    by_inode: HashMap<(SessionId, Ino), Vec<Place>>,
     by_session: HashMap<SessionId, Vec<LeaseNo>>,
 }
 
@@ -30,17 +49,49 @@ fn inodes(row: &GrantRow) -> impl Iterator<Item = Ino> + use<> {
 }
 
 impl Rows {
+    /// A row for one inode, or one of a batch as it was found on media.
     pub(crate) fn insert(&mut self, row: GrantRow) {
-        for ino in inodes(&row) {
-            self.by_inode.insert((row.session, ino), row.lease);
+        let generation = (row.batch == 0).then_some(row.key.generation);
+        let places = inodes(&row).map(|ino| (ino, generation)).collect::<Vec<_>>();
+        self.insert_at(row, &places);
+    }
+
+    /// A row for a batch of new inodes.
+    pub(crate) fn insert_batch(&mut self, row: GrantRow, keys: &[InodeKey]) {
+        let places = keys.iter().map(|key| (key.ino, Some(key.generation)));
+        self.insert_at(row, &places.collect::<Vec<_>>());
+    }
+
+    fn insert_at(&mut self, row: GrantRow, places: &[(Ino, Option<Generation>)]) {
+        for (ino, generation) in places {
+            let place = Place {
+                lease: row.lease,
+                generation: *generation,
+            };
+            self.by_inode.entry((row.session, *ino)).or_default().push(place);
         }
         self.by_session.entry(row.session).or_default().push(row.lease);
         self.rows.insert(row.lease, row);
     }
 
+    fn place(&self, session: SessionId, key: InodeKey) -> Option<LeaseNo> {
+        let places = self.by_inode.get(&(session, key.ino))?;
+        let place = places.iter().rev().find(|place| place.is_for(key))?;
+        Some(place.lease)
+    }
+
+    fn leave_place(&mut self, session: SessionId, ino: Ino, lease: LeaseNo) {
+        if let Some(places) = self.by_inode.get_mut(&(session, ino)) {
+            places.retain(|place| place.lease != lease);
+            if places.is_empty() {
+                self.by_inode.remove(&(session, ino));
+            }
+        }
+    }
+
     /// The row under which `session` may log changes of `key`.
     pub(crate) fn find(&self, session: SessionId, key: InodeKey) -> Option<&GrantRow> {
-        self.rows.get(self.by_inode.get(&(session, key.ino))?)
+        self.rows.get(&self.place(session, key)?)
     }
 
     /// What ending the lease of `session` on `key` does to its row. Changes nothing.
@@ -58,7 +109,9 @@ impl Rows {
     /// The lease has ended on media too.
     pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) {
         let change = self.end_change(session, key);
-        self.by_inode.remove(&(session, key.ino));
+        if let Some(lease) = self.place(session, key) {
+            self.leave_place(session, key.ino, lease);
+        }
         match change {
             None => {}
             Some(RowChange::Put(row)) => {
@@ -86,7 +139,7 @@ impl Rows {
         for lease in self.by_session.remove(&session).unwrap_or_default() {
             if let Some(row) = self.rows.remove(&lease) {
                 for ino in inodes(&row) {
-                    self.by_inode.remove(&(session, ino));
+                    self.leave_place(session, ino, lease);
                 }
             }
         }
@@ -133,6 +186,25 @@ mod tests {
         );
         rows.end(S, InodeKey::new(18, 2));
         assert_eq!((rows.len(), rows.of_session(S).len()), (0, 0));
+    }
+
+    #[test]
+    fn end_of_an_inode_leaves_the_row_of_the_next_with_its_number() {
+        let mut rows = Rows::default();
+        rows.insert_batch(row(1, 16, 0b11), &[InodeKey::new(16, 4), InodeKey::new(17, 1)]);
+        // 16 is freed and given out again before the end of its first life is told here.
+        rows.insert_batch(row(2, 16, 0b1), &[InodeKey::new(16, 5)]);
+        let change = rows.end_change(S, InodeKey::new(16, 4)).unwrap();
+        assert_eq!(change, RowChange::Put(row(1, 16, 0b10)));
+        rows.end(S, InodeKey::new(16, 4));
+        assert_eq!(rows.find(S, InodeKey::new(16, 5)).unwrap().lease, LeaseNo(2));
+        assert!(rows.find(S, InodeKey::new(16, 4)).is_none());
+        rows.end(S, InodeKey::new(17, 1));
+        rows.end(S, InodeKey::new(16, 5));
+        assert_eq!(
+            (rows.len(), rows.of_session(S).len(), rows.by_inode.len()),
+            (0, 0, 0)
+        );
     }
 
     #[test]

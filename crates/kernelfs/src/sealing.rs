@@ -21,10 +21,10 @@ impl KernelFs {
     /// Seals the sessions that are late. Never waits for a client.
     pub(crate) fn seal_doomed(&self) {
         loop {
-            let Some(id) = self.locked().doomed.pop_first() else {
+            let Some((id, why)) = self.locked().doomed.pop_first() else {
                 return;
             };
-            self.seal_session(id, "it did not answer in time");
+            self.seal_session(id, why);
             self.finish_sealed();
         }
     }

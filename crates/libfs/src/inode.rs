@@ -6,6 +6,7 @@
 //! that overwrite one file do not meet on a lock. `write` keeps them out and waits for those under way.
 
 use crate::data::ExtentCache;
+use crate::errno::Errno;
 use crate::log::slots;
 use crate::overlay::{Pieces, Radix};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -48,8 +49,19 @@ pub struct InodeBody {
     pub(crate) extents: ExtentCache,
     /// Highest sequence number logged for it through the exclusive lock (see [`Inode::last_seq`]).
     pub last_seq: LogSeq,
-    /// Open file descriptions in this process.
-    pub opens: u64,
+    /// It lost its last name, and its last entry in the log said that nobody here has it open: it takes no more entries.
+    pub(crate) dead: bool,
+}
+
+impl InodeBody {
+    /// `ESTALE` for an inode that takes no more entries: whoever came by its name looks the name up again.
+    pub(crate) const fn check_alive(&self) -> Result<(), Errno> {
+        if self.dead {
+            Err(Errno(libc::ESTALE))
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// Exclusive access to an inode.
@@ -79,7 +91,7 @@ impl Inode {
                 pieces: Pieces::new(),
                 extents: ExtentCache::new(),
                 last_seq: LogSeq(0),
-                opens: 0,
+                dead: false,
             }),
         }
     }
@@ -137,6 +149,7 @@ impl Inode {
         body.forget_log();
         body.last_seq = LogSeq(0);
         body.attr = attr;
+        body.dead = false;
         self.overwritten.store(false, Ordering::Release);
     }
 

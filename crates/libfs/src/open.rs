@@ -439,6 +439,7 @@ fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     };
     let slot = begin(session, &LogOp::SetAttr { key, attr })?;
     let mut body = node.inode.write();
+    body.check_alive()?;
     attr.atime_ns = body.attr.atime_ns;
     let ctime = body.attr.ctime_ns;
     let committed = commit(
@@ -460,10 +461,12 @@ fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let op = LogOp::Forget { key };
     let slot = begin(session, &op)?;
     let mut body = node.inode.write();
-    if session.opens.is_open(key) {
+    // Opened again, or (between the close and here) unlinked by somebody who saw it closed.
+    if body.dead || session.opens.is_open(key) {
         return Ok(());
     }
     let committed = commit(session, slot, &op, EntryFlags::empty(), session.now_ns())?;
+    body.dead = true;
     body.last_seq = body.last_seq.max(committed.seqs.last);
     Ok(())
 }

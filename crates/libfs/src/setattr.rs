@@ -114,6 +114,7 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
             },
         )?;
         let mut body = node.inode.write();
+        body.check_alive()?;
         let planned = plan(&body.attr, change, cred, check, now)?;
         let op = LogOp::SetAttr {
             key,

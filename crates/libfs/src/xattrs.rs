@@ -168,6 +168,7 @@ pub(crate) fn change(
         load(session, node)?;
         let slot = begin(session, &op)?;
         let mut body = node.inode.write();
+        body.check_alive()?;
         let mut xattrs = node.xattrs.lock();
         let known = xattrs.as_mut().ok_or(Errno(libc::EIO))?;
         verdict(&body.attr, known)?;

@@ -86,6 +86,8 @@ enum Phase {
     Revoking {
         first_ms: u64,
         last_ms: u64,
+        /// What the session's [`Work`] was at `first_ms`.
+        work_ms: u64,
     },
     /// Given back; its log is being digested.
     Releasing,
@@ -102,6 +104,29 @@ struct Holder {
     /// Asked back for want of space, not because somebody waits.
     unwanted: bool,
 }
+
+/// Time that the daemon has worked on releases of a session: its client gives leases back one batch after another, and cannot
+/// answer for the daemon's share.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Work {
+    done_ms: u64,
+    /// Releases under way, and since when there is one.
+    under_way: u32,
+    since_ms: u64,
+}
+
+impl Work {
+    const fn total_ms(&self, now_ms: u64) -> u64 {
+        if self.under_way == 0 {
+            self.done_ms
+        } else {
+            self.done_ms + now_ms.saturating_sub(self.since_ms)
+        }
+    }
+}
+
+/// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
+const EXCUSED_LEASES: u64 = 6;
 
 #[derive(Debug)]
 struct Waiter {
@@ -130,6 +155,7 @@ pub struct Table {
     next_internal: u64,
     /// Leases that are being asked back.
     asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
+    pub(super) work: HashMap<SessionId, Work>,
 }
 
 impl Table {
@@ -148,6 +174,7 @@ impl Table {
             next_lease: first_lease.0.max(1),
             next_internal: INTERNAL,
             asked: BTreeMap::new(),
+            work: HashMap::new(),
         }
     }
 
@@ -452,6 +479,7 @@ impl Table {
 
     /// The digest for a release failed for now: the lease is held as before, and asked back again.
     pub fn abort_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo, now_ms: u64) {
+        let work_ms = self.work_ms(session, now_ms);
         if let Some(holder) = self.holder_mut(session, key)
             && holder.lease == lease
             && holder.phase == Phase::Releasing
@@ -459,6 +487,7 @@ impl Table {
             holder.phase = Phase::Revoking {
                 first_ms: now_ms,
                 last_ms: now_ms,
+                work_ms,
             };
             self.asked.insert(lease, (session, key));
         }
@@ -504,9 +533,13 @@ impl Table {
         due.sort_unstable_by_key(|(_, holder)| holder.lease);
         let mut out = Vec::with_capacity(due.len());
         for (key, holder) in due {
-            let first_ms = match holder.phase {
-                Phase::Revoking { first_ms, .. } => first_ms,
-                Phase::Granting | Phase::Held { .. } | Phase::Releasing => now_ms,
+            let (first_ms, work_ms) = match holder.phase {
+                Phase::Revoking {
+                    first_ms, work_ms, ..
+                } => (first_ms, work_ms),
+                Phase::Granting | Phase::Held { .. } | Phase::Releasing => {
+                    (now_ms, self.work_ms(holder.session, now_ms))
+                }
             };
             let keep_read = holder.mode == LeaseMode::Write
                 && !holder.unwanted
@@ -515,6 +548,7 @@ impl Table {
                 live.phase = Phase::Revoking {
                     first_ms,
                     last_ms: now_ms,
+                    work_ms,
                 };
             }
             self.asked.insert(holder.lease, (holder.session, key));
@@ -568,6 +602,7 @@ impl Table {
             if out.len() >= count {
                 break;
             }
+            let work_ms = self.work_ms(session, now_ms);
             let Some(holder) = self.holder_mut(session, key) else {
                 continue;
             };
@@ -575,6 +610,7 @@ impl Table {
                 holder.phase = Phase::Revoking {
                     first_ms: now_ms,
                     last_ms: now_ms,
+                    work_ms,
                 };
                 holder.unwanted = true;
                 self.asked.insert(lease, (session, key));
@@ -589,12 +625,45 @@ impl Table {
         out
     }
 
-    /// Sessions that have not given a lease back in time.
+    fn work_ms(&self, session: SessionId, now_ms: u64) -> u64 {
+        self.work.get(&session).map_or(0, |work| work.total_ms(now_ms))
+    }
+
+    /// The daemon begins to carry out a release of `session`; every one must [end](Self::end_work).
+    pub fn begin_work(&mut self, session: SessionId, now_ms: u64) {
+        let work = self.work.entry(session).or_default();
+        if work.under_way == 0 {
+            work.since_ms = now_ms;
+        }
+        work.under_way += 1;
+    }
+
+    /// A release is carried out.
+    pub fn end_work(&mut self, session: SessionId, now_ms: u64) {
+        if let Some(work) = self.work.get_mut(&session) {
+            if work.under_way == 1 {
+                work.done_ms = work.total_ms(now_ms);
+            }
+            work.under_way = work.under_way.saturating_sub(1);
+            if work.under_way == 0 && !self.by_session.contains_key(&session) {
+                self.work.remove(&session);
+            }
+        }
+    }
+
+    /// When a lease that was asked back at `first_ms` is late.
+    fn late_ms(&self, session: SessionId, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
+        let worked_ms = self.work_ms(session, now_ms).saturating_sub(work_ms);
+        first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
+    }
+
+    /// Sessions that have not given a lease back in time; the time that the daemon itself took for their releases is not theirs.
     #[must_use]
     pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
         let late = |(session, key): &&(SessionId, InodeKey)| {
             self.holder(*session, *key).is_some_and(|holder| {
-                matches!(holder.phase, Phase::Revoking { first_ms, .. } if now_ms >= first_ms + self.limits.lease_ms)
+                matches!(holder.phase, Phase::Revoking { first_ms, work_ms, .. }
+                    if now_ms >= self.late_ms(*session, first_ms, work_ms, now_ms))
             })
         };
         let mut sessions: Vec<_> = self
@@ -614,6 +683,7 @@ impl Table {
         for (lease, key) in leases {
             self.remove(session, key, lease);
         }
+        self.work.remove(&session);
         let tickets: Vec<_> = self
             .waiters
             .iter()
@@ -721,8 +791,13 @@ impl Table {
         let at = |holder: &Holder| match holder.phase {
             Phase::Granting | Phase::Releasing => None,
             Phase::Held { since_ms } => Some(since_ms + self.limits.min_hold_ms),
-            Phase::Revoking { first_ms, last_ms } => {
-                Some((last_ms + again_ms).min(first_ms + self.limits.lease_ms))
+            Phase::Revoking {
+                first_ms,
+                last_ms,
+                work_ms,
+            } => {
+                let late_ms = self.late_ms(holder.session, first_ms, work_ms, now_ms);
+                Some((last_ms + again_ms).min(late_ms))
             }
         };
         let awaited = self

@@ -178,6 +178,27 @@ fn session_expires_when_it_keeps_a_lease_too_long() {
 }
 
 #[test]
+fn session_is_not_late_for_the_time_that_the_daemon_takes_but_cannot_gain_more_than_that() {
+    let mut table = table();
+    grant(&mut table, A, &[write(1), write(2)], 0);
+    table.request(B, &[write(1)], 10).unwrap();
+    assert_eq!(table.revocations(10).len(), 1);
+    table.begin_work(A, 100);
+    table.begin_work(A, 200);
+    table.end_work(A, 1000);
+    assert!(table.expired(2500).is_empty(), "the daemon is at work since 100");
+    table.end_work(A, 3100);
+    assert!(table.expired(5009).is_empty());
+    assert_eq!(table.expired(5010), [A], "two of its own seconds");
+    table.begin_work(A, 5000);
+    assert!(table.expired(13_000).is_empty());
+    assert_eq!(table.expired(14_010), [A], "not for ever");
+    table.drop_session(A);
+    table.end_work(A, 14_020);
+    assert!(table.work.is_empty());
+}
+
+#[test]
 fn contended_inode_is_refused_for_writing_until_it_is_quiet() {
     let mut table = table();
     let mut now = 0;

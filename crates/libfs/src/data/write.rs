@@ -372,6 +372,7 @@ impl DataPlane {
         let slot = self.begin(entry_size(0), 0)?;
         let stamp = self.stamp();
         let mut body = inode.write();
+        body.check_alive().map_err(OpError::Failed)?;
         let committed = slot.append(&LogOp::Truncate { key: inode.key, size }, clear, stamp)?;
         if committed.live {
             self.list(inode);
@@ -414,6 +415,7 @@ impl DataPlane {
         let slot = self.begin(entry_size(16), charge(&op))?;
         let stamp = self.stamp();
         let mut body = inode.write();
+        body.check_alive().map_err(OpError::Failed)?;
         let committed = slot.append(&op, clear, stamp)?;
         if committed.live {
             self.list(inode);

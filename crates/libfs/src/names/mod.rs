@@ -74,6 +74,13 @@ impl<'n> Locked<'n> {
         Ok(&mut self.get(key)?.attr)
     }
 
+    /// Notes that an inode without names takes no more entries, if the entry that took its last one said so.
+    fn note_dead(&mut self, key: InodeKey, flags: EntryFlags) -> Result<()> {
+        let body = self.get(key)?;
+        body.dead = body.attr.nlink == 0 && flags.contains(EntryFlags::LAST_CLOSED);
+        Ok(())
+    }
+
     /// Notes that entry `seq` concerns all of them.
     fn logged(&mut self, seq: LogSeq) {
         for (_, guard) in &mut self.guards {

@@ -129,11 +129,13 @@ fn remove_once(
         return Err(Errno(libc::ENOTEMPTY).into());
     }
     let now = session.now_ns();
-    let committed = commit(session, slot, op, last_closed(mount, key), now)?;
+    let flags = last_closed(mount, key);
+    let committed = commit(session, slot, op, flags, now)?;
     locked.logged(committed.seqs.last);
     let gone = locked.attr(key)?;
     gone.nlink = if is_rmdir { 0 } else { gone.nlink.saturating_sub(1) };
     gone.ctime_ns = now;
+    locked.note_dead(key, flags)?;
     let parent = locked.attr(dir)?;
     touch_dir(parent, now);
     if is_rmdir {

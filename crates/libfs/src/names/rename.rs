@@ -253,6 +253,9 @@ fn rename_once(
     if replaced_dir.is_some_and(|victim| victim.names.lock().has_any()) {
         return Err(Errno(libc::ENOTEMPTY).into());
     }
+    if locked.attr(moving.new_dir)?.nlink == 0 {
+        return Err(Errno(libc::ENOENT).into());
+    }
     let now = session.now_ns();
     let flags = match ends.to {
         Some(to) if !moving.exchange => last_closed(mount, to.key),
@@ -271,6 +274,7 @@ fn rename_once(
             } else {
                 attr.nlink.saturating_sub(1)
             };
+            locked.note_dead(to.key, flags)?;
         }
     }
     touch_dir(locked.attr(moving.dir)?, now);
