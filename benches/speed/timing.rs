@@ -1,0 +1,93 @@
+//! Rounds, medians and a cheap generator. Knows nothing of what is timed.
+
+use std::time::Instant;
+
+/// One side of a row: its name, and what runs one round and gives nanoseconds an operation.
+pub struct Side<'a> {
+    /// Column.
+    pub name: &'static str,
+    round: Box<dyn FnMut() -> anyhow::Result<f64> + 'a>,
+}
+
+impl<'a> Side<'a> {
+    /// A side.
+    pub fn new(name: &'static str, round: impl FnMut() -> anyhow::Result<f64> + 'a) -> Self {
+        Self {
+            name,
+            round: Box::new(round),
+        }
+    }
+}
+
+/// Medians of all sides, in their order, after a first round that does not count.
+pub fn rounds(count: usize, sides: &mut [Side<'_>]) -> anyhow::Result<Vec<(&'static str, f64)>> {
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
+    for round in 0..=count {
+        for (side, values) in sides.iter_mut().zip(&mut values) {
+            let value = (side.round)()?;
+            if round > 0 {
+                values.push(value);
+            }
+        }
+    }
+    Ok(sides
+        .iter()
+        .zip(&mut values)
+        .map(|(side, values)| (side.name, median(values)))
+        .collect())
+}
+
+/// The value in the middle.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Nanoseconds an operation.
+pub fn per_op(count: u64, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    for step in 0..count {
+        run(step)?;
+    }
+    Ok(start.elapsed().as_nanos() as f64 / count.max(1) as f64)
+}
+
+/// `threads` at once, each with its number; nanoseconds an operation over all of them (half as long at twice the speed). `run` does
+/// `count` operations.
+pub fn per_op_threads(
+    threads: u64,
+    count: u64,
+    run: impl Fn(u64) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                let run = &run;
+                scope.spawn(move || run(thread))
+            })
+            .collect();
+        handles
+            .into_iter()
+            .try_for_each(|handle| handle.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+    })?;
+    Ok(start.elapsed().as_nanos() as f64 / (threads * count) as f64)
+}
+
+/// A xorshift generator, so that the choice of a place costs next to nothing.
+pub struct Dice(u64);
+
+impl Dice {
+    /// Never the same sequence for two seeds.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `below`.
+    pub const fn next(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
