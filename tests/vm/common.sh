@@ -1,11 +1,12 @@
 # Shared by the scripts here; sourced, not run.
 cache=${VARVE_VM_CACHE:-/var/tmp/varve-vm}
-mkdir -p "$cache"
 
 vm_skip() {
   echo "SKIPPED: test machine: $*" >&2
   exit 0
 }
+
+mkdir -p "$cache" 2> /dev/null || vm_skip "cannot write $cache (set VARVE_VM_CACHE)"
 
 # Installs what is missing; skips loudly where that is not possible.
 vm_packages() {
@@ -17,10 +18,19 @@ vm_packages() {
   command -v apt-get > /dev/null || vm_skip "needs Debian packages ${missing[*]}, and there is no apt-get"
   [ "$(id -u)" = 0 ] || vm_skip "needs Debian packages ${missing[*]}; run as root, or install them"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get install -y --no-install-recommends "${missing[@]}" > "$cache/apt.log" 2>&1 || {
-    apt-get update >> "$cache/apt.log" 2>&1
-    apt-get install -y --no-install-recommends "${missing[@]}" >> "$cache/apt.log" 2>&1
-  } || vm_skip "cannot install ${missing[*]} (see $cache/apt.log)"
+  # Fetching is bounded; installing is not, as half an installation helps nobody.
+  vm_fetch "${missing[@]}" > "$cache/apt.log" 2>&1 || {
+    timeout 60 apt-get "${vm_patience[@]}" update >> "$cache/apt.log" 2>&1
+    vm_fetch "${missing[@]}" >> "$cache/apt.log" 2>&1
+  } || vm_skip "cannot fetch ${missing[*]} (see $cache/apt.log)"
+  apt-get "${vm_patience[@]}" install -y --no-install-recommends "${missing[@]}" >> "$cache/apt.log" 2>&1 ||
+    vm_skip "cannot install ${missing[*]} (see $cache/apt.log)"
+}
+
+vm_patience=(-o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o DPkg::Lock::Timeout=30)
+
+vm_fetch() {
+  timeout 120 apt-get "${vm_patience[@]}" install -y --no-install-recommends --download-only "$@"
 }
 
 # apt with lists of our own, so that backports can be read without changing the system's sources.
@@ -32,7 +42,7 @@ vm_apt() {
     > "$cache/apt/sources.list"
   "$tool" -o Dir::Etc::sourcelist="$cache/apt/sources.list" -o Dir::Etc::sourceparts=/dev/null \
     -o Dir::State::lists="$cache/apt/lists" -o Dir::Cache="$cache/apt" -o APT::Sandbox::User=root \
-    -o Acquire::Retries=3 -o Acquire::http::Timeout=20 -t bookworm-backports "$@"
+    -o Acquire::Retries=1 -o Acquire::http::Timeout=15 -t bookworm-backports "$@"
 }
 
 # Downloads a package of Debian's backports into the cache, once; prints the file.
@@ -43,6 +53,8 @@ vm_download() {
     [ -n "$(ls "$cache/apt/lists" 2> /dev/null | grep -v -e partial -e lock)" ] || vm_apt apt-get update > "$cache/apt.log" 2>&1 || return 1
     (cd "$cache" && vm_apt apt-get download "$1" >> "$cache/apt.log" 2>&1) || return 1
     file=$(ls "$cache/$1"_*.deb | head -1)
+    # Half a download must not be taken for a package next time.
+    dpkg-deb --info "$file" > /dev/null 2>&1 || { rm -f "$file"; return 1; }
   fi
   echo "$file"
 }
@@ -50,6 +62,7 @@ vm_download() {
 # Debian's kernel out of its package: $cache/debian/{vmlinux,release,modules}.
 vm_debian_kernel() {
   [ -f "$cache/debian/vmlinux" ] && return
+  command -v apt-get > /dev/null || return 1
   local name package image offset
   [ -n "$(ls "$cache/apt/lists" 2> /dev/null | grep -v -e partial -e lock)" ] || vm_apt apt-get update > "$cache/apt.log" 2>&1
   name=$(vm_apt apt-cache depends linux-image-amd64 2> /dev/null | grep -o 'linux-image-[0-9][^ ]*' | head -1)

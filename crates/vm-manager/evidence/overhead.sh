@@ -3,8 +3,11 @@
 #   evidence/overhead.sh VM_BINARY WORKLOAD_BINARY [MIB] [ROUNDS]
 # "base": base pages, the manager looks and decides but changes nothing (nothing can be gained: the worst case).
 # "huge": default policy, after it made its huge pages. Cost is the manager's own report.
+#
+# Program and manager share processor 0, so that whatever the manager uses is taken from the program.
 set -u
-vm=$1 work=$2 mib=${3:-4096} rounds=${4:-6}
+[ "${PINNED:-}" ] || PINNED=1 exec taskset -c 0 "$0" "$@"
+vm=$1 work=$2 mib=${3:-4096} rounds=${4:-8}
 dir=$(mktemp -d)
 trap 'kill $pid 2> /dev/null; rm -rf "$dir"' EXIT
 printf 'dry_run = true\nleave = "keep"\n' > "$dir/base.toml"
@@ -19,13 +22,14 @@ for mode in ${MODES:-base huge}; do
   [ $mode = huge ] && "$vm" attach --seconds 45 --policy "$dir/huge.toml" "$pid" 2>&1 | tail -2
   : > "$dir/on"; : > "$dir/off"; : > "$dir/ratio"
   for round in $(seq "$rounds"); do
-    at=$(($(wc -l < "$dir/rate") + 1)); sleep 9; off=$(since "$at" | median); since "$at" >> "$dir/off"
+    at=$(($(wc -l < "$dir/rate") + 1)); sleep 8; off=$(since "$at" | median); since "$at" >> "$dir/off"
     at=$(($(wc -l < "$dir/rate") + 1))
-    "$vm" attach --seconds 9 --policy "$dir/$mode.toml" "$pid" 2>&1 | grep cost >> "$dir/cost.$mode"
+    "$vm" attach --seconds 8 --policy "$dir/$mode.toml" "$pid" 2>&1 | grep cost >> "$dir/cost.$mode"
     on=$(since "$at" | median); since "$at" >> "$dir/on"
     awk -v a="$off" -v b="$on" 'BEGIN {printf "%.2f\n", (a-b)/a*100}' >> "$dir/ratio"
   done
   echo "$mode: median operations/s off $(median < "$dir/off"), on $(median < "$dir/on"); slow-down by round, %: $(tr '\n' ' ' < "$dir/ratio")"
+  echo "$mode: slow-down, mean of rounds $(awk '{s+=$1} END {printf "%.2f", s/NR}' "$dir/ratio") %, median $(median < "$dir/ratio") %; of the medians over all seconds $(awk -v a="$(median < "$dir/off")" -v b="$(median < "$dir/on")" 'BEGIN {printf "%.2f", (a-b)/a*100}') %"
   echo "$mode: manager's cost: $(tail -1 "$dir/cost.$mode")"
 done
 grep -h -E 'AnonHuge|^Rss' "/proc/$pid/smaps_rollup"

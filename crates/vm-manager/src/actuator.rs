@@ -12,8 +12,11 @@ use crate::machine;
 use crate::processes::SharedProcesses;
 use crate::sys::{self, Advice};
 use crate::types::{
-    HUGE_BYTES, HugeIndex, NodeId, PAGE_BYTES, PageKey, ProcId, TierId, UtilVector, VirtPage,
+    HUGE_BYTES, HUGE_PAGES, HugeIndex, NodeId, PAGE_BYTES, PageKey, ProcId, TierId, UtilVector, VirtPage,
 };
+
+/// Longest round of compaction.
+const COMPACTION_TIME: Duration = Duration::from_secs(1);
 
 /// How a tier is made of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,9 +32,11 @@ pub struct Cost {
     pub busy_us: u64,
     /// Time in compaction, µs.
     pub compaction_us: u64,
+    /// Bytes moved while compacting (by the whole machine: the kernel does not count by whom).
+    pub compaction_bytes: u64,
     /// Free huge pages gained by compaction.
     pub compaction_gained: u64,
-    /// Bytes given back by splitting or releasing.
+    /// Splits asked for.
     pub split_calls: u64,
 }
 
@@ -41,6 +46,7 @@ pub struct KernelActuator {
     processes: SharedProcesses,
     tiers: Vec<Tier>,
     cost: Cost,
+    frames: sys::Frames,
     /// Whether compaction may be asked for.
     pub may_compact: bool,
     /// Nothing is done, everything is reported as declined: for measuring the cost of looking alone.
@@ -64,6 +70,7 @@ impl KernelActuator {
             processes,
             tiers,
             cost: Cost::default(),
+            frames: sys::Frames::open(),
             may_compact: true,
             dry_run: false,
         }
@@ -125,24 +132,46 @@ impl KernelActuator {
         }
     }
 
-    /// One round of compaction. The kernel's interface compacts a whole node and takes no bound: time and gain are
-    /// measured, and the processor time counts against our budget like any other.
-    fn compact(&mut self) -> Outcome {
+    /// One round of compaction. The kernel's interface compacts whole nodes and takes no bound, but it heeds SIGKILL: a
+    /// child asks for it and is ended when enough was moved, or after a second. Its processor time counts as ours.
+    fn compact(&mut self, bytes: u64) -> Outcome {
         if !self.may_compact {
             return Outcome::Unsupported;
         }
-        let before = machine::view(None).free_huge;
+        let (free, moved) = (machine::view(&[]).free_huge, machine::pages_migrated());
         let start = Instant::now();
         let node = self
             .tiers
             .first()
             .and_then(|t| t.nodes.first())
             .map_or(0, |n| n.0);
-        let by_node = std::fs::write(format!("/sys/devices/system/node/node{node}/compact"), "1");
-        let result = by_node.or_else(|_| std::fs::write("/proc/sys/vm/compact_memory", "1"));
+        let by_node = format!("/sys/devices/system/node/node{node}/compact");
+        let file = match std::path::Path::new(&by_node).exists() {
+            true => by_node.as_str(),
+            false => "/proc/sys/vm/compact_memory",
+        };
+        let mut command = std::process::Command::new("/bin/sh");
+        command.args(["-c", "echo 1 > \"$0\"", file]);
+        let mut enough = false;
+        let result = sys::run_until(&mut command, || {
+            let so_far = (machine::pages_migrated() - moved) * PAGE_BYTES;
+            enough |= so_far >= bytes || start.elapsed() > COMPACTION_TIME;
+            enough
+        });
         self.cost.compaction_us += start.elapsed().as_micros() as u64;
-        self.cost.compaction_gained += machine::view(None).free_huge.saturating_sub(before);
-        result.map_or(Outcome::Unsupported, |()| Outcome::Done)
+        self.cost.compaction_bytes += (machine::pages_migrated() - moved) * PAGE_BYTES;
+        self.cost.compaction_gained += machine::view(&[]).free_huge.saturating_sub(free);
+        match result {
+            Ok((done, time)) => {
+                self.cost.busy_us += time.as_micros() as u64;
+                if done || enough {
+                    Outcome::Done
+                } else {
+                    Outcome::Unsupported
+                }
+            }
+            Err(_) => Outcome::Unsupported,
+        }
     }
 
     fn roomiest(&self, tier: TierId) -> Option<NodeId> {
@@ -189,7 +218,7 @@ impl KernelActuator {
                 self.advise(*proc, region.address(), HUGE_BYTES, Advice::Collapse)
             }
             Action::Split { proc, region, used } => self.split(*proc, *region, used),
-            Action::Compact { .. } => self.compact(),
+            Action::Compact { bytes } => self.compact(*bytes),
             Action::Sharing { proc, region, allow } => self.sharing(*proc, *region, *allow),
         }
     }
@@ -253,6 +282,21 @@ impl Actuator for KernelActuator {
         })
         .ok()?;
         Some(used)
+    }
+
+    fn merged_now(&mut self, proc: ProcId, region: HugeIndex) -> u64 {
+        let processes = self.processes.borrow();
+        let Some(process) = processes.get(proc) else {
+            return 0;
+        };
+        // One short read says for most processes that nothing of theirs is merged.
+        let merging = std::fs::read_to_string(format!("/proc/{}/ksm_merging_pages", process.pid));
+        if merging.map_or(true, |t| t.trim() == "0") {
+            return 0;
+        }
+        let entries = process.pagemap.entries(region.page(0), HUGE_PAGES as usize);
+        let merged = |e: &&u64| self.frames.flags(**e).contains(sys::FrameFlags::KSM);
+        entries.map_or(0, |all| all.iter().filter(merged).count() as u64)
     }
 
     fn free_pages(&mut self, tier: TierId) -> u64 {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use crate::sys::Arenas;
 use crate::types::PAGE_BYTES;
 
 /// Environment variable with the path of the manager's socket.
@@ -124,25 +125,21 @@ pub struct Cooperator {
 }
 
 impl Cooperator {
-    /// Connects to the manager named by [`SOCKET_VARIABLE`]; `None` when there is none. `arenas` are the page-aligned
-    /// ranges (bytes) that the program owns and keeps mapped.
+    /// Connects to the manager named by [`SOCKET_VARIABLE`]; `None` when there is none. Pages of the arenas are dropped
+    /// only where `release` says that they hold nothing.
     ///
     /// # Errors
-    /// When the manager cannot be reached, or an arena is not page-aligned.
-    pub fn start(arenas: Vec<Range<u64>>, release: ReleaseHook) -> io::Result<Option<Self>> {
+    /// When the manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.
+    pub fn start(arenas: Arenas, release: ReleaseHook) -> io::Result<Option<Self>> {
         let Some(path) = std::env::var_os(SOCKET_VARIABLE) else {
             return Ok(None);
         };
-        if arenas.len() > MAX_ARENAS
-            || arenas
-                .iter()
-                .any(|a| a.start % PAGE_BYTES != 0 || a.end % PAGE_BYTES != 0)
-        {
+        if arenas.ranges().len() > MAX_ARENAS {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let mut stream = UnixStream::connect(path)?;
-        let mut hello = vec![MAGIC, arenas.len() as u64];
-        hello.extend(arenas.iter().flat_map(|a| [a.start, a.end]));
+        let mut hello = vec![MAGIC, arenas.ranges().len() as u64];
+        hello.extend(arenas.ranges().iter().flat_map(|a| [a.start, a.end]));
         write_words(&mut stream, &hello)?;
         let mut server = Server {
             stream,
@@ -166,7 +163,7 @@ impl Cooperator {
 
 struct Server {
     stream: UnixStream,
-    arenas: Vec<Range<u64>>,
+    arenas: Arenas,
     release: ReleaseHook,
     tracking: Option<crate::sys::WriteTracking>,
 }
@@ -200,22 +197,18 @@ impl Server {
         let aligned = range.start.is_multiple_of(PAGE_BYTES)
             && range.end.is_multiple_of(PAGE_BYTES)
             && range.start < range.end;
-        if !aligned || !self.arenas.iter().any(mine) {
+        if !aligned || !self.arenas.ranges().iter().any(mine) {
             return Err(invalid());
         }
         let len = range.end - range.start;
         match request {
-            Request::Mergeable => advise(range.start, len, libc::MADV_MERGEABLE).map(|()| len),
-            Request::Unmergeable => advise(range.start, len, libc::MADV_UNMERGEABLE).map(|()| len),
+            Request::Mergeable => self.arenas.set_mergeable(&range, true).map(|()| len),
+            Request::Unmergeable => self.arenas.set_mergeable(&range, false).map(|()| len),
             _ => {
                 let mut freed = 0;
                 (self.release)(range.clone(), &mut |part| {
-                    let inside = range.start <= part.start && part.end <= range.end && part.start < part.end;
-                    let whole = part.start.is_multiple_of(PAGE_BYTES) && part.end.is_multiple_of(PAGE_BYTES);
-                    if inside
-                        && whole
-                        && advise(part.start, part.end - part.start, libc::MADV_DONTNEED).is_ok()
-                    {
+                    let inside = range.start <= part.start && part.end <= range.end;
+                    if inside && self.arenas.drop_pages(&part).is_ok() {
                         freed += part.end - part.start;
                     }
                 });
@@ -227,18 +220,11 @@ impl Server {
     fn track(&mut self) -> io::Result<u64> {
         let tracking = crate::sys::WriteTracking::open()?;
         let mut bytes = 0;
-        for arena in &self.arenas {
+        for arena in self.arenas.ranges() {
             tracking.register(arena.start, arena.end - arena.start)?;
             bytes += arena.end - arena.start;
         }
         self.tracking = Some(tracking);
         Ok(bytes)
     }
-}
-
-#[expect(unsafe_code, reason = "advice about arenas that the program handed over")]
-fn advise(start: u64, len_bytes: u64, advice: libc::c_int) -> io::Result<()> {
-    // SAFETY: the range lies in an arena (checked by the caller). `MADV_DONTNEED` comes only for parts that the
-    // program's hook just declared free and keeps locked until this returns; the other advices keep contents.
-    unsafe { crate::sys::advise_self(start, len_bytes, advice) }
 }

@@ -27,6 +27,9 @@ use crate::types::{NodeId, PAGE_BYTES, Pid, ProcId};
 /// Time between two rounds of housekeeping: children, ended processes, state of the machine.
 const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 
+/// Processes whose control groups are looked at in one round.
+const MOST_GROUPS: usize = 64;
+
 /// The running manager.
 pub struct Engine {
     pub(crate) config: PolicyFile,
@@ -400,8 +403,14 @@ impl Engine {
         }
         self.find_members();
         self.accept_cooperation();
-        let first = self.processes.borrow().iter().next().map(|(_, p)| p.pid);
-        self.view = machine::view(first);
+        let pids: Vec<Pid> = self
+            .processes
+            .borrow()
+            .iter()
+            .map(|(_, p)| p.pid)
+            .take(MOST_GROUPS)
+            .collect();
+        self.view = machine::view(&pids);
         let view = self.view;
         self.policies().for_each(|p| p.system(&view));
         self.take_heat();

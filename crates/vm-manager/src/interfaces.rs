@@ -132,6 +132,10 @@ pub trait Actuator {
     fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
         None
     }
+    /// How many base pages of a region are merged with identical pages right now; 0 when the actuator cannot tell.
+    fn merged_now(&mut self, _proc: ProcId, _region: HugeIndex) -> u64 {
+        0
+    }
     /// Free pages of a tier right now.
     fn free_pages(&mut self, tier: TierId) -> u64;
 }

@@ -83,6 +83,32 @@ pub fn swap_bytes() -> u64 {
     .unwrap_or(0)
 }
 
+/// Pages that were moved in memory since the machine started, by anybody.
+pub fn pages_migrated() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    counter(&text, "pgmigrate_success")
+}
+
+/// A value of `/proc/vmstat` or a control group's `memory.stat`; 0 when it is not there.
+fn counter(text: &str, name: &str) -> u64 {
+    let value = |l: &str| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+    text.lines().find_map(value).unwrap_or(0)
+}
+
+/// What can still be had in a control group: its file pages are reclaimed before anybody is killed, as in the
+/// kernel's `MemAvailable`. (A group that reads files is at its limit all the time, and in no danger.)
+fn headroom(limit: u64, usage: u64, stat: &str) -> u64 {
+    // Version 1 counts the group's descendants under `total_`.
+    let prefix = if stat.lines().any(|l| l.starts_with("total_inactive_file ")) {
+        "total_"
+    } else {
+        ""
+    };
+    let file = |kind: &str| counter(stat, &format!("{prefix}{kind}_file"));
+    let reclaimable = file("inactive") + file("active");
+    limit.saturating_sub(usage.saturating_sub(reclaimable))
+}
+
 /// (available, limit) of the tightest memory control group above a process, v1 or v2.
 fn cgroup_headroom(pid: Pid) -> Option<(u64, u64)> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -92,7 +118,7 @@ fn cgroup_headroom(pid: Pid) -> Option<(u64, u64)> {
         let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         let (base, limit, usage) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max", "memory.current"),
-            "memory" => (
+            _ if controllers.split(',').any(|c| c == "memory") => (
                 "/sys/fs/cgroup/memory",
                 "memory.limit_in_bytes",
                 "memory.usage_in_bytes",
@@ -104,8 +130,9 @@ fn cgroup_headroom(pid: Pid) -> Option<(u64, u64)> {
             let number = |file: &str| fs::read_to_string(at.join(file)).ok()?.trim().parse::<u64>().ok();
             // Limits near 2^63 mean "none".
             if let (Some(limit), Some(usage)) = (number(limit).filter(|l| *l < 1 << 60), number(usage)) {
-                let here = (limit.saturating_sub(usage), limit);
-                if best.is_none_or(|b| here.0 < b.0) {
+                let stat = fs::read_to_string(at.join("memory.stat")).unwrap_or_default();
+                let here = (headroom(limit, usage, &stat), limit);
+                if best.is_none_or(|b| tightness(here) < tightness(b)) {
                     best = Some(here);
                 }
             }
@@ -117,8 +144,12 @@ fn cgroup_headroom(pid: Pid) -> Option<(u64, u64)> {
     best
 }
 
-/// The machine as policies see it; `pid` names the process whose control group counts.
-pub fn view(pid: Option<Pid>) -> SystemView {
+fn tightness((available, total): (u64, u64)) -> f64 {
+    available as f64 / total.max(1) as f64
+}
+
+/// The machine as policies see it: the least of what is left of it and of the control groups of `pids`.
+pub fn view(pids: &[Pid]) -> SystemView {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let (fmfi, free_huge) = fragmentation(&fs::read_to_string("/proc/buddyinfo").unwrap_or_default())
         .map_or((None, 0), |(f, h)| (Some(f), h));
@@ -126,14 +157,10 @@ pub fn view(pid: Option<Pid>) -> SystemView {
         meminfo(&info, "MemAvailable").unwrap_or(0),
         meminfo(&info, "MemTotal").unwrap_or(0),
     );
-    let group = pid
-        .and_then(cgroup_headroom)
-        .filter(|(_, limit)| *limit < machine.1);
-    let share = |(available, total): (u64, u64)| available as f64 / total.max(1) as f64;
-    let (available_bytes, total_bytes) = match group {
-        Some(group) if share(group) < share(machine) => group,
-        _ => machine,
-    };
+    let groups = pids.iter().filter_map(|p| cgroup_headroom(*p));
+    let (available_bytes, total_bytes) = groups
+        .filter(|(_, limit)| *limit < machine.1)
+        .fold(machine, |a, b| if tightness(b) < tightness(a) { b } else { a });
     SystemView {
         fmfi,
         free_huge,
@@ -156,6 +183,16 @@ mod tests {
         let (fmfi, huge) = fragmentation(splinters).unwrap();
         assert!(fmfi > 0.98 && fmfi < 1.0 && huge == 1, "{fmfi}");
         assert_eq!(fragmentation(""), None);
+    }
+
+    #[test]
+    fn file_pages_of_a_control_group_count_as_available() {
+        let v2 = "anon 400\nfile 580\ninactive_file 500\nactive_file 80\n";
+        assert_eq!(headroom(1000, 990, v2), 590);
+        let v1 = "inactive_file 1\nactive_file 1\ntotal_inactive_file 300\ntotal_active_file 200\n";
+        assert_eq!(headroom(1000, 1000, v1), 500);
+        assert_eq!(headroom(1000, 1200, ""), 0);
+        assert_eq!(headroom(1000, 10, v1), 1000, "never more than the limit");
     }
 
     #[test]

@@ -134,15 +134,14 @@ fn idle_bitmap(root: bool) -> Result<String, String> {
 }
 
 fn damon(root: bool) -> Result<String, String> {
-    let count = std::fs::read_to_string(Path::new(tracker::DAMON_ADMIN).join("nr_kdamonds"));
-    match count.as_deref().map(str::trim) {
+    match tracker::damon_available() {
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => Err("there, but needs root".to_owned()),
         Err(_) => Err("kernel built without DAMON's sysfs interface".to_owned()),
-        Ok("0") if root => {
+        Ok(_) if !root => Err("there, but needs root".to_owned()),
+        Ok(true) => {
             Ok("over physical addresses, mapped back through the page map; sampled by region".to_owned())
         }
-        Ok("0") => Err("there, but needs root".to_owned()),
-        Ok(_) => Err("in use by somebody else; not touched".to_owned()),
+        Ok(false) => Err("in use by another manager or tool (nr_kdamonds is not 0); not touched".to_owned()),
     }
 }
 
@@ -235,7 +234,7 @@ fn compaction(root: bool) -> Result<String, String> {
         return Err("kernel built without compaction".to_owned());
     }
     if root {
-        Ok("per node; whole nodes only, so rounds are measured".to_owned())
+        Ok("per node, ended when a round has moved enough".to_owned())
     } else {
         Err("needs root".to_owned())
     }
@@ -246,7 +245,9 @@ fn ksm() -> Result<String, String> {
         .as_deref()
         .map(str::trim)
     {
-        Ok("1") => Ok("running; coordinated with in cooperating processes".to_owned()),
+        Ok("1") => {
+            Ok("running; merged regions become huge pages only when they are frequently used".to_owned())
+        }
         Ok(_) => Err("not running".to_owned()),
         Err(_) => Err("kernel built without same-page merging".to_owned()),
     }

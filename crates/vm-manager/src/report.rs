@@ -126,6 +126,8 @@ impl Engine {
                     .map_or(0.0, |(first, last)| (last - first) as f64 / TICKS),
             ),
             compaction_s: cost.compaction_us as f64 / 1e6,
+            compaction_bytes: cost.compaction_bytes,
+            compaction_gained: cost.compaction_gained,
             metadata_bytes: metadata.iter().map(|m| m.0).sum(),
             metadata_pages: metadata.iter().map(|m| m.1).max().unwrap_or(0),
             fmfi: self.view.fmfi,

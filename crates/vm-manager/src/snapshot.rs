@@ -98,6 +98,10 @@ pub struct Snapshot {
     pub kdamond_cpu_share: f64,
     /// Time in compaction, s.
     pub compaction_s: f64,
+    /// Bytes moved while compacting.
+    pub compaction_bytes: u64,
+    /// Free huge pages gained by compaction.
+    pub compaction_gained: u64,
     /// Bytes of bookkeeping.
     pub metadata_bytes: u64,
     /// Pages kept in it.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::interfaces::RegionSurvey;
 use crate::processes::{Process, SharedProcesses};
-use crate::sys::PageCategories;
+use crate::sys::{FrameFlags, Frames, PageCategories};
 use crate::types::{
     HUGE_BYTES, HUGE_PAGES, HugeIndex, PAGE_BYTES, PageClass, Pid, ProcId, UtilVector, VirtPage,
 };
@@ -94,7 +94,7 @@ pub struct Surveyor {
     processes: SharedProcesses,
     cursors: BTreeMap<ProcId, Cursor>,
     ioctl: bool,
-    kpageflags: Option<File>,
+    frames: Frames,
 }
 
 impl Surveyor {
@@ -104,7 +104,7 @@ impl Surveyor {
             processes,
             cursors: BTreeMap::new(),
             ioctl,
-            kpageflags: File::open("/proc/kpageflags").ok(),
+            frames: Frames::open(),
         }
     }
 
@@ -235,17 +235,17 @@ impl Surveyor {
             let stop = to.min((at / HUGE_BYTES + 1) * HUGE_BYTES);
             let count = ((stop - at) / PAGE_BYTES) as usize;
             let entries = process.pagemap.entries(VirtPage::of_address(at), count)?;
-            let first_flags = entries.first().map_or(0, |e| self.flags(*e));
-            const THP: u64 = 1 << 22;
-            const ZERO: u64 = 1 << 24;
+            let first = entries
+                .first()
+                .map_or(FrameFlags::empty(), |e| self.frames.flags(*e));
             let frame = |e: &u64| e & ((1 << 55) - 1);
             let aligned = count as u64 == HUGE_PAGES && entries.iter().all(|e| e >> 63 == 1);
             let row = entries.windows(2).all(|w| frame(&w[1]) == frame(&w[0]) + 1);
-            if aligned && row && first_flags & THP != 0 && first_flags & ZERO == 0 {
+            if aligned && row && first.contains(FrameFlags::THP) && !first.contains(FrameFlags::ZERO) {
                 add(at, stop, true);
             } else {
                 for (i, entry) in entries.iter().enumerate().filter(|(_, e)| **e >> 63 == 1) {
-                    if self.flags(*entry) & ZERO == 0 {
+                    if !self.frames.flags(*entry).contains(FrameFlags::ZERO) {
                         let page = at + i as u64 * PAGE_BYTES;
                         add(page, page + PAGE_BYTES, false);
                     }
@@ -254,17 +254,6 @@ impl Surveyor {
             at = stop;
         }
         Ok(())
-    }
-
-    fn flags(&self, entry: u64) -> u64 {
-        let mut bytes = [0u8; 8];
-        let frame = entry & ((1 << 55) - 1);
-        match &self.kpageflags {
-            Some(file) if frame != 0 && file.read_exact_at(&mut bytes, frame * 8).is_ok() => {
-                u64::from_ne_bytes(bytes)
-            }
-            _ => 0,
-        }
     }
 }
 

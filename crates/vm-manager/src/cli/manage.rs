@@ -1,5 +1,6 @@
 //! `run` and `attach`: the two ways to manage a process.
 
+use std::io::IsTerminal;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -157,13 +158,40 @@ impl Session {
     }
 }
 
-/// A flag that SIGINT and SIGTERM set.
-fn interrupted() -> anyhow::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        signal_hook::flag::register(signal, flag.clone())?;
+/// Signals that came.
+struct Signals([(libc::c_int, Arc<AtomicBool>); 3]);
+
+impl Signals {
+    fn watch() -> anyhow::Result<Self> {
+        let signals =
+            [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|s| (s, Arc::new(AtomicBool::new(false))));
+        for (signal, flag) in &signals {
+            signal_hook::flag::register(*signal, flag.clone())?;
+        }
+        Ok(Self(signals))
     }
-    Ok(flag)
+
+    /// Whether any came so far.
+    fn any(&self) -> bool {
+        self.0.iter().any(|(_, f)| f.load(Ordering::Relaxed))
+    }
+
+    /// Passes what came on to the program, which decides. A terminal has given its interrupt to the program itself.
+    fn pass_on(&self, pid: Pid) {
+        let terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
+        for (signal, flag) in &self.0 {
+            let came = flag.swap(false, Ordering::Relaxed);
+            if !came || (terminal && *signal != libc::SIGTERM) {
+                continue;
+            }
+            let signal = match *signal {
+                libc::SIGINT => rustix::process::Signal::INT,
+                libc::SIGHUP => rustix::process::Signal::HUP,
+                _ => rustix::process::Signal::TERM,
+            };
+            let _ = rustix::process::Pid::from_raw(pid.0).map(|p| rustix::process::kill_process(p, signal));
+        }
+    }
 }
 
 fn exit_code(status: ExitStatus) -> ExitCode {
@@ -175,7 +203,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 
 pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut session = Session::open(&args.manage)?;
-    let stop = interrupted()?;
+    let signals = Signals::watch()?;
     let mut command = Command::new(&args.program[0]);
     command
         .args(&args.program[1..])
@@ -205,11 +233,7 @@ pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         if let Some(status) = wait(&ended, rest)? {
             break status;
         }
-        if stop.swap(false, Ordering::Relaxed) {
-            // Passed on; the program decides, and we end with it.
-            let _ = rustix::process::Pid::from_raw(pid.0)
-                .map(|p| rustix::process::kill_process(p, rustix::process::Signal::TERM));
-        }
+        signals.pass_on(pid);
     };
     session.conclude();
     Ok(exit_code(status))
@@ -229,10 +253,18 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     for target in &args.targets {
         match target.parse::<i32>() {
             Ok(pid) => {
-                let attached = session.engine.attach(Pid(pid));
-                attached.with_context(|| {
-                    format!("cannot manage process {pid} (is it yours? root can manage any)")
-                })?;
+                if let Err(e) = session.engine.attach(Pid(pid)) {
+                    let why = match e.raw_os_error() {
+                        Some(libc::ESRCH | libc::ENOENT | libc::EINVAL) => {
+                            format!("there is no process {pid}")
+                        }
+                        Some(libc::EACCES | libc::EPERM) => {
+                            format!("process {pid} belongs to somebody else; root can manage any")
+                        }
+                        _ => format!("cannot manage process {pid}: {e}"),
+                    };
+                    bail!(why);
+                }
             }
             Err(_) => {
                 let attached = session.engine.attach_cgroup(Path::new(target));
@@ -241,9 +273,9 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    let stop = interrupted()?;
+    let signals = Signals::watch()?;
     let end = args.seconds.map(|s| Instant::now() + Duration::from_secs(s));
-    while !stop.load(Ordering::Relaxed) && end.is_none_or(|e| Instant::now() < e) {
+    while !signals.any() && end.is_none_or(|e| Instant::now() < e) {
         let rest = session.tick();
         if session.engine.idle() {
             break;
@@ -254,7 +286,7 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
         );
         // A long rest is slept in parts, so that a signal is heeded.
         let until = Instant::now() + rest.saturating_sub(Duration::from_millis(200));
-        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+        while Instant::now() < until && !signals.any() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }

@@ -10,6 +10,10 @@ use super::HeatArgs;
 use crate::probe::Probe;
 use crate::snapshot::Snapshot;
 
+/// Said when there is nobody to ask.
+pub(super) const NOBODY: &str =
+    "no manager of yours runs; start one with `varve vm run -- PROGRAM` or `varve vm attach PID`";
+
 pub(super) fn probe(json: bool) -> anyhow::Result<ExitCode> {
     let probe = Probe::run();
     if json {
@@ -27,7 +31,7 @@ pub(super) fn status(json: bool) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if all.is_empty() {
-        println!("no manager runs; start one with `varve vm run -- PROGRAM` or `varve vm attach PID`");
+        println!("{NOBODY}");
     }
     for snapshot in &all {
         print!("{}", describe(snapshot));
@@ -58,7 +62,7 @@ pub(super) fn describe(s: &Snapshot) -> String {
     let t = &s.totals;
     let _ = writeln!(
         out,
-        "  so far    {} huge made, {} split, {} up, {} down, {} evicted, {} declined, {} looks, {} compactions ({:.1} s)",
+        "  so far    {} huge made, {} split, {} up, {} down, {} evicted, {} declined, {} looks, {} compactions ({:.1} s, {} MiB moved, {} huge pages gained)",
         t.collapsed,
         t.split,
         t.promoted,
@@ -67,7 +71,9 @@ pub(super) fn describe(s: &Snapshot) -> String {
         t.failed,
         t.scanned,
         t.compactions,
-        s.compaction_s
+        s.compaction_s,
+        s.compaction_bytes >> 20,
+        s.compaction_gained
     );
     let fmfi = s.fmfi.map_or_else(|| "unknown".to_owned(), |f| format!("{f:.2}"));
     let _ = writeln!(
@@ -116,7 +122,13 @@ pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if maps.is_empty() {
-        println!("no heat yet: no manager runs, or it has only just started (`varve vm status`)");
+        match (all.is_empty(), args.pid) {
+            (true, _) => eprintln!("varve vm: {NOBODY}"),
+            (_, Some(pid)) => {
+                eprintln!("varve vm: no heat of process {pid}: nobody manages it, or only just since")
+            }
+            _ => eprintln!("varve vm: no heat yet: the manager has only just started"),
+        }
         return Ok(ExitCode::FAILURE);
     }
     if let Some(path) = &args.svg {

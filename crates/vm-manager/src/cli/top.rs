@@ -41,7 +41,7 @@ fn watch(terminal: &mut ratatui::DefaultTerminal) -> anyhow::Result<()> {
 
 fn draw(frame: &mut ratatui::Frame<'_>, all: &[Snapshot]) {
     let text: String = match all {
-        [] => "no manager runs; start one with `varve vm run -- PROGRAM`".to_owned(),
+        [] => super::show::NOBODY.to_owned(),
         some => some.iter().map(describe).collect(),
     };
     let lines = text.lines().count() as u16 + 2;

@@ -174,7 +174,12 @@ pub(super) fn run(command: TraceCommand) -> anyhow::Result<ExitCode> {
             anyhow::ensure!(tick > 0, "--tick is 0, allowed is 1 and more");
             let input =
                 std::fs::File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
-            let trace = trace::read(BufReader::new(input))?;
+            let trace = trace::read(BufReader::new(input)).with_context(|| file.display().to_string())?;
+            anyhow::ensure!(
+                !trace.is_empty(),
+                "{}: no accesses in it: the tracker saw none (`varve vm status` names it)",
+                file.display()
+            );
             let pages = trace
                 .iter()
                 .map(|a| a.page)

@@ -33,6 +33,14 @@ pub fn objective(metrics: &[f64]) -> f64 {
     metrics.iter().map(|m| (m - mean).powi(2)).sum()
 }
 
+/// Whether O is "close to 0": the metrics deviate from their mean by no more than one part in a hundred. M shrinks with
+/// what everybody holds, so a fixed bound on O would call large unequal shares fair.
+pub fn is_fair(metrics: &[f64]) -> bool {
+    let n = metrics.len().max(1) as f64;
+    let mean = metrics.iter().sum::<f64>() / n;
+    objective(metrics) <= n * (0.01 * mean).powi(2)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +70,15 @@ mod tests {
     fn metric_equals_the_equation_when_half_is_idle() {
         let m = promotion_metric(&claim(4, 2), 0.5);
         assert!((m - 10_000.0 / (4.0 * 2_097_152.0 * 0.75)).abs() < 1e-15);
+    }
+
+    #[test]
+    fn fairness_does_not_depend_on_how_much_everybody_holds() {
+        for held in [10, 1_000, 100_000] {
+            let metrics = |extra| [held, held, held + extra].map(|h| promotion_metric(&claim(h, 0), 0.5));
+            assert!(is_fair(&metrics(0)) && !is_fair(&metrics(held / 10)), "{held}");
+        }
+        assert!(is_fair(&[]));
     }
 
     #[test]

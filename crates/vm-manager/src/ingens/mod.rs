@@ -9,7 +9,7 @@ mod promote;
 mod region;
 
 pub use config::IngensConfig;
-pub use fairness::{Claim, objective, promotion_metric};
+pub use fairness::{Claim, is_fair, objective, promotion_metric};
 pub use region::Region;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -179,7 +179,10 @@ impl Ingens {
                     break;
                 }
                 let frequent = region.frequently_accessed(self.config.frequent_at);
-                if frequent && self.rng.unit() >= self.config.sampling {
+                // Asking again about a page found idle clears no access bit and costs no TLB entry: the seed's idle flag
+                // answers at every query, and only clearing is sampled.
+                let costs = region.access & 1 == 1;
+                if frequent && costs && self.rng.unit() >= self.config.sampling {
                     continue;
                 }
                 let Some(first) = region.util.first() else {
@@ -195,7 +198,7 @@ impl Ingens {
         let mut touches = Vec::new();
         let result = tracker.observe(&keys, &mut touches);
         report.scanned += keys.len() as u64;
-        let mut sharing = Vec::new();
+        let (mut sharing, mut again) = (Vec::new(), Vec::new());
         let mut news = 0;
         for ((proc, index), touch) in asked.into_iter().zip(touches) {
             let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index)) else {
@@ -215,12 +218,19 @@ impl Ingens {
             region.looked(touched, self.config.alpha);
             let now = region.frequently_accessed(self.config.frequent_at);
             news += u64::from(before != now || (region.frequency > 0.1 && region.frequency < 6.0));
+            // Used again and again after all: taken back from merging at once.
+            if now && region.merged && !region.huge && !region.queued {
+                region.queued = true;
+                region.retry_ms = 0;
+                again.push((proc, index));
+            }
             // Same-page merging: frequently used huge pages are not given up for sharing (§3.3.5).
             let deny = now && region.huge;
             if self.config.coordinate_sharing && deny != region.sharing_denied {
                 sharing.push((proc, index, deny));
             }
         }
+        self.high.extend(again);
         self.apply_sharing(&sharing, actuator, report);
         self.access_backoff = if news == 0 {
             (self.access_backoff * 2).min(self.config.max_backoff)

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{HugeIndexCursor, Ingens, objective, promotion_metric};
+use super::{HugeIndexCursor, Ingens, is_fair, promotion_metric};
 use crate::interfaces::{Action, Actuator, Outcome, StepReport};
 use crate::types::{HUGE_BYTES, HUGE_PAGES, HugeIndex, ProcId};
 
@@ -149,7 +149,7 @@ impl Ingens {
             let metrics = self.metrics();
             let all: Vec<f64> = metrics.values().copied().collect();
             let contended = self.config.huge_budget > 0;
-            let fair = objective(&all) < 1e-12;
+            let fair = is_fair(&all);
             let candidate = metrics
                 .iter()
                 .filter(|(p, _)| !exhausted.contains(p) && self.procs[p].excluded_until_ms <= now_ms)
@@ -206,6 +206,27 @@ impl Ingens {
         0
     }
 
+    /// Whether a region stays base pages because merging saves memory in it (§3.3.5): only a frequently used one is
+    /// taken back from merging, and it is as soon as it is found to be frequently used.
+    fn leave_to_merging(
+        &mut self,
+        now_ms: u64,
+        proc: ProcId,
+        index: HugeIndex,
+        actuator: &mut dyn Actuator,
+    ) -> bool {
+        let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index)) else {
+            return false;
+        };
+        region.merged = false;
+        if region.frequently_accessed(self.config.frequent_at) || actuator.merged_now(proc, index) == 0 {
+            return false;
+        }
+        region.merged = true;
+        region.retry_ms = now_ms + self.config.scan_period_ms;
+        true
+    }
+
     fn collapse(
         &mut self,
         now_ms: u64,
@@ -224,6 +245,9 @@ impl Ingens {
             if region.util.share() < threshold {
                 return false;
             }
+        }
+        if self.config.coordinate_sharing && self.leave_to_merging(now_ms, proc, index, actuator) {
+            return false;
         }
         let mut outcomes = Vec::new();
         actuator.apply(&[Action::Collapse { proc, region: index }], &mut outcomes);

@@ -32,6 +32,8 @@ pub struct Region {
     pub queued: bool,
     /// Whether sharing was denied to it.
     pub sharing_denied: bool,
+    /// Whether promotion was put off because same-page merging saves memory in it.
+    pub merged: bool,
     /// Failed attempts to promote; the wait doubles with each.
     pub failures: u8,
     /// Not before this time is promotion tried again.

@@ -11,6 +11,7 @@ struct Kernel {
     refuse: HashSet<HugeIndex>,
     now: Option<UtilVector>,
     blocks: u64,
+    merged: u64,
 }
 
 impl Actuator for Kernel {
@@ -36,6 +37,9 @@ impl Actuator for Kernel {
     }
     fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
         self.now
+    }
+    fn merged_now(&mut self, _proc: ProcId, _region: HugeIndex) -> u64 {
+        self.merged
     }
     fn free_pages(&mut self, _tier: TierId) -> u64 {
         0
@@ -241,6 +245,45 @@ fn frequent_regions_are_sampled_at_a_fifth_and_others_always() {
 }
 
 #[test]
+fn frequent_region_is_looked_at_in_every_period_once_it_was_found_idle() {
+    let config = IngensConfig {
+        access_period_ms: 500,
+        max_backoff: 1,
+        ..IngensConfig::default()
+    };
+    let (mut p, mut k, mut t) = (Ingens::new(config), kernel(0), Bits::default());
+    feed(&mut p, &mut k, survey(0, 1, 512, true));
+    let page = PageKey::new(ProcId(0), HugeIndex(1).page(0));
+    t.touched.insert(page, Touch::Read);
+    let frequent = |p: &Ingens| {
+        p.region(ProcId(0), HugeIndex(1))
+            .unwrap()
+            .frequently_accessed(6.0)
+    };
+    let mut now = 0;
+    while !frequent(&p) {
+        p.step(now, &mut t, &mut k).unwrap();
+        now += 500;
+    }
+    t.touched.insert(page, Touch::Idle);
+    let looks = |p: &Ingens| p.region(ProcId(0), HugeIndex(1)).unwrap().access & 1;
+    while looks(&p) == 1 {
+        p.step(now, &mut t, &mut k).unwrap();
+        now += 500;
+    }
+    let mut periods = 0;
+    while frequent(&p) {
+        p.step(now, &mut t, &mut k).unwrap();
+        now += 500;
+        periods += 1;
+    }
+    assert!(
+        periods <= 4,
+        "still frequent {periods} periods after it was found idle"
+    );
+}
+
+#[test]
 fn unseen_pages_do_not_change_the_access_vector() {
     let (mut p, mut k, mut t) = (Ingens::new(IngensConfig::default()), kernel(0), Bits::default());
     feed(&mut p, &mut k, survey(0, 1, 512, true));
@@ -282,6 +325,53 @@ fn frequent_huge_page_is_kept_from_sharing_and_released_when_it_cools() {
         })
         .collect();
     assert_eq!(allowed, [false, true]);
+}
+
+#[test]
+fn merged_region_is_promoted_only_once_it_is_frequently_used() {
+    let config = IngensConfig {
+        access_period_ms: 500,
+        max_backoff: 1,
+        sampling: 1.0,
+        ..IngensConfig::default()
+    };
+    let (mut p, mut k, mut t) = (Ingens::new(config), kernel(9), Bits::default());
+    k.merged = 100;
+    // A huge page that merging broke up: full, and not huge any more.
+    feed(&mut p, &mut k, survey(0, 1, 512, true));
+    feed(&mut p, &mut k, survey(0, 1, 512, false));
+    for i in 0..60 {
+        p.step(i * 500, &mut t, &mut k).unwrap();
+    }
+    assert!(
+        collapses(&k).is_empty(),
+        "merging saves memory where nobody looks"
+    );
+    t.touched
+        .insert(PageKey::new(ProcId(0), HugeIndex(1).page(0)), Touch::Read);
+    for i in 60..80 {
+        p.step(i * 500, &mut t, &mut k).unwrap();
+    }
+    assert_eq!(
+        collapses(&k),
+        [(0, 1)],
+        "taken back at once when it is used again and again"
+    );
+    // Without coordination merging is not asked about.
+    let off = IngensConfig {
+        coordinate_sharing: false,
+        ..IngensConfig::default()
+    };
+    let (mut p, mut k) = (
+        Ingens::new(off),
+        Kernel {
+            merged: 100,
+            ..kernel(9)
+        },
+    );
+    feed(&mut p, &mut k, survey(0, 1, 512, false));
+    p.step(0, &mut t, &mut k).unwrap();
+    assert_eq!(collapses(&k), [(0, 1)]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `process_madvise` on other processes through a pidfd, and `madvise` on ourselves.
+//! `process_madvise` on other processes through a pidfd.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -84,18 +84,4 @@ impl ProcessHandle {
         };
         sent == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
     }
-}
-
-/// Advice to ourselves about memory that the caller owns and nothing refers to.
-///
-/// # Safety
-/// For `MADV_DONTNEED` the contents of the range are lost: no live value may be in it. The other advices passed here
-/// (`MADV_MERGEABLE`, `MADV_UNMERGEABLE`) keep contents.
-///
-/// # Errors
-/// The kernel's errno.
-pub unsafe fn advise_self(address: u64, len_bytes: u64, advice: libc::c_int) -> io::Result<()> {
-    // SAFETY: the caller's promise; the kernel checks that the range is mapped.
-    let result = unsafe { libc::madvise(address as *mut libc::c_void, len_bytes as usize, advice) };
-    check(libc::c_long::from(result)).map(drop)
 }

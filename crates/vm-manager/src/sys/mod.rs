@@ -4,15 +4,17 @@
 //! gives back `std::io::Error`s that carry the kernel's errno.
 
 mod advise;
+mod arena;
 mod numa;
 mod pagemap;
 mod process;
 mod uffd;
 
-pub use advise::{Advice, ProcessHandle, advise_self};
+pub use advise::{Advice, ProcessHandle};
+pub use arena::Arenas;
 pub use numa::{move_pages, page_nodes};
-pub use pagemap::{PageCategories, PageRun, Pagemap};
-pub use process::{ThpDisable, disable_thp, restrict_child_thp, thread_cpu_time};
+pub use pagemap::{FrameFlags, Frames, PageCategories, PageRun, Pagemap};
+pub use process::{ThpDisable, disable_thp, restrict_child_thp, run_until, thread_cpu_time};
 pub use uffd::WriteTracking;
 
 /// The result of a system call as `io::Result`.

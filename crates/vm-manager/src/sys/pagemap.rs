@@ -53,6 +53,47 @@ impl PageRun {
     }
 }
 
+bitflags! {
+    /// What the kernel says of a page frame (`/proc/kpageflags`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct FrameFlags: u64 {
+        /// Merged with identical pages.
+        const KSM = 1 << 21;
+        /// Part of a transparent huge page.
+        const THP = 1 << 22;
+        /// The shared page of zeros.
+        const ZERO = 1 << 24;
+        const _ = !0;
+    }
+}
+
+/// Flags of page frames; empty answers without root.
+#[derive(Debug)]
+pub struct Frames {
+    file: Option<File>,
+}
+
+impl Frames {
+    /// Opens the kernel's table, where we may.
+    pub fn open() -> Self {
+        let file = File::open("/proc/kpageflags").ok();
+        Self { file }
+    }
+
+    /// Flags of the frame that a page map entry names; empty when it names none or the kernel hides it.
+    pub fn flags(&self, entry: u64) -> FrameFlags {
+        let mut bytes = [0u8; 8];
+        let frame = entry & ((1 << 55) - 1);
+        let here = entry >> 63 == 1 && frame != 0;
+        match &self.file {
+            Some(file) if here && file.read_exact_at(&mut bytes, frame * 8).is_ok() => {
+                FrameFlags::from_bits_retain(u64::from_ne_bytes(bytes))
+            }
+            _ => FrameFlags::empty(),
+        }
+    }
+}
+
 #[repr(C)]
 struct ScanArgument {
     size: u64,

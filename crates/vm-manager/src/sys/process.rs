@@ -1,4 +1,4 @@
-//! Our own processor time, and who may get huge pages in the fault path.
+//! Our own processor time, that of helpers, and who may get huge pages in the fault path.
 
 use std::io;
 use std::process::Command;
@@ -59,5 +59,58 @@ pub fn restrict_child_thp(command: &mut Command) {
             let _ = disable_thp(ThpDisable::ExceptAdvised);
             Ok(())
         });
+    }
+}
+
+/// Runs `command` to its end, or until `stop` says so (asked about every 500 µs): then it is killed. Gives whether it
+/// ended by itself and well, and the processor time that it used.
+///
+/// # Errors
+/// When it cannot be started or waited for.
+pub fn run_until(command: &mut Command, mut stop: impl FnMut() -> bool) -> io::Result<(bool, Duration)> {
+    let mut child = command.spawn()?;
+    loop {
+        // SAFETY: an all-zero rusage is a valid value; the kernel fills it in.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        let mut status: libc::c_int = 0;
+        let pid = child.id() as libc::pid_t;
+        // SAFETY: `status` and `usage` are valid for writing; the child is ours and nobody else waits for it.
+        let got = unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage) };
+        match got {
+            0 => {
+                if stop() {
+                    child.kill()?;
+                }
+                std::thread::sleep(Duration::from_micros(500));
+            }
+            -1 => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+            _ => {
+                let time = |t: libc::timeval| {
+                    Duration::new(t.tv_sec.unsigned_abs(), t.tv_usec.unsigned_abs() as u32 * 1_000)
+                };
+                let good = libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0;
+                return Ok((good, time(usage.ru_utime) + time(usage.ru_stime)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn run_until_tells_an_end_from_a_stop() {
+        assert!(run_until(&mut Command::new("true"), || false).unwrap().0);
+        assert!(!run_until(&mut Command::new("false"), || false).unwrap().0);
+        let stopped = run_until(Command::new("sleep").arg("1000"), || true).unwrap();
+        assert!(!stopped.0);
+        assert!(run_until(&mut Command::new("/nonexistent/program"), || true).is_err());
     }
 }

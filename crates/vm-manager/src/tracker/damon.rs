@@ -16,6 +16,9 @@ use crate::types::{HUGE_BYTES, PAGE_BYTES, PageKey};
 /// Where DAMON's directories are.
 pub const ADMIN: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 
+/// Who has claimed DAMON: pid and start time of the manager. One that was killed could not let go of it.
+const OWNER: &str = "/run/varve-vm/damon";
+
 /// Settings of the DAMON tracker.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -76,6 +79,31 @@ fn get(path: &Path) -> io::Result<u64> {
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
+/// When a process was started, in clock ticks since boot: tells it from a later one of the same pid.
+fn started(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let after_name = stat.rsplit_once(')')?.1;
+    after_name.split_ascii_whitespace().nth(19).map(str::to_owned)
+}
+
+/// Whether the text of an owner's file names a process that is there no more.
+fn abandoned(owner: &str) -> bool {
+    let mut words = owner.split_ascii_whitespace();
+    let (Some(pid), Some(start)) = (words.next().and_then(|w| w.parse().ok()), words.next()) else {
+        return false;
+    };
+    started(pid).is_none_or(|s| s != start)
+}
+
+/// Whether DAMON can be had: nobody uses it, or a manager of ours that was killed left it behind.
+///
+/// # Errors
+/// `NotFound` when the kernel lacks it, `PermissionDenied` without root.
+pub fn available() -> io::Result<bool> {
+    let used = get(&Path::new(ADMIN).join("nr_kdamonds"))? != 0;
+    Ok(!used || fs::read_to_string(OWNER).is_ok_and(|o| abandoned(&o)))
+}
+
 impl Damon {
     /// Claims DAMON; nothing is watched until pages are asked for.
     ///
@@ -84,6 +112,10 @@ impl Damon {
     /// their set-up is not touched.
     pub fn open(config: DamonConfig, processes: SharedProcesses) -> io::Result<Self> {
         let admin = PathBuf::from(ADMIN);
+        if get(&admin.join("nr_kdamonds"))? != 0 && available()? {
+            let _ = put(&admin.join("0/state"), "off");
+            put(&admin.join("nr_kdamonds"), 0)?;
+        }
         if get(&admin.join("nr_kdamonds"))? != 0 {
             return Err(io::Error::new(
                 io::ErrorKind::ResourceBusy,
@@ -97,6 +129,10 @@ impl Damon {
             let _ = put(&admin.join("nr_kdamonds"), 0);
             return Err(e);
         }
+        // Without the note DAMON works as well; only a killed manager's claim would stay until somebody clears it.
+        let me = std::process::id();
+        let _ = crate::snapshot::state_dir()
+            .and_then(|_| fs::write(OWNER, format!("{me} {}", started(me).unwrap_or_default())));
         let (running, covered, regions, largest) = (false, Vec::new(), BTreeMap::new(), 0);
         let (refreshed, started, asked) = (None, None, HashSet::new());
         Ok(Self {
@@ -312,12 +348,26 @@ impl Drop for Damon {
             let _ = put(&self.admin.join("0/state"), "off");
         }
         let _ = put(&self.admin.join("nr_kdamonds"), 0);
+        let _ = fs::remove_file(OWNER);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn claim_is_abandoned_only_when_its_owner_is_gone() {
+        let me = std::process::id();
+        let start = started(me).unwrap_or_default();
+        assert!(!start.is_empty() && !abandoned(&format!("{me} {start}")));
+        assert!(
+            abandoned(&format!("{me} 1{start}")),
+            "the pid means somebody else now"
+        );
+        assert!(abandoned("4194304 5"), "no pid is that large");
+        assert!(!abandoned("") && !abandoned("nonsense"), "not ours to judge");
+    }
 
     #[test]
     fn physical_ranges_are_whole_blocks_and_join_the_closest_when_there_are_too_many() {

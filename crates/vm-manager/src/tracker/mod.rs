@@ -5,7 +5,7 @@ mod idle;
 mod record;
 mod written;
 
-pub use damon::{ADMIN as DAMON_ADMIN, Damon, DamonConfig};
+pub use damon::{ADMIN as DAMON_ADMIN, Damon, DamonConfig, available as damon_available};
 pub use idle::{BITMAP as IDLE_BITMAP, IdleBitmap};
 pub use record::Recorder;
 pub use written::Written;

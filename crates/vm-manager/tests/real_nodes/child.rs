@@ -115,7 +115,7 @@ fn say(what: &str) {
 
 pub fn run(kind: &str, mib: usize) {
     let mut memory = Memory::new(mib << 8, 0);
-    if kind == "same" {
+    if kind == "same" || kind == "stranger" {
         // Every page like its neighbour: food for same-page merging.
         memory.seed = 1;
         for page in 0..memory.pages {
@@ -128,8 +128,17 @@ pub fn run(kind: &str, mib: usize) {
     let start = memory.at as u64;
     let arena = start..start + (memory.pages * PAGE) as u64;
     // Its manager, if there is one, may track writes and switch merging; there is nothing to give back.
-    let cooperator =
-        varve_vm_manager::coop::Cooperator::start(vec![arena], Box::new(|_, _| {})).expect("cooperation");
+    // SAFETY: the mapping is ours and stays; the hook never says that a page is free.
+    let arenas = unsafe { varve_vm_manager::sys::Arenas::new(vec![arena]) }.expect("whole pages");
+    let whole = arenas.ranges()[0].clone();
+    if kind == "stranger" {
+        // Wants its memory merged, and knows of no manager.
+        arenas.set_mergeable(&whole, true).expect("merging");
+    }
+    let holes = arenas.clone();
+    let cooperator = (kind != "stranger").then(|| {
+        varve_vm_manager::coop::Cooperator::start(arenas, Box::new(|_, _| {})).expect("cooperation")
+    });
     say(&format!("ready {:x}", memory.at as u64));
     if kind == "churn" {
         return churn(memory);
@@ -179,7 +188,14 @@ pub fn run(kind: &str, mib: usize) {
             } else {
                 "mlock failed"
             }),
-            Some("check") if kind == "same" => {
+            Some("holes") => {
+                // Every second page goes: what stays lies scattered.
+                for page in (whole.start..whole.end).step_by(2 * PAGE) {
+                    holes.drop_pages(&(page..page + PAGE as u64)).expect("own pages");
+                }
+                say("ok");
+            }
+            Some("check") if kind == "same" || kind == "stranger" => {
                 // SAFETY: as in `fill`.
                 let bad = (0..memory.pages)
                     .find(|p| unsafe { memory.word(*p, 64).read_volatile() } != (*p % 2) as u64 + 5);
