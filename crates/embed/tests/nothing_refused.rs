@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use varve_embed::{Embedded, SimPool};
 use varve_ipc::{Cred, SystemClock};
 use varve_kernelfs::Config;
-use varve_libfs::{AttrChange, Errno, Fs, OpenFlags};
+use varve_libfs::{AttrChange, Errno, Fs, OpenFlags, RenameFlags};
 use varve_media::sim::SimWorld;
 
 const FILE: u32 = libc::S_IFREG | 0o644;
@@ -62,6 +62,42 @@ fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+#[test]
+fn unlinked_and_closed_file_is_stale_for_those_who_come_late() {
+    let world = SimWorld::new();
+    SimPool::default().mkfs(&world).unwrap();
+    let (parts, _) = SimPool::default()
+        .parts(&world, Config::default(), Arc::new(SystemClock))
+        .unwrap();
+    let embedded = Embedded::open(parts).unwrap();
+    let fs = embedded.mount().unwrap();
+    let me = Cred::root();
+    let key = fs.create(fs.root(), b"a", FILE, 0, &me).unwrap().key;
+    fs.create(fs.root(), b"b", FILE, 0, &me).unwrap();
+    fs.rename(fs.root(), b"b", fs.root(), b"a", RenameFlags::default(), &me)
+        .unwrap();
+    for change in [
+        AttrChange {
+            mode: Some(0o600),
+            ..AttrChange::default()
+        },
+        AttrChange {
+            size: Some(3),
+            ..AttrChange::default()
+        },
+    ] {
+        let late = fs.setattr(key, &change, &me).map(|_| ());
+        assert_eq!(late, Err(Errno(libc::ESTALE)));
+    }
+    let late = fs.setxattr(key, b"user.x", b"1", false, false, &me);
+    assert_eq!(late, Err(Errno(libc::ESTALE)));
+    embedded.kernel().digest_all().unwrap();
+    assert_eq!(embedded.kernel().status().digest.refused, 0);
+    fs.unmount().unwrap();
+    drop(fs);
+    embedded.shutdown().unwrap();
 }
 
 #[test]

@@ -677,6 +677,26 @@ impl Table {
         sessions
     }
 
+    /// What a late session has not given back, for the log.
+    #[must_use]
+    pub fn late_leases(&self, session: SessionId, now_ms: u64) -> Vec<String> {
+        let mine = self.asked.iter().filter(|(_, (whose, _))| *whose == session);
+        mine.filter_map(|(lease, (_, key))| {
+            let holder = self.holder(session, *key)?;
+            let Phase::Revoking { first_ms, .. } = holder.phase else {
+                return None;
+            };
+            let why = if holder.unwanted { "too many" } else { "awaited" };
+            Some(format!(
+                "{lease} of {key}, {:?}, asked for {} ms ago ({why})",
+                holder.mode,
+                now_ms.saturating_sub(first_ms)
+            ))
+        })
+        .take(8)
+        .collect()
+    }
+
     /// Takes all leases and requests of a session away; answers the tickets that will not be decided any more.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ticket> {
         let leases = self.by_session.get(&session).cloned().unwrap_or_default();

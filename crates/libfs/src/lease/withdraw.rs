@@ -321,6 +321,22 @@ impl Withdrawals {
         node.open_gate();
     }
 
+    /// What is on its way back, for the log.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let one = |(key, withdrawal): (&InodeKey, &Withdrawal)| {
+            let phase = withdrawal.node.state().phase;
+            format!(
+                "{} of {key}: {phase:?} for {:?}, {} pins, {} waiters, kernel {}",
+                withdrawal.number,
+                withdrawal.started.elapsed(),
+                withdrawal.node.pins(),
+                withdrawal.node.waiters.load(Ordering::SeqCst),
+                if withdrawal.dropping { "drops its data" } else { "idle" },
+            )
+        };
+        self.under_way.iter().take(16).map(one).collect()
+    }
+
     /// Leases given back so far.
     pub(crate) const fn revoked(&self) -> u64 {
         self.revoked
