@@ -1,0 +1,378 @@
+//! Attributes, permissions, times, extended attributes.
+
+use super::Answer;
+use crate::Errno;
+use crate::process::Process;
+use crate::sys::args::{Args, Plain};
+use crate::walk::{Here, Start, Stop, fail};
+use varve_format::{FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey};
+use varve_libfs::{AttrChange, Cred, SetTime};
+
+const BLOCK: i64 = varve_format::BLOCK_SIZE as i64;
+const SECOND: i64 = 1_000_000_000;
+
+/// What a path names.
+fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<InodeAttr> {
+    p.walk(start, follow)?.target.ok_or(Stop::Errno(Errno(libc::ENOENT)))
+}
+
+/// Seconds and nanoseconds.
+const fn split(ns: i64) -> (i64, i64) {
+    (ns.div_euclid(SECOND), ns.rem_euclid(SECOND))
+}
+
+fn to_stat(p: &Process, attr: &InodeAttr) -> libc::stat {
+    let mut stat = libc::stat::zero();
+    stat.st_dev = p.config.device;
+    stat.st_ino = attr.key.ino.0;
+    stat.st_nlink = u64::from(attr.nlink);
+    stat.st_mode = attr.mode;
+    stat.st_uid = attr.uid;
+    stat.st_gid = attr.gid;
+    stat.st_rdev = u64::from(attr.rdev);
+    stat.st_size = attr.size_bytes as i64;
+    stat.st_blksize = BLOCK;
+    stat.st_blocks = attr.sectors as i64;
+    (stat.st_atime, stat.st_atime_nsec) = split(attr.atime_ns);
+    (stat.st_mtime, stat.st_mtime_nsec) = split(attr.mtime_ns);
+    (stat.st_ctime, stat.st_ctime_nsec) = split(attr.ctime_ns);
+    stat
+}
+
+fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
+    let time = |ns| {
+        let (tv_sec, nsec) = split(ns);
+        let mut time = libc::statx::zero().stx_atime;
+        (time.tv_sec, time.tv_nsec) = (tv_sec, nsec as u32);
+        time
+    };
+    let mut statx = libc::statx::zero();
+    statx.stx_mask = libc::STATX_BASIC_STATS;
+    statx.stx_blksize = BLOCK as u32;
+    statx.stx_nlink = attr.nlink;
+    statx.stx_uid = attr.uid;
+    statx.stx_gid = attr.gid;
+    statx.stx_mode = attr.mode as u16;
+    statx.stx_ino = attr.key.ino.0;
+    statx.stx_size = attr.size_bytes;
+    statx.stx_blocks = attr.sectors;
+    statx.stx_atime = time(attr.atime_ns);
+    statx.stx_mtime = time(attr.mtime_ns);
+    statx.stx_ctime = time(attr.ctime_ns);
+    statx.stx_rdev_major = libc::major(u64::from(attr.rdev));
+    statx.stx_rdev_minor = libc::minor(u64::from(attr.rdev));
+    statx.stx_dev_major = libc::major(p.config.device);
+    statx.stx_dev_minor = libc::minor(p.config.device);
+    statx
+}
+
+/// Whether an empty path with `flags` means the descriptor itself.
+fn means_fd(a: &Args, i: usize, flags: i32) -> bool {
+    flags & libc::AT_EMPTY_PATH != 0 && (a.word(i) == 0 || a.path(i).is_ok_and(<[u8]>::is_empty))
+}
+
+pub(super) fn fstat(p: &Process, a: &Args) -> Answer {
+    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let stat = || -> Here<isize> {
+        a.put(1, to_stat(p, &ofd.file.getattr()?))?;
+        Ok(0)
+    };
+    Answer::of(stat())
+}
+
+pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flags: i32) -> Answer {
+    if means_fd(a, i, flags) {
+        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let stat = || -> Here<isize> {
+            a.put(out, to_stat(p, &ofd.file.getattr()?))?;
+            Ok(0)
+        };
+        return Answer::of(stat());
+    }
+    if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT) != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    p.on_path(a, dirfd, i, |start| {
+        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        a.put(out, to_stat(p, &attr))?;
+        Ok(0)
+    })
+}
+
+pub(super) fn statx(p: &Process, a: &Args) -> Answer {
+    const KNOWN: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_TYPE;
+    let (dirfd, flags, mask) = (a.int(0), a.int(2), a.word(3) as u32);
+    if flags & !KNOWN != 0 || mask & !(libc::STATX_BASIC_STATS | libc::STATX_BTIME) != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    if means_fd(a, 1, flags) {
+        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let stat = || -> Here<isize> {
+            a.put(4, to_statx(p, &ofd.file.getattr()?))?;
+            Ok(0)
+        };
+        return Answer::of(stat());
+    }
+    p.on_path(a, dirfd, 1, |start| {
+        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        // The mount's root has attributes that the kernel alone knows.
+        if attr.key == p.fs()?.root() {
+            return Err(Stop::Kernel);
+        }
+        a.put(4, to_statx(p, &attr))?;
+        Ok(0)
+    })
+}
+
+/// Whether `cred` may access the inode in every way of `want`.
+fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> bool {
+    if cred.uid == 0 {
+        return want & 1 == 0 || attr.is_dir() || attr.mode & 0o111 != 0;
+    }
+    let shift = if cred.uid == attr.uid {
+        6
+    } else if cred.gid == attr.gid || cred.groups.contains(&attr.gid) {
+        3
+    } else {
+        0
+    };
+    (attr.mode >> shift) & want == want
+}
+
+pub(super) fn access(p: &Process, a: &Args, dirfd: i32, i: usize, mode: i32, flags: i32) -> Answer {
+    let real = flags & libc::AT_EACCESS == 0;
+    let ids_differ = real && !p.same_ids.load(std::sync::atomic::Ordering::Relaxed);
+    if ids_differ || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 || mode & !7 != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    p.on_path(a, dirfd, i, |start| {
+        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        if may(&attr, &p.cred(), mode as u32) { Ok(0) } else { fail(libc::EACCES) }
+    })
+}
+
+fn change(p: &Process, key: InodeKey, change: &AttrChange) -> Here<isize> {
+    p.fs()?.setattr(key, change, &p.cred())?;
+    Ok(0)
+}
+
+pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flags: i32) -> Answer {
+    if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    p.on_path(a, dirfd, i, |start| {
+        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        if attr.kind() == FileKind::Symlink {
+            return fail(libc::EOPNOTSUPP);
+        }
+        change(p, attr.key, &AttrChange { mode: Some(mode & 0o7777), ..AttrChange::default() })
+    })
+}
+
+pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
+    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let mode = Some(a.word(1) as u32 & 0o7777);
+    Answer::of(change(p, ofd.key(), &AttrChange { mode, ..AttrChange::default() }))
+}
+
+fn owners(a: &Args, i: usize) -> AttrChange {
+    let id = |i: usize| Some(a.word(i) as u32).filter(|id| *id != u32::MAX);
+    AttrChange { uid: id(i), gid: id(i + 1), ..AttrChange::default() }
+}
+
+pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, flags: i32) -> Answer {
+    if means_fd(a, i, flags) && p.table.has(dirfd) {
+        return p.table.get(dirfd).map_or(Answer::NotOurs, |ofd| Answer::of(change(p, ofd.key(), &owners(a, ids))));
+    }
+    if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    p.on_path(a, dirfd, i, |start| {
+        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        change(p, attr.key, &owners(a, ids))
+    })
+}
+
+pub(super) fn fchown(p: &Process, a: &Args) -> Answer {
+    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    Answer::of(change(p, ofd.key(), &owners(a, 1)))
+}
+
+pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        let size = u64::try_from(a.word(1) as i64).map_err(|_| Errno(libc::EINVAL))?;
+        let attr = find(p, start, true)?;
+        match attr.kind() {
+            FileKind::Directory => return fail(libc::EISDIR),
+            FileKind::Regular => {}
+            _ => return fail(libc::EINVAL),
+        }
+        if !may(&attr, &p.cred(), 2) {
+            return fail(libc::EACCES);
+        }
+        if size > FILE_SIZE_MAX {
+            return fail(libc::EFBIG);
+        }
+        change(p, attr.key, &AttrChange { size: Some(size), ..AttrChange::default() })
+    })
+}
+
+fn times(atime: Option<SetTime>, mtime: Option<SetTime>) -> AttrChange {
+    AttrChange { atime, mtime, ..AttrChange::default() }
+}
+
+fn at(seconds: i64, ns: i64) -> Option<SetTime> {
+    Some(SetTime::At(seconds.saturating_mul(SECOND).saturating_add(ns)))
+}
+
+pub(super) fn utime(p: &Process, a: &Args) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        let set = if a.word(1) == 0 {
+            times(Some(SetTime::Now), Some(SetTime::Now))
+        } else {
+            let given = a.get::<libc::utimbuf>(1)?;
+            times(at(given.actime, 0), at(given.modtime, 0))
+        };
+        change(p, find(p, start, true)?.key, &set)
+    })
+}
+
+pub(super) fn utimes(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
+    p.on_path(a, dirfd, i, |start| {
+        let set = if a.word(i + 1) == 0 {
+            times(Some(SetTime::Now), Some(SetTime::Now))
+        } else {
+            let one = |nth| -> Result<Option<SetTime>, Errno> {
+                let time = a.get_nth::<libc::timeval>(i + 1, nth)?;
+                let inside = (0..1_000_000).contains(&time.tv_usec);
+                if inside { Ok(at(time.tv_sec, time.tv_usec * 1000)) } else { Err(Errno(libc::EINVAL)) }
+            };
+            times(one(0)?, one(1)?)
+        };
+        change(p, find(p, start, true)?.key, &set)
+    })
+}
+
+fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
+    if a.word(2) == 0 {
+        return Ok(Some(times(Some(SetTime::Now), Some(SetTime::Now))));
+    }
+    let one = |nth| match a.get_nth::<libc::timespec>(2, nth)? {
+        libc::timespec { tv_nsec: libc::UTIME_NOW, .. } => Ok(Some(SetTime::Now)),
+        libc::timespec { tv_nsec: libc::UTIME_OMIT, .. } => Ok(None),
+        time if (0..SECOND).contains(&time.tv_nsec) => Ok(at(time.tv_sec, time.tv_nsec)),
+        _ => Err(Errno(libc::EINVAL)),
+    };
+    let (atime, mtime) = (one(0)?, one(1)?);
+    // Linux does not look at the path when there is nothing to change.
+    Ok((atime.is_some() || mtime.is_some()).then(|| times(atime, mtime)))
+}
+
+pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
+    let (dirfd, flags) = (a.int(0), a.int(3));
+    if a.word(1) == 0 || means_fd(a, 1, flags) {
+        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let set = || match given_times(a)? {
+            Some(set) => change(p, ofd.key(), &set),
+            None => Ok(0),
+        };
+        return Answer::of(set());
+    }
+    if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    p.on_path(a, dirfd, 1, |start| match given_times(a)? {
+        Some(set) => change(p, find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?.key, &set),
+        None => Ok(0),
+    })
+}
+
+/// Longest name of an extended attribute, with its end.
+const XATTR_NAME_MAX: usize = 256;
+
+fn xattr_name(a: &Args) -> Result<&[u8], Errno> {
+    match a.text(1, XATTR_NAME_MAX)? {
+        Some(name) if !name.is_empty() => Ok(name),
+        _ => Err(Errno(libc::ERANGE)),
+    }
+}
+
+/// Hands `value` to the buffer in argument `i` with the size in the next, as `getxattr` does.
+fn hand_out(a: &Args, i: usize, value: &[u8]) -> Here<isize> {
+    let size = a.word(i + 1);
+    if size == 0 {
+        return Ok(value.len() as isize);
+    }
+    if size < value.len() {
+        return fail(libc::ERANGE);
+    }
+    a.buffer(i, value.len(), |out| {
+        out.copy_from_slice(value);
+        Ok(())
+    })?;
+    Ok(value.len() as isize)
+}
+
+fn get(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+    let value = p.fs()?.getxattr(key, xattr_name(a)?, &p.cred())?;
+    hand_out(a, 2, &value)
+}
+
+pub(super) fn getxattr(p: &Process, a: &Args, follow: bool) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| get(p, a, find(p, start, follow)?.key))
+}
+
+pub(super) fn fgetxattr(p: &Process, a: &Args) -> Answer {
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.key())))
+}
+
+fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+    let flags = a.int(4);
+    let (create, replace) = (flags & libc::XATTR_CREATE != 0, flags & libc::XATTR_REPLACE != 0);
+    if flags & !(libc::XATTR_CREATE | libc::XATTR_REPLACE) != 0 || (create && replace) {
+        return fail(libc::EINVAL);
+    }
+    if a.word(3) > varve_format::XATTR_VALUE_MAX {
+        return fail(libc::E2BIG);
+    }
+    p.fs()?.setxattr(key, xattr_name(a)?, a.bytes(2, a.word(3))?, create, replace, &p.cred())?;
+    Ok(0)
+}
+
+pub(super) fn setxattr(p: &Process, a: &Args, follow: bool) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| set(p, a, find(p, start, follow)?.key))
+}
+
+pub(super) fn fsetxattr(p: &Process, a: &Args) -> Answer {
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.key())))
+}
+
+fn list(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+    let mut all = Vec::new();
+    for name in p.fs()?.listxattr(key, &p.cred())? {
+        all.extend_from_slice(&name);
+        all.push(0);
+    }
+    hand_out(a, 1, &all)
+}
+
+pub(super) fn listxattr(p: &Process, a: &Args, follow: bool) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| list(p, a, find(p, start, follow)?.key))
+}
+
+pub(super) fn flistxattr(p: &Process, a: &Args) -> Answer {
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.key())))
+}
+
+fn remove(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
+    p.fs()?.removexattr(key, xattr_name(a)?, &p.cred())?;
+    Ok(0)
+}
+
+pub(super) fn removexattr(p: &Process, a: &Args, follow: bool) -> Answer {
+    p.on_path(a, libc::AT_FDCWD, 0, |start| remove(p, a, find(p, start, follow)?.key))
+}
+
+pub(super) fn fremovexattr(p: &Process, a: &Args) -> Answer {
+    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.key())))
+}

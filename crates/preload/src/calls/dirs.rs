@@ -1,0 +1,146 @@
+//! Directory streams, the working directory, roots, the umask.
+
+use super::{Answer, error};
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::walk::{Here, Stop, fail};
+use varve_format::FileKind;
+use varve_libfs::Cred;
+
+/// Offsets 1 and 2 of a directory stream are behind "." and "..", as in the mount; the daemon's cookies follow.
+const DOTS: u64 = 2;
+/// Bytes of an entry before its name.
+const HEAD: usize = 19;
+/// A usual entry, to guess how many fit.
+const USUAL: usize = 40;
+
+const fn d_type(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Regular => libc::DT_REG,
+        FileKind::Directory => libc::DT_DIR,
+        FileKind::Symlink => libc::DT_LNK,
+        FileKind::Fifo => libc::DT_FIFO,
+        FileKind::Socket => libc::DT_SOCK,
+        FileKind::CharDevice => libc::DT_CHR,
+        FileKind::BlockDevice => libc::DT_BLK,
+    }
+}
+
+/// Puts one entry at the start of `out`; its length, or 0 if it does not fit.
+fn put(out: &mut [u8], ino: u64, next: u64, kind: FileKind, name: &[u8]) -> usize {
+    let len = (HEAD + name.len() + 1).next_multiple_of(8);
+    let Some(entry) = out.get_mut(..len) else { return 0 };
+    entry.fill(0);
+    entry[..8].copy_from_slice(&ino.to_ne_bytes());
+    entry[8..16].copy_from_slice(&next.to_ne_bytes());
+    entry[16..18].copy_from_slice(&(len as u16).to_ne_bytes());
+    entry[18] = d_type(kind);
+    entry[HEAD..HEAD + name.len()].copy_from_slice(name);
+    len
+}
+
+pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
+    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let size = a.word(2) as u32 as usize;
+    let list = || -> Here<isize> {
+        if !ofd.is_dir {
+            return fail(libc::ENOTDIR);
+        }
+        let fs = p.fs()?;
+        let mut position = ofd.position.lock();
+        if position.moved {
+            return Err(Stop::Kernel);
+        }
+        let mut full = false;
+        let used = a.buffer(1, size, |out| {
+            let mut used = 0;
+            while position.at < DOTS {
+                let (name, key): (&[u8], _) = if position.at == 0 {
+                    (b".", ofd.key())
+                } else {
+                    (b"..", fs.lookup(ofd.key(), b"..", &Cred::root())?.key)
+                };
+                let len = put(&mut out[used..], key.ino.0, position.at + 1, FileKind::Directory, name);
+                if len == 0 {
+                    full = true;
+                    return Ok(used);
+                }
+                used += len;
+                position.at += 1;
+            }
+            let most = ((out.len() - used) / USUAL).max(1);
+            for entry in fs.readdir(ofd.key(), position.at - DOTS, most)? {
+                let next = entry.next_cookie + DOTS;
+                let len = put(&mut out[used..], entry.key.ino.0, next, entry.kind, &entry.name);
+                if len == 0 {
+                    full = true;
+                    break;
+                }
+                used += len;
+                position.at = next;
+            }
+            Ok(used)
+        })?;
+        if used == 0 && full {
+            return fail(libc::EINVAL);
+        }
+        Ok(used as isize)
+    };
+    Answer::of(list())
+}
+
+pub(super) fn chdir(p: &Process, a: &Args) -> Answer {
+    let result = a.call();
+    if result == 0 {
+        p.moved();
+    }
+    // The kernel stands there too, so that what it resolves itself starts at the same place.
+    Answer::Made(result)
+}
+
+pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
+    let fd = a.int(0);
+    let ours = p.table.has(fd);
+    if let Err(errno) = p.materialise(fd) {
+        return Answer::FellBackMade(error(errno));
+    }
+    let result = a.call();
+    if result == 0 {
+        p.moved();
+    }
+    if ours { Answer::FellBackMade(result) } else { Answer::Made(result) }
+}
+
+/// Paths may mean something else now, or this thread has a working directory of its own: the kernel knows.
+pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
+    let number = a.number() as libc::c_long;
+    let harmless = number == libc::SYS_unshare && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES) == 0;
+    if !harmless {
+        p.give_up();
+    }
+    Answer::NotOurs
+}
+
+pub(super) fn umask(p: &Process, a: &Args) -> Answer {
+    p.set_umask(a.word(0) as u32);
+    Answer::NotOurs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::put;
+    use varve_format::FileKind;
+
+    #[test]
+    fn an_entry_is_laid_out_as_the_kernel_does() {
+        let mut out = [0xff_u8; 40];
+        assert_eq!(put(&mut out, 7, 9, FileKind::Regular, b"name"), 24);
+        assert_eq!(out[..8], 7_u64.to_ne_bytes());
+        assert_eq!(out[8..16], 9_u64.to_ne_bytes());
+        assert_eq!(out[16..18], 24_u16.to_ne_bytes());
+        assert_eq!(out[18], libc::DT_REG);
+        assert_eq!(&out[19..24], b"name\0");
+        assert_eq!(put(&mut out[..23], 7, 9, FileKind::Regular, b"name"), 0);
+    }
+}
+

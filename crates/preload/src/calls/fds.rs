@@ -1,0 +1,184 @@
+//! Descriptors: closing, duplicating, their flags.
+
+use super::{Answer, error, locks};
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::sys::kernel;
+use crate::walk::{Stop, fail};
+use crate::{Errno, internal};
+
+const BAD: Answer = Answer::Made(error(Errno(libc::EBADF)));
+
+pub(super) fn close(p: &Process, a: &Args) -> Answer {
+    let fd = a.int(0);
+    if internal::is_own(fd) {
+        return BAD;
+    }
+    if !p.table.has(fd) {
+        return Answer::NotOurs;
+    }
+    let gate = p.gate.read();
+    let Some(ofd) = p.table.take(fd) else { return Answer::NotOurs };
+    locks::closing(p, &ofd);
+    kernel::close(fd);
+    drop(gate);
+    drop(ofd);
+    Answer::Served(0)
+}
+
+pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
+    let (first, last) = (a.word(0) as u32, a.word(1) as u32);
+    if first > last || a.int(2) & !(libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) as i32 != 0 {
+        return Answer::NotOurs;
+    }
+    if a.int(2) & libc::CLOSE_RANGE_UNSHARE as i32 != 0 {
+        // The table of descriptors is this thread's alone from now on; ours is the process'.
+        p.give_up();
+        return Answer::NotOurs;
+    }
+    let gate = p.gate.read();
+    if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
+        for fd in p.table.between(first, last) {
+            if let Some(ofd) = p.table.take(fd) {
+                locks::closing(p, &ofd);
+            }
+        }
+    }
+    // Around the library's own.
+    let mut from = first;
+    let mut result = 0;
+    for fd in internal::own().into_iter().map(|fd| fd as u32).filter(|fd| (first..=last).contains(fd)) {
+        if fd > from {
+            result = a.close_range(from, fd - 1);
+        }
+        from = fd + 1;
+    }
+    if from <= last {
+        result = a.close_range(from, last);
+    }
+    drop(gate);
+    Answer::Made(result)
+}
+
+pub(super) fn dup(p: &Process, a: &Args) -> Answer {
+    dup_above(p, a.int(0), 0, false)
+}
+
+fn dup_above(p: &Process, fd: i32, from: usize, cloexec: bool) -> Answer {
+    if !p.table.has(fd) {
+        return Answer::NotOurs;
+    }
+    let _gate = p.gate.read();
+    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let new = kernel::fcntl(fd, command, from);
+    if new >= 0 && !p.table.put(new as i32, ofd) {
+        // Beyond the table: as if there were no more.
+        kernel::close(new as i32);
+        return Answer::Served(error(Errno(libc::EMFILE)));
+    }
+    Answer::Served(new)
+}
+
+pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
+    let (fd, to) = (a.int(0), a.int(1));
+    if internal::is_own(to) || internal::is_own(fd) {
+        return BAD;
+    }
+    if !p.table.has(fd) && !p.table.has(to) {
+        return Answer::NotOurs;
+    }
+    let gate = p.gate.read();
+    let result = a.call();
+    if result < 0 || fd == to {
+        return Answer::Made(result);
+    }
+    let old = p.table.take(to);
+    if let Some(old) = &old {
+        locks::closing(p, old);
+    }
+    let Some(ofd) = p.table.get(fd) else {
+        drop(gate);
+        drop(old);
+        return Answer::Made(result);
+    };
+    let kept = p.table.put(to, std::sync::Arc::clone(&ofd));
+    drop(gate);
+    drop(old);
+    if !kept {
+        // Beyond the table: the kernel takes the description.
+        if let Err(errno) = p.materialise(fd) {
+            return Answer::FellBackMade(error(errno));
+        }
+        return Answer::FellBackMade(a.call());
+    }
+    Answer::Served(result)
+}
+
+pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
+    let fd = a.int(0);
+    if internal::is_own(fd) {
+        return BAD;
+    }
+    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    match a.int(1) {
+        // The placeholder has these of its own.
+        libc::F_GETFD | libc::F_SETFD => Answer::Served(a.call()),
+        libc::F_GETFL => Answer::Served(ofd.status() as isize),
+        libc::F_SETFL => {
+            ofd.set_status(a.int(2));
+            Answer::Served(0)
+        }
+        libc::F_DUPFD => dup_above(p, fd, a.word(2), false),
+        libc::F_DUPFD_CLOEXEC => dup_above(p, fd, a.word(2), true),
+        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
+            locks::fcntl(p, a, &ofd)
+        }
+        libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Answer::Served(error(Errno(libc::EBADF))),
+        libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
+        _ => p.to_kernel(&[fd]),
+    }
+}
+
+/// `ioctl` numbers of terminals that the C library tries on any file.
+const TERMINAL: [libc::c_ulong; 4] = [libc::TCGETS, libc::TIOCGWINSZ, libc::TIOCGPGRP, libc::TIOCNOTTY];
+const FICLONE: libc::c_ulong = 0x4004_9409;
+const FICLONERANGE: libc::c_ulong = 0x4020_940d;
+const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
+const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+
+pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
+    let fd = a.int(0);
+    let request = a.word(1) as libc::c_ulong;
+    if request == FICLONE && !p.table.has(fd) && p.table.has(a.int(2)) {
+        return p.to_kernel(&[a.int(2)]);
+    }
+    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    match request {
+        request if TERMINAL.contains(&request) => Answer::Served(error(Errno(libc::ENOTTY))),
+        FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => Answer::Served(error(Errno(libc::EOPNOTSUPP))),
+        libc::FIOCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize)),
+        libc::FIONCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, 0)),
+        libc::FIONREAD if !ofd.is_dir => {
+            let count = || {
+                let position = ofd.position.lock();
+                if position.moved {
+                    return Err(Stop::Kernel);
+                }
+                let size = ofd.file.getattr()?.size_bytes as i64;
+                a.put(2, (size - position.at as i64) as i32)?;
+                Ok(0)
+            };
+            Answer::of(count())
+        }
+        libc::FIONBIO => match a.get::<i32>(2) {
+            Ok(on) => {
+                let flag = if on != 0 { libc::O_NONBLOCK } else { 0 };
+                ofd.set_status(ofd.status() & !libc::O_NONBLOCK | flag);
+                Answer::Served(0)
+            }
+            Err(errno) => Answer::of(fail(errno.0)),
+        },
+        _ => p.to_kernel(&[fd]),
+    }
+}

@@ -1,0 +1,68 @@
+//! Locks: the kernel's, on a descriptor of the mount that stands beside the description. So all ways to the file see the same locks.
+
+use super::{Answer, error};
+use crate::ofd::Ofd;
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::sys::entry::outside;
+use crate::sys::kernel;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+fn waits(a: &Args) -> bool {
+    match a.number() as libc::c_long {
+        libc::SYS_flock => a.int(1) & libc::LOCK_NB == 0,
+        _ => matches!(a.int(1), libc::F_SETLKW | libc::F_OFD_SETLKW),
+    }
+}
+
+/// The lock call of `a`, on `side`.
+fn lock(a: &Args, side: i32) -> isize {
+    if waits(a) { outside(|| a.call_with(0, side)) } else { a.call_with(0, side) }
+}
+
+pub(super) fn flock(p: &Process, a: &Args) -> Answer {
+    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    match p.side(&ofd) {
+        Ok(side) => Answer::Served(lock(a, side)),
+        Err(errno) => Answer::FellBackMade(error(errno)),
+    }
+}
+
+pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
+    let side = match p.side(ofd) {
+        Ok(side) => side,
+        Err(errno) => return Answer::FellBackMade(error(errno)),
+    };
+    let relative = a.get::<libc::flock>(2).is_ok_and(|lock| i32::from(lock.l_whence) == libc::SEEK_CUR);
+    if relative {
+        kernel::lseek(side, ofd.position.lock().at as i64, libc::SEEK_SET);
+    }
+    let result = lock(a, side);
+    if result == 0 && matches!(a.int(1), libc::F_SETLK | libc::F_SETLKW) {
+        p.locked.lock().entry(ofd.key()).or_insert_with(|| Arc::clone(ofd));
+        p.any_locked.store(true, Ordering::Release);
+    }
+    Answer::Served(result)
+}
+
+/// A descriptor of `ofd` is closed: with any descriptor of a file go all POSIX locks that the process has on it.
+pub(super) fn closing(p: &Process, ofd: &Ofd) {
+    if !p.any_locked.load(Ordering::Acquire) {
+        return;
+    }
+    let mut locked = p.locked.lock();
+    let Some(holder) = locked.remove(&ofd.key()) else { return };
+    if locked.is_empty() {
+        p.any_locked.store(false, Ordering::Release);
+    }
+    drop(locked);
+    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do.
+    if let Some(side) = &*holder.side.lock() {
+        let copy = kernel::fcntl(side.0, libc::F_DUPFD_CLOEXEC, 0);
+        if copy >= 0 {
+            kernel::close(copy as i32);
+        }
+    }
+    drop(holder);
+}

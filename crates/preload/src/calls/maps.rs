@@ -1,0 +1,62 @@
+//! Calls by which the kernel must know a file: maps, readiness, passing descriptors, rings.
+
+use super::{Answer, error};
+use crate::process::Process;
+use crate::sys::args::Args;
+
+pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
+    let (protection, flags, fd) = (a.int(2), a.int(3), a.int(4));
+    if flags & libc::MAP_ANONYMOUS != 0 {
+        return Answer::NotOurs;
+    }
+    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+    if shared && ofd.access().1 {
+        // What is stored through the map is in the kernel's page cache: whoever reads the file here must read it there. A map that is
+        // made without PROT_WRITE may get it later.
+        let _ = protection;
+        p.give_inode(ofd.key());
+        return p.to_kernel(&[fd]);
+    }
+    match p.side(&ofd) {
+        Ok(side) => Answer::FellBackMade(a.call_with(4, side)),
+        Err(errno) => Answer::FellBackMade(error(errno)),
+    }
+}
+
+pub(super) fn poll(p: &Process, a: &Args) -> Answer {
+    let mut ours = Vec::new();
+    for nth in 0..a.word(1).min(crate::table::LIMIT) {
+        let Ok(entry) = a.get_nth::<libc::pollfd>(0, nth) else { break };
+        if p.table.has(entry.fd) {
+            ours.push(entry.fd);
+        }
+    }
+    p.kernels(&ours)
+}
+
+pub(super) fn select(p: &Process, a: &Args) -> Answer {
+    let count = usize::try_from(a.int(0)).unwrap_or(0).min(crate::table::LIMIT);
+    let mut ours = Vec::new();
+    for set in (1..=3).filter(|set| a.word(*set) != 0) {
+        for fd in 0..count {
+            let Ok(word) = a.get_nth::<u64>(set, fd / 64) else { break };
+            if word >> (fd % 64) & 1 != 0 && p.table.has(fd as i32) {
+                ours.push(fd as i32);
+            }
+        }
+    }
+    p.kernels(&ours)
+}
+
+pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {
+    let stride = if a.number() as libc::c_long == libc::SYS_sendmmsg { size_of::<libc::mmsghdr>() } else { 0 };
+    let carried: Vec<i32> = (0..count.min(1024)).flat_map(|nth| a.carried(1, nth, stride)).collect();
+    p.kernels(&carried)
+}
+
+/// Rings take descriptors that this library does not see: from now on all are the kernel's.
+pub(super) fn rings(p: &Process) -> Answer {
+    p.give_up();
+    Answer::NotOurs
+}

@@ -1,0 +1,246 @@
+//! What each system call does when it concerns the mount. One module a family; [`dispatch`] chooses, counts, and knows nothing else.
+
+mod attrs;
+mod dirs;
+mod fds;
+mod io;
+mod locks;
+mod maps;
+mod names;
+mod open;
+mod programs;
+
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::walk::{Here, Start, Stop};
+use crate::{Errno, stats};
+
+/// What became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It does not concern the mount: the kernel makes it.
+    NotOurs,
+    /// It does not concern the mount, and was made already.
+    Made(isize),
+    /// Served by LibFS.
+    Served(isize),
+    /// It concerns the mount and is the kernel's; nothing is in its way now.
+    FellBack,
+    /// As before, and made already.
+    FellBackMade(isize),
+}
+
+const fn error(errno: Errno) -> isize {
+    -(errno.0 as isize)
+}
+
+impl Answer {
+    /// Of a call that is the kernel's when it stops so, with nothing to be prepared.
+    fn of(result: Here<isize>) -> Self {
+        match result {
+            Ok(value) => Self::Served(value),
+            Err(Stop::Errno(errno)) => Self::Served(error(errno)),
+            Err(Stop::Kernel) => Self::FellBack,
+        }
+    }
+}
+
+impl Process {
+    /// Leaves a call to the kernel, after it was given the descriptions behind `fds`.
+    fn to_kernel(&self, fds: &[i32]) -> Answer {
+        for fd in fds {
+            if let Err(errno) = self.materialise(*fd) {
+                return Answer::FellBackMade(error(errno));
+            }
+        }
+        Answer::FellBack
+    }
+
+    /// A call that the kernel makes always, with descriptions of ours given to it first.
+    fn kernels(&self, fds: &[i32]) -> Answer {
+        if fds.iter().any(|fd| self.table.has(*fd)) { self.to_kernel(fds) } else { Answer::NotOurs }
+    }
+
+    /// A call on the path in argument `i`, relative to `dirfd`.
+    fn on_path(&self, args: &Args, dirfd: i32, i: usize, act: impl FnOnce(Start<'_>) -> Here<isize>) -> Answer {
+        let path = match args.path(i) {
+            Ok(path) => path,
+            // The kernel finds the same, and says it in its own order.
+            Err(_) => return self.kernels(&[dirfd]),
+        };
+        match self.start(dirfd, path) {
+            Ok(None) => self.of_others(path),
+            Ok(Some(start)) => match act(start) {
+                Err(Stop::Kernel) => self.to_kernel(&[dirfd]),
+                other => Answer::of(other),
+            },
+            Err(Stop::Kernel) => self.to_kernel(&[dirfd]),
+            Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
+        }
+    }
+
+    /// A path that is not ours may name a descriptor that is.
+    fn of_others(&self, path: &[u8]) -> Answer {
+        let number = |text: &[u8]| std::str::from_utf8(text).ok().and_then(|text| text.parse::<i32>().ok());
+        let fd = match path {
+            b"/dev/stdin" => Some(0),
+            b"/dev/stdout" => Some(1),
+            b"/dev/stderr" => Some(2),
+            _ => match path.strip_prefix(b"/dev/fd/") {
+                Some(rest) => number(rest),
+                None if path.starts_with(b"/proc/") => {
+                    let mut parts = path.rsplit(|byte| *byte == b'/');
+                    let last = parts.next().unwrap_or_default();
+                    (parts.next() == Some(b"fd")).then(|| number(last)).flatten()
+                }
+                None => None,
+            },
+        };
+        fd.map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
+    }
+}
+
+/// Makes one call of the program. `None`: the kernel is to make it.
+pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
+    let number = args.number();
+    match choose(process, args) {
+        Answer::NotOurs => None,
+        Answer::Made(result) => Some(result),
+        Answer::Served(result) => {
+            stats::served(number);
+            Some(result)
+        }
+        Answer::FellBack => {
+            stats::fell_back(number);
+            None
+        }
+        Answer::FellBackMade(result) => {
+            stats::fell_back(number);
+            Some(result)
+        }
+    }
+}
+
+fn choose(p: &'static Process, a: &Args) -> Answer {
+    use libc as c;
+    let cwd = c::AT_FDCWD;
+    match a.number() as c::c_long {
+        c::SYS_read => io::read(p, a),
+        c::SYS_write => io::write(p, a),
+        c::SYS_pread64 => io::pread(p, a),
+        c::SYS_pwrite64 => io::pwrite(p, a),
+        c::SYS_readv => io::readv(p, a),
+        c::SYS_writev => io::writev(p, a),
+        c::SYS_preadv | c::SYS_preadv2 => io::preadv(p, a),
+        c::SYS_pwritev | c::SYS_pwritev2 => io::pwritev(p, a),
+        c::SYS_lseek => io::lseek(p, a),
+        c::SYS_ftruncate => io::ftruncate(p, a),
+        c::SYS_fallocate => io::fallocate(p, a),
+        c::SYS_fsync | c::SYS_fdatasync | c::SYS_syncfs => io::fsync(p, a),
+        c::SYS_sync_file_range => io::sync_file_range(p, a),
+        c::SYS_sync => io::sync(p),
+        c::SYS_fadvise64 | c::SYS_readahead => io::advise(p, a),
+        c::SYS_copy_file_range => io::copy_file_range(p, a),
+        c::SYS_sendfile => io::sendfile(p, a),
+
+        c::SYS_open => open::open(p, a, cwd, 0, a.int(1), a.int(2) as u32),
+        c::SYS_creat => open::open(p, a, cwd, 0, c::O_CREAT | c::O_WRONLY | c::O_TRUNC, a.int(1) as u32),
+        c::SYS_openat => open::open(p, a, a.int(0), 1, a.int(2), a.int(3) as u32),
+        c::SYS_openat2 => open::openat2(p, a),
+
+        c::SYS_close => fds::close(p, a),
+        c::SYS_close_range => fds::close_range(p, a),
+        c::SYS_dup => fds::dup(p, a),
+        c::SYS_dup2 | c::SYS_dup3 => fds::dup_to(p, a),
+        c::SYS_fcntl => fds::fcntl(p, a),
+        c::SYS_ioctl => fds::ioctl(p, a),
+        c::SYS_flock => locks::flock(p, a),
+
+        c::SYS_fstat => attrs::fstat(p, a),
+        c::SYS_stat => attrs::stat(p, a, cwd, 0, 1, 0),
+        c::SYS_lstat => attrs::stat(p, a, cwd, 0, 1, c::AT_SYMLINK_NOFOLLOW),
+        c::SYS_newfstatat => attrs::stat(p, a, a.int(0), 1, 2, a.int(3)),
+        c::SYS_statx => attrs::statx(p, a),
+        c::SYS_access => attrs::access(p, a, cwd, 0, a.int(1), 0),
+        c::SYS_faccessat => attrs::access(p, a, a.int(0), 1, a.int(2), 0),
+        c::SYS_faccessat2 => attrs::access(p, a, a.int(0), 1, a.int(2), a.int(3)),
+        c::SYS_chmod => attrs::chmod(p, a, cwd, 0, a.int(1) as u32, 0),
+        c::SYS_fchmodat => attrs::chmod(p, a, a.int(0), 1, a.int(2) as u32, 0),
+        c::SYS_fchmodat2 => attrs::chmod(p, a, a.int(0), 1, a.int(2) as u32, a.int(3)),
+        c::SYS_fchmod => attrs::fchmod(p, a),
+        c::SYS_chown => attrs::chown(p, a, cwd, 0, 1, 0),
+        c::SYS_lchown => attrs::chown(p, a, cwd, 0, 1, c::AT_SYMLINK_NOFOLLOW),
+        c::SYS_fchownat => attrs::chown(p, a, a.int(0), 1, 2, a.int(4)),
+        c::SYS_fchown => attrs::fchown(p, a),
+        c::SYS_truncate => attrs::truncate(p, a),
+        c::SYS_utime => attrs::utime(p, a),
+        c::SYS_utimes => attrs::utimes(p, a, cwd, 0),
+        c::SYS_futimesat => attrs::utimes(p, a, a.int(0), 1),
+        c::SYS_utimensat => attrs::utimensat(p, a),
+        c::SYS_getxattr => attrs::getxattr(p, a, true),
+        c::SYS_lgetxattr => attrs::getxattr(p, a, false),
+        c::SYS_fgetxattr => attrs::fgetxattr(p, a),
+        c::SYS_setxattr => attrs::setxattr(p, a, true),
+        c::SYS_lsetxattr => attrs::setxattr(p, a, false),
+        c::SYS_fsetxattr => attrs::fsetxattr(p, a),
+        c::SYS_listxattr => attrs::listxattr(p, a, true),
+        c::SYS_llistxattr => attrs::listxattr(p, a, false),
+        c::SYS_flistxattr => attrs::flistxattr(p, a),
+        c::SYS_removexattr => attrs::removexattr(p, a, true),
+        c::SYS_lremovexattr => attrs::removexattr(p, a, false),
+        c::SYS_fremovexattr => attrs::fremovexattr(p, a),
+
+        c::SYS_mkdir => names::mkdir(p, a, cwd, 0, a.int(1) as u32),
+        c::SYS_mkdirat => names::mkdir(p, a, a.int(0), 1, a.int(2) as u32),
+        c::SYS_mknod => names::mknod(p, a, cwd, 0, 1),
+        c::SYS_mknodat => names::mknod(p, a, a.int(0), 1, 2),
+        c::SYS_rmdir => names::unlink(p, a, cwd, 0, c::AT_REMOVEDIR),
+        c::SYS_unlink => names::unlink(p, a, cwd, 0, 0),
+        c::SYS_unlinkat => names::unlink(p, a, a.int(0), 1, a.int(2)),
+        c::SYS_rename => names::rename(p, a, (cwd, 0), (cwd, 1), 0),
+        c::SYS_renameat => names::rename(p, a, (a.int(0), 1), (a.int(2), 3), 0),
+        c::SYS_renameat2 => names::rename(p, a, (a.int(0), 1), (a.int(2), 3), a.int(4) as u32),
+        c::SYS_link => names::link(p, a, (cwd, 0), (cwd, 1), 0),
+        c::SYS_linkat => names::link(p, a, (a.int(0), 1), (a.int(2), 3), a.int(4)),
+        c::SYS_symlink => names::symlink(p, a, cwd, 1),
+        c::SYS_symlinkat => names::symlink(p, a, a.int(1), 2),
+        c::SYS_readlink => names::readlink(p, a, cwd, 0),
+        c::SYS_readlinkat => names::readlink(p, a, a.int(0), 1),
+
+        c::SYS_getdents64 => dirs::getdents(p, a),
+        c::SYS_chdir => dirs::chdir(p, a),
+        c::SYS_fchdir => dirs::fchdir(p, a),
+        c::SYS_chroot | c::SYS_pivot_root | c::SYS_setns | c::SYS_unshare => dirs::other_root(p, a),
+        c::SYS_umask => dirs::umask(p, a),
+
+        c::SYS_mmap => maps::mmap(p, a),
+        c::SYS_poll | c::SYS_ppoll => maps::poll(p, a),
+        c::SYS_select | c::SYS_pselect6 => maps::select(p, a),
+        c::SYS_epoll_ctl => p.kernels(&[a.int(2)]),
+        c::SYS_splice => p.kernels(&[a.int(0), a.int(2)]),
+        c::SYS_tee => p.kernels(&[a.int(0), a.int(1)]),
+        c::SYS_sendmsg => maps::sendmsg(p, a, 1),
+        c::SYS_sendmmsg => maps::sendmsg(p, a, a.word(2)),
+        c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
+        // A placeholder is a descriptor of the same file system.
+        c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
+        c::SYS_name_to_handle_at => p.kernels(&[a.int(0)]),
+        c::SYS_inotify_add_watch => Answer::NotOurs,
+        c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
+
+        c::SYS_fork => programs::fork(p, a),
+        c::SYS_vfork => programs::vfork(p),
+        c::SYS_clone => programs::clone(p, a, a.word(0) as u64, a.word(1) as u64),
+        c::SYS_clone3 => programs::clone3(p, a),
+        c::SYS_execve => programs::exec(p, &[]),
+        c::SYS_execveat => programs::exec(p, &[a.int(0)]),
+        c::SYS_setuid | c::SYS_setgid | c::SYS_setreuid | c::SYS_setregid | c::SYS_setresuid | c::SYS_setresgid
+        | c::SYS_setfsuid | c::SYS_setfsgid | c::SYS_setgroups => programs::set_ids(p, a),
+        c::SYS_rt_sigaction => crate::sys::signals::sigaction(a).map_or(Answer::NotOurs, Answer::Made),
+        c::SYS_prctl => {
+            crate::internal::named(a);
+            Answer::NotOurs
+        }
+        _ => Answer::NotOurs,
+    }
+}

@@ -1,0 +1,206 @@
+//! Making, removing and moving names.
+
+use super::{Answer, error};
+use crate::Errno;
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::walk::{Here, Start, Stop, bare, fail};
+use varve_format::InodeKey;
+use varve_libfs::{Cred, RenameFlags};
+
+/// The place of a name that is to be made; it must be free.
+fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Vec<u8>)> {
+    // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
+    let slash = start.rest.ends_with(b"/");
+    let rest = bare(start.rest);
+    let walked = p.walk(Start { rest, ..start }, false)?;
+    if walked.target.is_some() {
+        return fail(libc::EEXIST);
+    }
+    if slash && !directory {
+        return fail(libc::ENOENT);
+    }
+    Ok((walked.dir, walked.name))
+}
+
+pub(super) fn mkdir(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32) -> Answer {
+    p.on_path(a, dirfd, i, |start| {
+        let (dir, name) = place(p, start, true)?;
+        let mode = libc::S_IFDIR | (p.masked(mode) & 0o1777);
+        p.fs()?.create(dir, &name, mode, 0, &p.cred())?;
+        Ok(0)
+    })
+}
+
+pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) -> Answer {
+    let (mode, device) = (a.word(mode) as u32, a.word(mode + 1) as u32);
+    p.on_path(a, dirfd, i, |start| {
+        let kind = match mode & libc::S_IFMT {
+            0 => libc::S_IFREG,
+            kind @ (libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK) => kind,
+            // Whether this user may make a device is the kernel's to say.
+            _ => return Err(Stop::Kernel),
+        };
+        let (dir, name) = place(p, start, false)?;
+        p.fs()?.create(dir, &name, kind | p.masked(mode), device, &p.cred())?;
+        Ok(0)
+    })
+}
+
+pub(super) fn symlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
+    p.on_path(a, dirfd, i, |start| {
+        let target = a.path(0)?;
+        if target.is_empty() {
+            return fail(libc::ENOENT);
+        }
+        let (dir, name) = place(p, start, false)?;
+        p.fs()?.symlink(dir, &name, target, &p.cred())?;
+        Ok(0)
+    })
+}
+
+pub(super) fn readlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
+    p.on_path(a, dirfd, i, |start| {
+        let size = usize::try_from(a.int(i + 2)).unwrap_or(0);
+        if size == 0 {
+            return fail(libc::EINVAL);
+        }
+        let attr = p.walk(start, false)?.target.ok_or(Errno(libc::ENOENT))?;
+        if attr.kind() != varve_format::FileKind::Symlink {
+            return fail(libc::EINVAL);
+        }
+        let target = p.fs()?.readlink(attr.key)?;
+        let len = target.len().min(size);
+        a.buffer(i + 1, len, |out| {
+            out.copy_from_slice(&target[..len]);
+            Ok(())
+        })?;
+        Ok(len as isize)
+    })
+}
+
+pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) -> Answer {
+    if flags & !libc::AT_REMOVEDIR != 0 {
+        return p.kernels(&[dirfd]);
+    }
+    let rmdir = flags & libc::AT_REMOVEDIR != 0;
+    p.on_path(a, dirfd, i, |start| {
+        let slash = start.rest.ends_with(b"/");
+        let rest = bare(start.rest);
+        let walked = p.walk(Start { rest, ..start }, false)?;
+        match walked.name.as_slice() {
+            // The mount's root, and the dots: the kernel has an answer for each.
+            b"" | b"." | b".." => return Err(Stop::Kernel),
+            _ => {}
+        }
+        let attr = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
+        if !rmdir && slash {
+            return fail(if attr.is_dir() { libc::EISDIR } else { libc::ENOTDIR });
+        }
+        let fs = p.fs()?;
+        if rmdir {
+            if attr.is_dir() {
+                p.keep(attr.key);
+            }
+            fs.rmdir(walked.dir, &walked.name, &p.cred())?;
+        } else {
+            if attr.nlink == 1 && !attr.is_dir() {
+                p.keep(attr.key);
+            }
+            fs.unlink(walked.dir, &walked.name, &p.cred())?;
+        }
+        Ok(0)
+    })
+}
+
+/// A call on two paths. Both of the mount, or the kernel's.
+fn on_two(
+    p: &Process,
+    a: &Args,
+    from: (i32, usize),
+    to: (i32, usize),
+    act: impl FnOnce(Start<'_>, Start<'_>) -> Here<isize>,
+) -> Answer {
+    let fds = [from.0, to.0];
+    let (Ok(from_path), Ok(to_path)) = (a.path(from.1), a.path(to.1)) else { return p.kernels(&fds) };
+    let starts = p.start(from.0, from_path).and_then(|first| Ok((first, p.start(to.0, to_path)?)));
+    match starts {
+        Ok((None, None)) => Answer::NotOurs,
+        Ok((Some(first), Some(second))) => match act(first, second) {
+            Err(Stop::Kernel) => p.to_kernel(&fds),
+            other => Answer::of(other),
+        },
+        Ok(_) | Err(Stop::Kernel) => p.to_kernel(&fds),
+        Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
+    }
+}
+
+pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), flags: i32) -> Answer {
+    if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
+        return p.kernels(&[from.0, to.0]);
+    }
+    on_two(p, a, from, to, |first, second| {
+        let attr = p.walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?.target.ok_or(Errno(libc::ENOENT))?;
+        let (dir, name) = place(p, second, false)?;
+        p.fs()?.link(attr.key, dir, &name, &p.cred())?;
+        Ok(0)
+    })
+}
+
+/// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for good.
+fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
+    let fs = p.fs()?;
+    let mut at = dir;
+    while at != fs.root() {
+        if at == above {
+            return Ok(true);
+        }
+        at = fs.lookup(at, b"..", &Cred::root())?.key;
+    }
+    Ok(false)
+}
+
+pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), flags: u32) -> Answer {
+    let wanted = match flags {
+        0 => RenameFlags::default(),
+        libc::RENAME_NOREPLACE => RenameFlags { noreplace: true, exchange: false },
+        libc::RENAME_EXCHANGE => RenameFlags { noreplace: false, exchange: true },
+        _ => return p.kernels(&[from.0, to.0]),
+    };
+    on_two(p, a, from, to, |first, second| rename_here(p, first, second, wanted))
+}
+
+fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFlags) -> Here<isize> {
+    let (from_slash, to_slash) = (first.rest.ends_with(b"/"), second.rest.ends_with(b"/"));
+    let (from, to) = (bare(first.rest), bare(second.rest));
+    let source = p.walk(Start { rest: from, ..first }, false)?;
+    let target = p.walk(Start { rest: to, ..second }, false)?;
+    let nameless = |name: &[u8]| matches!(name, b"" | b"." | b"..");
+    if nameless(&source.name) || nameless(&target.name) {
+        return Err(Stop::Kernel);
+    }
+    let attr = source.target.ok_or(Errno(libc::ENOENT))?;
+    match &target.target {
+        Some(_) if flags.noreplace => return fail(libc::EEXIST),
+        None if flags.exchange => return fail(libc::ENOENT),
+        Some(other) if flags.exchange && to_slash && !other.is_dir() => return fail(libc::ENOTDIR),
+        _ => {}
+    }
+    if !attr.is_dir() && (from_slash || (!flags.exchange && to_slash)) {
+        return fail(libc::ENOTDIR);
+    }
+    if attr.is_dir() && source.dir != target.dir && lies_below(p, target.dir, attr.key)? {
+        return fail(libc::EINVAL);
+    }
+    let replaced = target.target.as_ref();
+    if let Some(other) = replaced.filter(|other| other.is_dir() && source.dir != target.dir)
+        && lies_below(p, source.dir, other.key)?
+    {
+        return fail(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY });
+    }
+    if let Some(other) = replaced.filter(|other| !flags.exchange && other.key != attr.key && (other.nlink == 1 || other.is_dir())) {
+        p.keep(other.key);
+    }
+    p.fs()?.rename(source.dir, &source.name, target.dir, &target.name, flags, &p.cred())?;
+    Ok(0)
+}

@@ -1,0 +1,133 @@
+//! Opening.
+
+use super::Answer;
+use crate::Errno;
+use crate::ofd::Ofd;
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::walk::{Here, Start, Stop, Walked, bare, fail};
+use std::sync::Arc;
+use varve_format::{FileKind, InodeAttr};
+use varve_libfs::{Cred, OpenFlags};
+
+/// How often `open` looks again when the name comes and goes.
+const LOOKS_MAX: usize = 100;
+
+fn open_flags(flags: i32) -> Option<OpenFlags> {
+    let (read, write) = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => (true, false),
+        libc::O_WRONLY => (false, true),
+        libc::O_RDWR => (true, true),
+        _ => return None,
+    };
+    Some(OpenFlags {
+        read,
+        write,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+        sync: flags & libc::O_SYNC == libc::O_SYNC,
+        dsync: flags & libc::O_DSYNC != 0,
+        direct: flags & libc::O_DIRECT != 0,
+    })
+}
+
+pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
+    p.on_path(a, dirfd, i, |start| open_here(p, start, flags, mode).map(|fd| fd as isize))
+}
+
+pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
+    let known = a.word(3) == size_of::<libc::open_how>();
+    match a.get::<libc::open_how>(2) {
+        Ok(how) if known && how.resolve == 0 && how.flags >> 31 == 0 && how.mode & !0o7777 == 0 => {
+            p.on_path(a, a.int(0), 1, |start| open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize))
+        }
+        _ => p.kernels(&[a.int(0)]),
+    }
+}
+
+/// What is opened, and whether this call made it.
+struct Found {
+    attr: InodeAttr,
+    made: bool,
+    walked: Walked,
+}
+
+fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<Found> {
+    let fs = p.fs()?;
+    let create = flags & libc::O_CREAT != 0;
+    let exclusive = create && flags & libc::O_EXCL != 0;
+    let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
+    if create && start.rest.ends_with(b"/") {
+        // Linux looks at the slash before it looks at the name.
+        let rest = bare(start.rest);
+        p.walk(Start { rest, ..start }, false)?;
+        return fail(libc::EISDIR);
+    }
+    for _ in 0..LOOKS_MAX {
+        let mut walked = p.walk(start.clone(), follow)?;
+        let (attr, made) = match walked.target.take() {
+            Some(_) if exclusive => return fail(libc::EEXIST),
+            Some(attr) => (attr, false),
+            None if !create => return fail(libc::ENOENT),
+            None if walked.slash => return fail(libc::EISDIR),
+            None => {
+                let mode = libc::S_IFREG | p.masked(mode);
+                match fs.create(walked.dir, &walked.name, mode, 0, &p.cred()) {
+                    Ok(attr) => (attr, true),
+                    Err(Errno(libc::EEXIST)) if !exclusive => continue,
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        };
+        return Ok(Found { attr, made, walked });
+    }
+    fail(libc::ENOENT)
+}
+
+fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> {
+    // Descriptors that stand for a place, files without a name, and what is no mode of access: the kernel knows them.
+    if flags & (libc::O_PATH | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0 {
+        return Err(Stop::Kernel);
+    }
+    let Some(mut wanted) = open_flags(flags) else { return Err(Stop::Kernel) };
+    let create = flags & libc::O_CREAT != 0;
+    if create && flags & libc::O_DIRECTORY != 0 {
+        return fail(libc::EINVAL);
+    }
+    let fs = p.fs()?;
+    for _ in 0..LOOKS_MAX {
+        let Found { attr, made, walked } = find(p, start.clone(), flags, mode)?;
+        match attr.kind() {
+            FileKind::Symlink if flags & libc::O_DIRECTORY != 0 => return fail(libc::ENOTDIR),
+            FileKind::Symlink => return fail(libc::ELOOP),
+            FileKind::Directory if create || wanted.write || wanted.truncate => return fail(libc::EISDIR),
+            FileKind::Directory | FileKind::Regular => {}
+            // Fifos, sockets and devices live in the kernel.
+            _ => return Err(Stop::Kernel),
+        }
+        if flags & libc::O_DIRECTORY != 0 && !attr.is_dir() {
+            return fail(libc::ENOTDIR);
+        }
+        if p.mapped.read().contains_key(&attr.key) {
+            return Err(Stop::Kernel);
+        }
+        let mine = p.cred();
+        if flags & libc::O_NOATIME != 0 && mine.uid != 0 && mine.uid != attr.uid {
+            return fail(libc::EPERM);
+        }
+        // Who makes a file may open it as it likes.
+        let cred = if made { Arc::new(Cred::root()) } else { mine };
+        wanted.truncate &= !made;
+        match fs.open(attr.key, wanted, &cred) {
+            // Removed since it was found.
+            Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(file) => {
+                let ofd = Arc::new(Ofd::new(file, attr.is_dir(), flags, walked.whole(), walked.dir));
+                let _gate = p.gate.read();
+                return p.place(ofd, flags & libc::O_CLOEXEC != 0);
+            }
+        }
+    }
+    fail(libc::ENOENT)
+}

@@ -1,0 +1,108 @@
+//! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high numbers, and not to be closed.
+
+use crate::sys::args::Args;
+use crate::sys::{kernel, thread};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+const SLOTS: usize = 256;
+/// How far below the limit of descriptors ours begin.
+const ROOM: usize = 128;
+/// However high the limit: the kernel's table grows with the highest number.
+const CEILING: usize = 4096;
+/// Signals that the C library needs in every thread (cancellation, `set*id`).
+const LIBC_SIGNALS: u64 = 0b11 << 31;
+
+/// Descriptors of ours; -1 is free.
+static OWN: [AtomicI32; SLOTS] = [const { AtomicI32::new(-1) }; SLOTS];
+/// No descriptor of ours is lower.
+static LOWEST: AtomicI32 = AtomicI32::new(i32::MAX);
+/// Threads that LibFS started and that have not told their name yet.
+static STARTING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether `fd` is the library's own.
+#[must_use]
+pub fn is_own(fd: i32) -> bool {
+    fd >= LOWEST.load(Ordering::Relaxed) && fd >= 0 && OWN.iter().any(|slot| slot.load(Ordering::Relaxed) == fd)
+}
+
+/// The library's own descriptors.
+#[must_use]
+pub fn own() -> Vec<i32> {
+    let mut own: Vec<i32> = OWN.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|fd| *fd >= 0).collect();
+    own.sort_unstable();
+    own
+}
+
+/// Moves a new descriptor to a high number and remembers it; answers the number.
+pub fn adopt(fd: i32) -> i32 {
+    let from = kernel::descriptors_max().min(CEILING).saturating_sub(ROOM);
+    let high = kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, from) as i32;
+    let fd = if high >= 0 {
+        kernel::close(fd);
+        high
+    } else {
+        fd
+    };
+    let free = OWN.iter().find(|slot| slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+    if free.is_some() {
+        LOWEST.fetch_min(fd, Ordering::Relaxed);
+    }
+    fd
+}
+
+/// `fd` is about to be closed by the library.
+pub fn forget(fd: i32) {
+    for slot in &OWN {
+        let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// In a child after `fork`: the parent's session is not ours. Its descriptors are closed, so that the daemon sees when the parent ends.
+pub fn drop_all() {
+    for slot in &OWN {
+        let fd = slot.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            kernel::close(fd);
+        }
+    }
+    STARTING.store(0, Ordering::Relaxed);
+}
+
+/// A call of a thread that is in LibFS. `None`: as it is.
+pub fn call(args: &Args) -> Option<isize> {
+    let adopted = |result: isize| if result >= 0 { adopt(result as i32) as isize } else { result };
+    match args.number() as libc::c_long {
+        libc::SYS_socket | libc::SYS_open | libc::SYS_openat | libc::SYS_dup | libc::SYS_memfd_create | libc::SYS_eventfd2
+        | libc::SYS_epoll_create1 | libc::SYS_io_uring_setup | libc::SYS_pidfd_open => Some(adopted(args.call())),
+        libc::SYS_fcntl if matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => Some(adopted(args.call())),
+        libc::SYS_close => {
+            forget(args.int(0));
+            None
+        }
+        libc::SYS_recvmsg => {
+            let result = args.call();
+            if result >= 0 {
+                args.replace_carried(1, adopt);
+            }
+            Some(result)
+        }
+        libc::SYS_clone | libc::SYS_clone3 => {
+            STARTING.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+        _ => None,
+    }
+}
+
+/// A thread tells its name. If it is one that LibFS started, its calls are the library's own from now on, and signals of the program
+/// never run there.
+pub fn named(args: &Args) {
+    let ours = STARTING.load(Ordering::Relaxed) > 0
+        && args.int(0) == libc::PR_SET_NAME
+        && args.text(1, 16).is_ok_and(|name| name.is_some_and(|name| name.starts_with(b"varve-")));
+    if ours {
+        STARTING.fetch_sub(1, Ordering::Relaxed);
+        thread::with(|thread| thread.internal.set(true));
+        kernel::sigmask(true, !LIBC_SIGNALS);
+    }
+}

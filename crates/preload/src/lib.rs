@@ -1,0 +1,19 @@
+//! The file calls of unmodified programs, served in their process by LibFS.
+//!
+//! Loaded by `LD_PRELOAD` (see `varve run`), the library replaces the system-call sites of the C library in memory; it exports no symbol.
+//! A call that concerns a path under the mount, or a descriptor that was opened there, goes to LibFS; whatever is difficult falls back to
+//! the mount, where the same file is. [`calls`] says what each call does; `docs/PRELOAD.md` lists them.
+
+pub mod calls;
+pub mod config;
+pub mod internal;
+pub mod numbers;
+pub mod ofd;
+pub mod process;
+pub mod stats;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod sys;
+pub mod table;
+pub mod walk;
+
+pub use varve_libfs::{Errno, Result};

@@ -1,0 +1,443 @@
+//! The process as the library sees it: the mount, descriptors, the working directory, whose rights count; and how a description is given to
+//! the kernel.
+//!
+//! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`. The gate is held for reading by whatever makes or ends a
+//! descriptor, for writing by whatever gives descriptions to the kernel.
+
+use crate::config::Config;
+use crate::ofd::{KernelFd, Ofd};
+use crate::sys::{kernel, thread};
+use crate::table::Table;
+use crate::walk::{Here, Start, Stop, Walked, fail, walk};
+use crate::{Errno, internal, stats};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use varve_format::InodeKey;
+use varve_libfs::{Cred, Fs, FsOptions, SocketConnector};
+
+/// Entries of a directory that are looked at together when a name is searched.
+const BATCH: usize = 256;
+/// Most directories above a directory when its path is searched.
+const DEPTH_MAX: usize = 1000;
+
+/// The working directory, if it is in the mount.
+#[derive(Debug, Clone, Default)]
+struct Cwd {
+    route: Option<Vec<u8>>,
+    key: Option<InodeKey>,
+}
+
+/// One process.
+pub struct Process {
+    /// What `varve run` said.
+    pub config: Config,
+    fs: OnceLock<Option<Fs>>,
+    /// Descriptors that are ours.
+    pub table: Table,
+    /// Held while descriptors are made or ended; see the module.
+    pub gate: RwLock<()>,
+    cwd: RwLock<Cwd>,
+    umask: AtomicU32,
+    cred: RwLock<Arc<Cred>>,
+    /// Real ids are the effective ones.
+    pub same_ids: AtomicBool,
+    /// Nothing new is served.
+    off: AtomicBool,
+    /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
+    anchor: AtomicI32,
+    /// Inodes that are mapped for writing: opened through the mount only.
+    pub mapped: RwLock<HashMap<InodeKey, ()>>,
+    /// Inodes with POSIX locks of this process, and a descriptor to let them go by.
+    pub locked: Mutex<HashMap<InodeKey, Arc<Ofd>>>,
+    /// `locked` holds something.
+    pub any_locked: AtomicBool,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The process, once the library is set up.
+#[must_use]
+pub fn current() -> Option<&'static Process> {
+    crate::sys::shared::leaked(&PROCESS)
+}
+
+/// Sets the library up. False if the mount is not the one that was meant.
+#[must_use]
+pub fn begin(config: Config) -> bool {
+    stats::begin(config.stats.as_deref());
+    let umask = kernel::umask(0o077);
+    kernel::umask(umask);
+    let process = Process::new(config, umask);
+    process.look_around();
+    PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
+    true
+}
+
+/// Serves nothing from now on.
+pub fn switch_off() {
+    if let Some(process) = current() {
+        process.off.store(true, Ordering::Release);
+    }
+}
+
+/// In a child after `fork`: everything anew, but what the kernel hands on too. What the parent had is not touched: its locks may be held by
+/// threads that are not here.
+pub fn after_fork(parent: &Process) {
+    internal::drop_all();
+    let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
+    child.off.store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
+    child.look_around();
+    PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
+}
+
+fn ended(mut path: Vec<u8>) -> Vec<u8> {
+    path.push(0);
+    path
+}
+
+impl Process {
+    fn new(config: Config, umask: u32) -> Self {
+        Self {
+            config,
+            fs: OnceLock::new(),
+            table: Table::default(),
+            gate: RwLock::new(()),
+            cwd: RwLock::default(),
+            umask: AtomicU32::new(umask),
+            cred: RwLock::new(Arc::new(Cred::root())),
+            same_ids: AtomicBool::new(true),
+            off: AtomicBool::new(false),
+            anchor: AtomicI32::new(-1),
+            mapped: RwLock::default(),
+            locked: Mutex::default(),
+            any_locked: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes over what the kernel knows: ids and the working directory.
+    fn look_around(&self) {
+        self.refresh_ids();
+        self.moved();
+    }
+
+    /// Whose rights count.
+    #[must_use]
+    pub fn cred(&self) -> Arc<Cred> {
+        Arc::clone(&self.cred.read())
+    }
+
+    /// Asks the kernel for the ids again; whether the effective ones changed.
+    pub fn refresh_ids(&self) -> bool {
+        let (uid, gid, groups, same) = kernel::ids();
+        self.same_ids.store(same, Ordering::Relaxed);
+        let mut cred = self.cred.write();
+        let changed = (cred.uid, cred.gid) != (uid, gid);
+        *cred = Arc::new(Cred { uid, gid, groups });
+        changed
+    }
+
+    /// The umask changed.
+    pub fn set_umask(&self, mask: u32) {
+        self.umask.store(mask & 0o777, Ordering::Relaxed);
+    }
+
+    /// Permissions of something new.
+    #[must_use]
+    pub fn masked(&self, mode: u32) -> u32 {
+        mode & 0o7777 & !self.umask.load(Ordering::Relaxed)
+    }
+
+    /// The session; opened by the first call that needs it.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] when there is none to be had.
+    pub fn fs(&self) -> Here<&Fs> {
+        let opened = self.fs.get_or_init(|| {
+            let anchor = self.open_anchor()?;
+            let connector = Arc::new(SocketConnector { path: self.config.socket.clone() });
+            let options = FsOptions { read_only: self.config.read_only, ..FsOptions::default() };
+            let fs = Fs::mount(connector, options).ok()?;
+            self.anchor.store(anchor, Ordering::Release);
+            Some(fs)
+        });
+        if opened.is_none() {
+            self.off.store(true, Ordering::Release);
+        }
+        opened.as_ref().ok_or(Stop::Kernel)
+    }
+
+    fn open_anchor(&self) -> Option<i32> {
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let fd = i32::try_from(kernel::open(&ended(self.config.mount.clone()), flags, 0)).ok().filter(|fd| *fd >= 0)?;
+        // The mount may have gone, or another one may lie over it.
+        if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
+            Some(internal::adopt(fd))
+        } else {
+            kernel::close(fd);
+            None
+        }
+    }
+
+    /// A descriptor that holds a number for `ofd`.
+    ///
+    /// # Errors
+    /// EMFILE; [`Stop::Kernel`] for numbers beyond the table.
+    pub fn place(&self, ofd: Arc<Ofd>, cloexec: bool) -> Here<i32> {
+        let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+        let fd = kernel::fcntl(self.anchor.load(Ordering::Acquire), command, 0);
+        if fd < 0 {
+            return fail(-fd as i32);
+        }
+        if self.table.put(fd as i32, ofd) {
+            Ok(fd as i32)
+        } else {
+            kernel::close(fd as i32);
+            Err(Stop::Kernel)
+        }
+    }
+
+    /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
+    ///
+    /// # Errors
+    /// ENOTDIR, when `dirfd` is a file of ours.
+    pub fn start<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if self.off.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        if path.starts_with(b"/") {
+            let Some(rest) = self.config.under_mount(path) else { return Ok(None) };
+            return Ok(Some(Start { dir: self.fs()?.root(), route: Vec::new(), rest }));
+        }
+        if dirfd == libc::AT_FDCWD {
+            return Ok(self.cwd_key()?.map(|(dir, route)| Start { dir, route, rest: path }));
+        }
+        let Some(ofd) = self.table.get(dirfd) else { return Ok(None) };
+        if path.is_empty() {
+            return fail(libc::ENOENT);
+        }
+        if !ofd.is_dir {
+            return fail(libc::ENOTDIR);
+        }
+        Ok(Some(Start { dir: ofd.key(), route: ofd.route.clone(), rest: path }))
+    }
+
+    fn cwd_key(&self) -> Here<Option<(InodeKey, Vec<u8>)>> {
+        let cwd = self.cwd.read().clone();
+        let Some(route) = cwd.route else { return Ok(None) };
+        if let Some(key) = cwd.key {
+            return Ok(Some((key, route)));
+        }
+        let fs = self.fs()?;
+        let start = Start { dir: fs.root(), route: Vec::new(), rest: &route };
+        let found = walk(fs, &self.config, start, false, &Cred::root()).ok().and_then(|walked| walked.target);
+        let key = found.filter(|attr| kernel::identity(-1) == Some((self.config.device, attr.key.ino.0))).map(|attr| attr.key);
+        let Some(key) = key else {
+            // It was moved or removed: the kernel knows where it stands.
+            *self.cwd.write() = Cwd::default();
+            return Ok(None);
+        };
+        *self.cwd.write() = Cwd { route: Some(route.clone()), key: Some(key) };
+        Ok(Some((key, route)))
+    }
+
+    /// The working directory changed.
+    pub fn moved(&self) {
+        let path = kernel::getcwd();
+        let route = path.as_deref().and_then(|path| self.config.under_mount(path)).map(<[u8]>::to_vec);
+        *self.cwd.write() = Cwd { route, key: None };
+        // Now, while the path is the right one; a process that never touched the mount may do so later.
+        if self.fs.get().is_some() {
+            let _ = self.cwd_key();
+        }
+    }
+
+    /// Walks a path of the mount.
+    ///
+    /// # Errors
+    /// As [`walk`].
+    pub fn walk(&self, start: Start<'_>, follow: bool) -> Here<Walked> {
+        walk(self.fs()?, &self.config, start, follow, &self.cred())
+    }
+
+    /// Gives the description behind `fd` to the kernel, if it is ours.
+    ///
+    /// # Errors
+    /// What opening the file through the mount failed with.
+    pub fn materialise(&self, fd: i32) -> Result<(), Errno> {
+        if !self.table.has(fd) {
+            return Ok(());
+        }
+        let _gate = self.gate.write();
+        match self.table.get(fd) {
+            Some(ofd) => self.give(&ofd),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives all descriptions to the kernel (those with a descriptor that `exec` hands on, if `inherited`). One that the kernel does not take
+    /// stays ours.
+    pub fn materialise_all(&self, inherited: bool) {
+        let _gate = self.gate.write();
+        self.give_all(inherited);
+    }
+
+    /// As [`materialise_all`](Self::materialise_all), for who holds the gate for writing.
+    pub fn give_all(&self, inherited: bool) {
+        for (fd, ofd) in self.table.all() {
+            if inherited && kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+                continue;
+            }
+            let _ = self.give(&ofd);
+        }
+    }
+
+    /// Gives every description of `key` to the kernel, and those that come later too.
+    pub fn give_inode(&self, key: InodeKey) {
+        let _gate = self.gate.write();
+        self.mapped.write().insert(key, ());
+        for (_, ofd) in self.table.all() {
+            if ofd.key() == key {
+                let _ = self.give(&ofd);
+            }
+        }
+    }
+
+    fn give(&self, ofd: &Arc<Ofd>) -> Result<(), Errno> {
+        let mut position = ofd.position.lock();
+        if position.moved {
+            return Ok(());
+        }
+        let real = match ofd.side.lock().take() {
+            Some(side) => side,
+            None => self.open_real(ofd)?,
+        };
+        if position.at > 0 {
+            kernel::lseek(real.0, position.at as i64, libc::SEEK_SET);
+        }
+        for (fd, other) in self.table.all() {
+            if Arc::ptr_eq(ofd, &other) {
+                let cloexec = kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0;
+                kernel::dup3(real.0, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
+                self.table.take(fd);
+            }
+        }
+        position.moved = true;
+        if self.any_locked.load(Ordering::Acquire) && self.locked.lock().remove(&ofd.key()).is_some() {
+            // Closing it here would let the program's locks go; the program's own `close` does that now.
+            std::mem::forget(real);
+        }
+        Ok(())
+    }
+
+    /// The same file, open in the kernel, kept with the description.
+    ///
+    /// # Errors
+    /// What opening it failed with.
+    pub fn side(&self, ofd: &Ofd) -> Result<i32, Errno> {
+        let mut side = ofd.side.lock();
+        if side.is_none() {
+            *side = Some(self.open_real(ofd)?);
+        }
+        side.as_ref().map(|side| side.0).ok_or(Errno(libc::EBADF))
+    }
+
+    /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which it can be given away later.
+    pub fn keep(&self, key: InodeKey) {
+        for (_, ofd) in self.table.all() {
+            if ofd.key() == key {
+                let _ = self.side(&ofd);
+            }
+        }
+    }
+
+    fn open_real(&self, ofd: &Ofd) -> Result<KernelFd, Errno> {
+        const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME;
+        let kind = if ofd.is_dir { libc::O_DIRECTORY } else { 0 };
+        let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let first = self.try_real(ofd, &ofd.route, flags);
+        if first.is_ok() {
+            return first;
+        }
+        // It was moved since it was opened.
+        let found = if ofd.is_dir { self.route_of(ofd.key()) } else { self.route_in(ofd.parent, ofd.key()) };
+        match found {
+            Some(route) => self.try_real(ofd, &route, flags),
+            None => first,
+        }
+    }
+
+    fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(route);
+        let fd = kernel::open(&ended(path), flags, 0);
+        if fd < 0 {
+            return Err(Errno(-fd as i32));
+        }
+        let fd = KernelFd(internal::adopt(fd as i32));
+        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().ino.0)) {
+            Ok(fd)
+        } else {
+            Err(Errno(libc::ESTALE))
+        }
+    }
+
+    /// Path of a directory below the mount, from its parents.
+    fn route_of(&self, key: InodeKey) -> Option<Vec<u8>> {
+        let fs = self.fs().ok()?;
+        let (mut at, mut names) = (key, Vec::new());
+        while at != fs.root() {
+            let parent = fs.lookup(at, b"..", &Cred::root()).ok()?.key;
+            names.push(name_in(fs, parent, at)?);
+            at = parent;
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+        }
+        let mut route = Vec::new();
+        for name in names.iter().rev() {
+            route.push(b'/');
+            route.extend_from_slice(name);
+        }
+        Some(route)
+    }
+
+    /// Path of a file that has a name in `parent`.
+    fn route_in(&self, parent: InodeKey, key: InodeKey) -> Option<Vec<u8>> {
+        let mut route = self.route_of(parent)?;
+        route.push(b'/');
+        route.extend_from_slice(&name_in(self.fs().ok()?, parent, key)?);
+        Some(route)
+    }
+
+    /// Makes what this process logged durable.
+    pub fn sync_session(&self) {
+        if let Some(Some(fs)) = self.fs.get() {
+            let _ = fs.sync();
+        }
+    }
+
+    /// Everything goes to the kernel from now on.
+    pub fn give_up(&self) {
+        self.off.store(true, Ordering::Release);
+        self.materialise_all(false);
+    }
+
+    /// Remembers that this thread's memory is lent to a child.
+    pub fn lend(&self) {
+        thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
+    }
+}
+
+/// A name of `key` in `dir`.
+fn name_in(fs: &Fs, dir: InodeKey, key: InodeKey) -> Option<Vec<u8>> {
+    let mut cookie = 0;
+    loop {
+        let entries = fs.readdir(dir, cookie, BATCH).ok()?;
+        cookie = entries.last()?.next_cookie;
+        if let Some(entry) = entries.into_iter().find(|entry| entry.key == key) {
+            return Some(entry.name);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! System calls that go to the kernel and nowhere else. Knows no descriptor of ours.
+
+use std::arch::asm;
+
+/// A system call as it is. Negative results are `-errno`.
+///
+/// # Safety
+/// As the system call: pointers among the arguments must be what it expects.
+pub unsafe fn call(number: usize, a: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the caller vouches for the arguments; `syscall` clobbers rcx and r11 only.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a[0], in("rsi") a[1], in("rdx") a[2],
+            in("r10") a[3], in("r8") a[4], in("r9") a[5], lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+const fn nr(number: libc::c_long) -> usize {
+    number as usize
+}
+
+/// This process.
+#[must_use]
+pub fn getpid() -> i32 {
+    // SAFETY: takes nothing.
+    (unsafe { call(nr(libc::SYS_getpid), [0; 6]) }) as i32
+}
+
+/// `close`.
+pub fn close(fd: i32) -> isize {
+    // SAFETY: takes a number.
+    unsafe { call(nr(libc::SYS_close), [fd as usize, 0, 0, 0, 0, 0]) }
+}
+
+/// `fcntl` with a number as its argument.
+pub fn fcntl(fd: i32, command: i32, value: usize) -> isize {
+    debug_assert!(!matches!(command, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW));
+    // SAFETY: these commands take numbers.
+    unsafe { call(nr(libc::SYS_fcntl), [fd as usize, command as usize, value, 0, 0, 0]) }
+}
+
+/// `dup3`.
+pub fn dup3(fd: i32, to: i32, flags: i32) -> isize {
+    // SAFETY: takes numbers.
+    unsafe { call(nr(libc::SYS_dup3), [fd as usize, to as usize, flags as usize, 0, 0, 0]) }
+}
+
+/// `lseek`.
+pub fn lseek(fd: i32, offset: i64, whence: i32) -> isize {
+    // SAFETY: takes numbers.
+    unsafe { call(nr(libc::SYS_lseek), [fd as usize, offset as usize, whence as usize, 0, 0, 0]) }
+}
+
+/// `openat` from the working directory; `path` ends with a zero byte.
+pub fn open(path: &[u8], flags: i32, mode: u32) -> isize {
+    open_at(libc::AT_FDCWD, path, flags, mode)
+}
+
+/// `openat`; `path` ends with a zero byte.
+pub fn open_at(dir: i32, path: &[u8], flags: i32, mode: u32) -> isize {
+    assert_eq!(path.last(), Some(&0), "a path for the kernel ends with a zero byte");
+    let a = [dir as usize, path.as_ptr() as usize, flags as usize, mode as usize, 0, 0];
+    // SAFETY: the path ends with a zero byte, as asserted.
+    unsafe { call(nr(libc::SYS_openat), a) }
+}
+
+/// `read`.
+pub fn read(fd: i32, out: &mut [u8]) -> isize {
+    // SAFETY: the buffer is ours and as long as said.
+    unsafe { call(nr(libc::SYS_read), [fd as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0]) }
+}
+
+/// `write`.
+pub fn write(fd: i32, data: &[u8]) -> isize {
+    // SAFETY: the buffer is ours and as long as said.
+    unsafe { call(nr(libc::SYS_write), [fd as usize, data.as_ptr() as usize, data.len(), 0, 0, 0]) }
+}
+
+/// `fstat`, or `stat` of the working directory for -1: device and inode number.
+#[must_use]
+pub fn identity(fd: i32) -> Option<(u64, u64)> {
+    // SAFETY: all bytes zero is a value of the type.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    let out = (&raw mut stat) as usize;
+    // SAFETY: paths end with a zero byte and `stat` takes the answer.
+    let done = unsafe {
+        if fd < 0 {
+            call(nr(libc::SYS_newfstatat), [libc::AT_FDCWD as usize, c".".as_ptr() as usize, out, 0, 0, 0])
+        } else {
+            call(nr(libc::SYS_fstat), [fd as usize, out, 0, 0, 0, 0])
+        }
+    };
+    (done == 0).then_some((stat.st_dev, stat.st_ino))
+}
+
+/// The working directory's path.
+#[must_use]
+pub fn getcwd() -> Option<Vec<u8>> {
+    let mut path = vec![0_u8; libc::PATH_MAX as usize];
+    // SAFETY: the buffer is ours and as long as said.
+    let len = unsafe { call(nr(libc::SYS_getcwd), [path.as_mut_ptr() as usize, path.len(), 0, 0, 0, 0]) };
+    let len = usize::try_from(len).ok()?.checked_sub(1)?;
+    path.truncate(len);
+    // A path that the process cannot reach begins with "(unreachable)".
+    path.starts_with(b"/").then_some(path)
+}
+
+/// Sets the umask; the old one.
+pub fn umask(mask: u32) -> u32 {
+    // SAFETY: takes a number.
+    (unsafe { call(nr(libc::SYS_umask), [mask as usize, 0, 0, 0, 0, 0]) }) as u32
+}
+
+/// Effective user and group, supplementary groups, and whether the real ids are the same.
+#[must_use]
+pub fn ids() -> (u32, u32, Vec<u32>, bool) {
+    // SAFETY: these take nothing, and `getgroups` a buffer of the length that is said.
+    unsafe {
+        let id = |number| call(nr(number), [0; 6]) as u32;
+        let mut groups = vec![0_u32; 65_536];
+        let count = call(nr(libc::SYS_getgroups), [groups.len(), groups.as_mut_ptr() as usize, 0, 0, 0, 0]);
+        groups.truncate(usize::try_from(count).unwrap_or(0));
+        let (uid, gid) = (id(libc::SYS_geteuid), id(libc::SYS_getegid));
+        let same = uid == id(libc::SYS_getuid) && gid == id(libc::SYS_getgid);
+        (uid, gid, groups, same)
+    }
+}
+
+/// Blocks the signals of `mask` in this thread, or lets them in again.
+pub fn sigmask(block: bool, mask: u64) {
+    let how = if block { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+    let set = (&raw const mask) as usize;
+    // SAFETY: a kernel signal set is 8 bytes.
+    unsafe { call(nr(libc::SYS_rt_sigprocmask), [how as usize, set, 0, 8, 0, 0]) };
+}
+
+/// Soft limit on descriptors.
+#[must_use]
+pub fn descriptors_max() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let a = [0, libc::RLIMIT_NOFILE as usize, 0, (&raw mut limit) as usize, 0, 0];
+    // SAFETY: the answer goes to `limit`.
+    let done = unsafe { call(nr(libc::SYS_prlimit64), a) };
+    if done == 0 { limit.rlim_cur as usize } else { 1024 }
+}

@@ -1,0 +1,11 @@
+//! What touches the machine: system calls, the program's memory, the code of its C library. The only unsafe code of the crate.
+
+pub mod args;
+pub mod entry;
+pub mod kernel;
+pub mod patch;
+pub mod shared;
+pub mod signals;
+pub mod sites;
+pub mod start;
+pub mod thread;

@@ -1,0 +1,143 @@
+//! Replaces the places of [`sites`](super::sites) in the libraries that are loaded by jumps to stubs, which ask [`entry`](super::entry) first.
+
+use super::kernel;
+use super::sites::{self, Site};
+use std::ffi::CStr;
+
+/// Bytes kept for one stub.
+const STUB: usize = 64;
+const PAGE: usize = 4096;
+/// How far from a library its stubs may lie.
+const REACH: usize = 0x6000_0000;
+const STEP: usize = 0x10_0000;
+
+/// The executable part of a loaded library.
+#[derive(Debug, Clone)]
+pub struct Library {
+    /// As the loader names it.
+    pub name: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+/// The libraries that are loaded now, and the program.
+#[must_use]
+pub fn loaded() -> Vec<Library> {
+    extern "C" fn note(info: *mut libc::dl_phdr_info, _size: usize, out: *mut libc::c_void) -> i32 {
+        // SAFETY: the loader hands a valid record, and `out` is the vector given below.
+        let (info, out) = unsafe { (&*info, &mut *out.cast::<Vec<Library>>()) };
+        let name = if info.dlpi_name.is_null() {
+            Vec::new()
+        } else {
+            // SAFETY: the loader's names end with a zero byte.
+            unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes().to_vec()
+        };
+        for i in 0..usize::from(info.dlpi_phnum) {
+            // SAFETY: there are `dlpi_phnum` headers.
+            let header = unsafe { &*info.dlpi_phdr.add(i) };
+            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0 && header.p_flags & libc::PF_R != 0 {
+                let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+                out.push(Library { name: name.clone(), start, len: header.p_memsz as usize });
+            }
+        }
+        0
+    }
+    let mut found = Vec::<Library>::new();
+    // SAFETY: the callback fits, and the vector outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut found).cast()) };
+    found
+}
+
+/// Maps memory for stubs that code at `near` can jump to.
+fn map_near(near: usize, len: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let mut distance = STEP;
+    while distance < REACH {
+        if let Some(at) = (near & !(STEP - 1)).checked_sub(distance) {
+            let a = [at, len, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags as usize, usize::MAX, 0];
+            // SAFETY: NOREPLACE maps over nothing.
+            let got = unsafe { kernel::call(libc::SYS_mmap as usize, a) };
+            if got == at as isize {
+                return Some(at);
+            }
+            if got > 0 {
+                // An old kernel without NOREPLACE put it elsewhere.
+                // SAFETY: just mapped, and nobody knows it.
+                unsafe { kernel::call(libc::SYS_munmap as usize, [got as usize, len, 0, 0, 0, 0]) };
+                return None;
+            }
+        }
+        distance += STEP;
+    }
+    None
+}
+
+fn protect(start: usize, len: usize, protection: i32) -> bool {
+    let from = start & !(PAGE - 1);
+    let to = (start + len).next_multiple_of(PAGE);
+    // SAFETY: the caller names memory of a library or of stubs, and asks for no less than is needed to go on.
+    unsafe { kernel::call(libc::SYS_mprotect as usize, [from, to - from, protection as usize, 0, 0, 0]) == 0 }
+}
+
+/// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
+fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize) -> Vec<u8> {
+    let mut code = Vec::with_capacity(STUB);
+    if site.loads.is_some() {
+        code.extend_from_slice(&original[..5]);
+    }
+    code.extend_from_slice(&[0x48, 0x8d, 0x64, 0x24, 0x80]); // lea rsp, [rsp - 128]: beyond the red zone
+    code.extend_from_slice(&[0x49, 0xbb]); // movabs r11, entry
+    code.extend_from_slice(&(entry as u64).to_le_bytes());
+    code.extend_from_slice(&[0x41, 0xff, 0xd3]); // call r11
+    code.extend_from_slice(&[0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp + 128]
+    code.extend_from_slice(&[0x45, 0x85, 0xdb]); // test r11d, r11d
+    code.extend_from_slice(&[0x74, 0x02]); // je over the call
+    code.extend_from_slice(&[0x0f, 0x05]); // syscall
+    code.extend_from_slice(&original[original.len() - site.tail..]);
+    code.push(0xe9); // jmp behind the site
+    let next = here + code.len() + 4;
+    let back = (site_at + site.len).wrapping_sub(next) as u32;
+    code.extend_from_slice(&back.to_le_bytes());
+    debug_assert!(code.len() <= STUB);
+    code
+}
+
+/// Replaces what can be replaced in `library`. Answers how many places were replaced, and how many of the wanted could not be.
+/// Changes nothing, and answers `None`, if the memory cannot be made writable (a security policy) or no stubs fit near it.
+///
+/// # Safety
+/// No other thread may run code of the library meanwhile. `entry` is the address of the code that stubs call.
+pub unsafe fn patch(library: &Library, entry: usize, wanted: impl Fn(u32) -> bool, unknown: bool) -> Option<(usize, usize)> {
+    // SAFETY: a loaded, readable segment.
+    let code = unsafe { std::slice::from_raw_parts(library.start as *const u8, library.len) };
+    let (sites, left) = sites::find(code, wanted, unknown);
+    if sites.is_empty() {
+        return Some((0, left.len()));
+    }
+    let len = (sites.len() * STUB).next_multiple_of(PAGE);
+    let stubs = map_near(library.start, len)?;
+    let mut jumps = Vec::with_capacity(sites.len());
+    for (i, site) in sites.iter().enumerate() {
+        let (here, site_at) = (stubs + i * STUB, library.start + site.start);
+        let original = &code[site.start..site.start + site.len];
+        let bytes = stub(here, site_at, site, original, entry);
+        // SAFETY: the stub's own bytes of memory mapped for it, writable still.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), here as *mut u8, bytes.len()) };
+        let mut jump = vec![0x90_u8; site.len];
+        jump[0] = 0xe9;
+        jump[1..5].copy_from_slice(&(here.wrapping_sub(site_at + 5) as u32).to_le_bytes());
+        jumps.push((site_at, jump));
+    }
+    let (read, write, exec) = (libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC);
+    if !protect(stubs, len, read | exec) || !protect(library.start, library.len, read | write | exec) {
+        // SAFETY: no site jumps there yet.
+        unsafe { kernel::call(libc::SYS_munmap as usize, [stubs, len, 0, 0, 0, 0]) };
+        return None;
+    }
+    for (site_at, jump) in &jumps {
+        // SAFETY: inside the segment, made writable above; nobody runs it, as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), *site_at as *mut u8, jump.len()) };
+    }
+    protect(library.start, library.len, read | exec);
+    Some((sites.len(), left.len()))
+}

@@ -1,0 +1,41 @@
+//! Counters in a mapped file.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters that several processes add to.
+pub struct Counters {
+    slots: &'static [AtomicU64],
+}
+
+impl Counters {
+    /// Maps the `count` counters of `file`; `None` if it is not there or too short. The mapping stays until the process ends.
+    #[must_use]
+    pub fn open(file: &Path, count: usize) -> Option<Self> {
+        let file = std::fs::File::options().read(true).write(true).open(file).ok()?;
+        let len = count * size_of::<AtomicU64>();
+        if file.metadata().ok()?.len() < len as u64 {
+            return None;
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if at == libc::MAP_FAILED {
+            return None;
+        }
+        // SAFETY: mapped for good, page-aligned, as long as said; other processes touch it by atomic additions only.
+        Some(Self { slots: unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) } })
+    }
+
+    /// Adds one to a counter.
+    pub fn add(&self, slot: usize) {
+        self.slots[slot].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a pointer to a value that is never freed leads to.
+pub fn leaked<T>(pointer: &'static std::sync::atomic::AtomicPtr<T>) -> Option<&'static T> {
+    // SAFETY: only pointers from `Box::into_raw` are stored, and none is ever freed.
+    unsafe { pointer.load(Ordering::Acquire).as_ref() }
+}

@@ -1,0 +1,172 @@
+//! Where a library's code calls the kernel, and whether such a place can be replaced by a jump. Pure: bytes in, places out.
+//!
+//! A jump takes five bytes and `syscall` two, so a neighbour must move with it. Two neighbours are known well enough to move without a
+//! disassembler: the comparison of the result with -4095 behind it, and the load of a constant number before it. No jump in the library may
+//! lead to the second of the two instructions; every displacement in the code is looked at, also those that are no instruction, so that
+//! the error is only ever on the safe side.
+
+/// A place that can be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Site {
+    /// Offset of the first replaced byte.
+    pub start: usize,
+    /// How many bytes are replaced.
+    pub len: usize,
+    /// Number that is loaded by the replaced bytes.
+    pub loads: Option<u32>,
+    /// Length of the comparison at the end of the replaced bytes; 0 for none.
+    pub tail: usize,
+}
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// Length of a comparison of the result with -4096 or -4095, if one stands at the start of `code`.
+fn comparison(code: &[u8]) -> usize {
+    match code {
+        [0x48, 0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 6,
+        [0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 5,
+        _ => 0,
+    }
+}
+
+/// The constant loaded by a `mov` just before offset `at`.
+fn load_before(code: &[u8], at: usize) -> Option<u32> {
+    let before = code.get(at.checked_sub(5)?..at)?;
+    let number = u32::from_le_bytes(before[1..].try_into().ok()?);
+    (before[0] == 0xb8 && number < 1024).then_some(number)
+}
+
+/// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or with one that is not known.
+/// Second: offsets of those that are wanted and cannot be replaced.
+#[must_use]
+pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Site>, Vec<usize>) {
+    let mut at = Vec::new();
+    let mut from = 0;
+    while let Some(found) = code[from..].windows(2).position(|pair| pair == SYSCALL) {
+        at.push(from + found);
+        from += found + 2;
+    }
+    // What a jump may not lead to: `syscall` when the load before it moves, the comparison when that moves.
+    let mut inner: Vec<usize> = at.iter().flat_map(|&at| [at, at + 2]).collect();
+    inner.sort_unstable();
+    let hit = jumps_to(code, &inner);
+    let is_hit = |offset: usize| hit.binary_search(&offset).is_ok();
+    let (mut sites, mut left) = (Vec::new(), Vec::new());
+    for at in at {
+        let loads = load_before(code, at);
+        match loads {
+            Some(number) if !wanted(number) => continue,
+            None if !unknown => continue,
+            _ => {}
+        }
+        let tail = comparison(&code[at + 2..]);
+        if tail > 0 && !is_hit(at + 2) {
+            sites.push(Site { start: at, len: 2 + tail, loads: None, tail });
+        } else if loads.is_some() && !is_hit(at) {
+            sites.push(Site { start: at - 5, len: 7, loads, tail: 0 });
+        } else if loads.is_some() || tail > 0 {
+            left.push(at);
+        }
+    }
+    (sites, left)
+}
+
+/// Which of `inner` (sorted) any byte sequence that looks like a relative jump leads to.
+fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
+    let mut hit = Vec::new();
+    let is_inner = |target: usize| inner.binary_search(&target).is_ok();
+    // One bit a 64-byte line that holds something of interest: most displacements miss it.
+    let mut lines = vec![false; code.len() / 64 + 1];
+    for &offset in inner {
+        if let Some(line) = lines.get_mut(offset / 64) {
+            *line = true;
+        }
+    }
+    let mut look = |target: Option<usize>| {
+        if let Some(target) = target
+            && lines.get(target / 64) == Some(&true)
+            && is_inner(target)
+        {
+            hit.push(target);
+        }
+    };
+    for (at, window) in code.windows(5).enumerate() {
+        if matches!(window[0], 0xe8 | 0xe9 | 0x80..=0x8f) {
+            // 0f 8x takes its displacement behind the second byte; whether an 0f stands before it is not asked.
+            let to = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
+            look((at + 5).checked_add_signed(to as isize));
+        }
+    }
+    for &offset in inner {
+        let from = offset.saturating_sub(130);
+        for at in from..(offset + 130).min(code.len().saturating_sub(2)) {
+            if matches!(code[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb) {
+                let to = (at + 2).checked_add_signed(isize::from(code[at + 1] as i8));
+                if to == Some(offset) {
+                    hit.push(offset);
+                }
+            }
+        }
+    }
+    hit.sort_unstable();
+    hit.dedup();
+    hit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Site, find};
+
+    const CMP: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
+
+    fn code(parts: &[&[u8]]) -> Vec<u8> {
+        let mut code = vec![0xcc; 64];
+        parts.iter().for_each(|part| code.extend_from_slice(part));
+        code.extend_from_slice(&[0xcc; 64]);
+        code
+    }
+
+    #[test]
+    fn a_call_with_a_comparison_behind_is_replaced_with_it() {
+        let code = code(&[&[0x0f, 0x05], &CMP]);
+        let (sites, left) = find(&code, |_| true, true);
+        assert_eq!(sites, [Site { start: 64, len: 8, loads: None, tail: 6 }]);
+        assert!(left.is_empty());
+    }
+
+    #[test]
+    fn a_call_with_its_number_before_is_replaced_with_the_load() {
+        let code = code(&[&[0xb8, 0x3a, 0, 0, 0, 0x0f, 0x05, 0x57]]);
+        let (sites, _) = find(&code, |number| number == 0x3a, true);
+        assert_eq!(sites, [Site { start: 64, len: 7, loads: Some(0x3a), tail: 0 }]);
+        assert!(find(&code, |_| false, true).0.is_empty());
+    }
+
+    #[test]
+    fn a_call_is_left_alone_when_a_jump_leads_between() {
+        // jmp +0 back to the comparison: eb fe-style displacement to offset 66.
+        let code = code(&[&[0x0f, 0x05], &CMP, &[0xeb, 0xf8]]);
+        let (sites, left) = find(&code, |_| true, true);
+        assert_eq!(sites, []);
+        assert_eq!(left, [64]);
+    }
+
+    #[test]
+    fn a_call_without_a_known_neighbour_is_left_alone() {
+        let code = code(&[&[0x0f, 0x05, 0xc3]]);
+        assert_eq!(find(&code, |_| true, true), (vec![], vec![]));
+    }
+
+    #[test]
+    fn the_c_library_of_this_machine_has_few_calls_that_cannot_be_replaced() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        let Some(path) = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("libc.so.6")) else {
+            eprintln!("SKIPPED: no glibc in this process");
+            return;
+        };
+        let code = std::fs::read(path).unwrap_or_default();
+        let (sites, left) = find(&code, |_| true, true);
+        assert!(sites.len() > 300, "{}", sites.len());
+        assert!(left.len() * 50 < sites.len(), "{left:?}");
+    }
+}

@@ -1,0 +1,43 @@
+//! What happens when the library is loaded, and in a child after `fork`.
+
+use super::{entry, patch};
+use crate::config::Config;
+use crate::{numbers, process};
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Runs before the program's own code. Nothing of the library can be called before: it exports nothing.
+extern "C" fn start() {
+    // A panic must not leave this function.
+    let _ = std::panic::catch_unwind(|| {
+        let Some(config) = Config::from_environment() else { return };
+        if !process::begin(config) {
+            return;
+        }
+        let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
+        let all = numbers::all();
+        for number in &all {
+            entry::want(*number);
+        }
+        let wanted = |number: u32| entry::is_wanted(number as usize);
+        let mut patched = false;
+        for library in patch::loaded() {
+            let name = library.name.as_slice();
+            let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+            let entry = entry::address();
+            if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {
+                // SAFETY: the loader runs constructors in one thread, before the program has any other.
+                let done = unsafe { patch::patch(&library, entry, wanted, true) };
+                patched |= done.is_some_and(|(count, _)| count > 0);
+            } else if file.starts_with(b"libaio.so") || file.starts_with(b"liburing.so") {
+                // SAFETY: as above.
+                unsafe { patch::patch(&library, entry, |number| rings.contains(&number), false) };
+            }
+        }
+        if !patched {
+            process::switch_off();
+        }
+    });
+}

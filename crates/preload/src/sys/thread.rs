@@ -1,0 +1,27 @@
+//! What the library remembers of each thread. Cells only: signal handlers look at it too.
+
+use std::cell::Cell;
+
+/// Of one thread.
+#[derive(Debug)]
+pub struct Thread {
+    /// How many calls of ours this thread is in.
+    pub inside: Cell<u32>,
+    /// A thread of LibFS: its calls are the library's own.
+    pub internal: Cell<bool>,
+    /// Process id at the last `vfork` of this thread, while the child may still run on its memory.
+    pub vfork_of: Cell<i32>,
+    /// Signals that came while `inside`, and wait in the kernel.
+    pub deferred: Cell<u64>,
+}
+
+thread_local! {
+    static THREAD: Thread = const { Thread {
+        inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), deferred: Cell::new(0),
+    } };
+}
+
+/// Looks at this thread's record. There is nothing to drop in it, so it is there from the first call to the last.
+pub fn with<T>(look: impl FnOnce(&Thread) -> T) -> T {
+    THREAD.with(look)
+}

@@ -1,0 +1,90 @@
+//! Which descriptors of the process are ours. Knows numbers and descriptions, and never asks the kernel.
+
+use crate::ofd::Ofd;
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+const CHUNK: usize = 1024;
+const CHUNKS: usize = 256;
+/// Descriptors from here on are never ours: such opens go to the kernel.
+pub const LIMIT: usize = CHUNK * CHUNKS;
+
+#[derive(Default)]
+struct Slot {
+    ours: AtomicBool,
+    ofd: RwLock<Option<Arc<Ofd>>>,
+}
+
+/// Descriptors by number.
+pub struct Table {
+    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    /// One more than the highest number that was ever ours.
+    top: AtomicUsize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { chunks: [const { OnceLock::new() }; CHUNKS], top: AtomicUsize::new(0) }
+    }
+}
+
+impl Table {
+    fn slot(&self, fd: i32) -> Option<&Slot> {
+        let at = usize::try_from(fd).ok().filter(|at| *at < LIMIT)?;
+        self.chunks[at / CHUNK].get().map(|chunk| &chunk[at % CHUNK])
+    }
+
+    /// The description behind `fd`, if it is ours.
+    #[must_use]
+    pub fn get(&self, fd: i32) -> Option<Arc<Ofd>> {
+        let slot = self.slot(fd)?;
+        if !slot.ours.load(Ordering::Acquire) {
+            return None;
+        }
+        slot.ofd.read().clone()
+    }
+
+    /// Whether `fd` is ours.
+    #[must_use]
+    pub fn has(&self, fd: i32) -> bool {
+        self.slot(fd).is_some_and(|slot| slot.ours.load(Ordering::Acquire))
+    }
+
+    /// Makes `fd` ours. False, and nothing done, if the number is too high.
+    #[must_use]
+    pub fn put(&self, fd: i32, ofd: Arc<Ofd>) -> bool {
+        let Some(at) = usize::try_from(fd).ok().filter(|at| *at < LIMIT) else {
+            return false;
+        };
+        let chunk = self.chunks[at / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        let slot = &chunk[at % CHUNK];
+        let old = slot.ofd.write().replace(ofd);
+        slot.ours.store(true, Ordering::Release);
+        self.top.fetch_max(at + 1, Ordering::AcqRel);
+        drop(old);
+        true
+    }
+
+    /// `fd` is ours no more.
+    pub fn take(&self, fd: i32) -> Option<Arc<Ofd>> {
+        let slot = self.slot(fd)?;
+        if !slot.ours.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        slot.ofd.write().take()
+    }
+
+    /// All descriptors that are ours.
+    #[must_use]
+    pub fn all(&self) -> Vec<(i32, Arc<Ofd>)> {
+        (0..self.top.load(Ordering::Acquire) as i32).filter_map(|fd| Some((fd, self.get(fd)?))).collect()
+    }
+
+    /// Ours among `first..=last`.
+    #[must_use]
+    pub fn between(&self, first: u32, last: u32) -> Vec<i32> {
+        let top = self.top.load(Ordering::Acquire).min(last as usize + 1);
+        (first as usize..top).map(|fd| fd as i32).filter(|fd| self.has(*fd)).collect()
+    }
+}

@@ -1,0 +1,186 @@
+//! From paths to inodes of the mount: components, symbolic links, `..`. Says when a path leaves the mount, which is the kernel's business then.
+
+use crate::Errno;
+use std::borrow::Cow;
+use varve_format::{FileKind, InodeAttr, InodeKey};
+use varve_libfs::{Cred, Fs};
+
+/// Most symbolic links in one walk.
+const LINKS_MAX: u32 = 40;
+
+/// Why a call does not go on here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// The kernel is to do it.
+    Kernel,
+    /// It failed.
+    Errno(Errno),
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// A call that is made here, or not.
+pub type Here<T> = Result<T, Stop>;
+
+/// A failure.
+pub const fn fail<T>(errno: i32) -> Here<T> {
+    Err(Stop::Errno(Errno(errno)))
+}
+
+/// Where a walk starts.
+#[derive(Debug, Clone)]
+pub struct Start<'a> {
+    /// Directory.
+    pub dir: InodeKey,
+    /// Its path below the mount.
+    pub route: Vec<u8>,
+    /// What is to be walked from there.
+    pub rest: &'a [u8],
+}
+
+/// Where a path leads.
+#[derive(Debug)]
+pub struct Walked {
+    /// Directory of the last component.
+    pub dir: InodeKey,
+    /// Last component; empty for the start itself, else perhaps `.` or `..`.
+    pub name: Vec<u8>,
+    /// What is there.
+    pub target: Option<InodeAttr>,
+    /// The path said that it is a directory.
+    pub slash: bool,
+    /// Path of `dir` below the mount.
+    pub route: Vec<u8>,
+}
+
+impl Walked {
+    /// Path of the target below the mount.
+    #[must_use]
+    pub fn whole(&self) -> Vec<u8> {
+        let mut route = self.route.clone();
+        step(&mut route, &self.name);
+        route
+    }
+}
+
+/// Moves a path below the mount by one component.
+fn step(route: &mut Vec<u8>, name: &[u8]) {
+    match name {
+        b"" | b"." => {}
+        b".." => route.truncate(route.iter().rposition(|byte| *byte == b'/').unwrap_or(0)),
+        name => {
+            route.push(b'/');
+            route.extend_from_slice(name);
+        }
+    }
+}
+
+/// What the walk needs to know of symbolic links that leave the mount.
+pub trait Mounted {
+    /// What follows the mount's path.
+    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
+}
+
+impl Mounted for crate::config::Config {
+    fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        Self::under_mount(self, path)
+    }
+}
+
+/// Walks `start`. The last component may be missing; if it is a symbolic link it is followed if `follow`, or if a slash comes after.
+///
+/// # Errors
+/// As the kernel's own walk; [`Stop::Kernel`] when the path leaves the mount.
+pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cred: &Cred) -> Here<Walked> {
+    let root = fs.root();
+    let Start { mut dir, mut route, rest } = start;
+    let mut slash = rest.ends_with(b"/");
+    let mut path = Cow::Borrowed(rest);
+    let mut at = 0;
+    let mut links = 0;
+    loop {
+        while path.get(at) == Some(&b'/') {
+            at += 1;
+        }
+        if at == path.len() {
+            return Ok(Walked { dir, name: Vec::new(), target: Some(fs.getattr(dir)?), slash: true, route });
+        }
+        let end = path[at..].iter().position(|byte| *byte == b'/').map_or(path.len(), |len| at + len);
+        let name = &path[at..end];
+        let last = path[end..].iter().all(|byte| *byte == b'/');
+        if name == b".." && dir == root {
+            return Err(Stop::Kernel);
+        }
+        let attr = match fs.lookup(dir, name, cred) {
+            Ok(attr) => attr,
+            Err(Errno(libc::ENOENT)) if last => {
+                return Ok(Walked { dir, name: name.to_vec(), target: None, slash, route });
+            }
+            Err(errno) => return Err(errno.into()),
+        };
+        if attr.kind() == FileKind::Symlink && (!last || follow || slash) {
+            links += 1;
+            if links > LINKS_MAX {
+                return fail(libc::ELOOP);
+            }
+            let mut target = fs.readlink(attr.key)?;
+            slash |= last && target.ends_with(b"/");
+            if target.starts_with(b"/") {
+                target = mounted.under_mount(&target).ok_or(Stop::Kernel)?.to_vec();
+                dir = root;
+                route.clear();
+            }
+            target.extend_from_slice(&path[end..]);
+            path = Cow::Owned(target);
+            at = 0;
+            continue;
+        }
+        if last {
+            if slash && !attr.is_dir() {
+                return fail(libc::ENOTDIR);
+            }
+            return Ok(Walked { dir, name: name.to_vec(), target: Some(attr), slash, route });
+        }
+        if !attr.is_dir() {
+            return fail(libc::ENOTDIR);
+        }
+        step(&mut route, name);
+        dir = attr.key;
+        at = end;
+    }
+}
+
+/// `path` without the slashes at its end (one is left if there is nothing else).
+#[must_use]
+pub fn bare(path: &[u8]) -> &[u8] {
+    let mut path = path;
+    while path.len() > 1 && path.ends_with(b"/") {
+        path = &path[..path.len() - 1];
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bare, step};
+
+    #[test]
+    fn routes_follow_the_components() {
+        let mut route = Vec::new();
+        for (name, after) in [("a", "/a"), ("b", "/a/b"), (".", "/a/b"), ("..", "/a"), ("..", ""), ("c", "/c")] {
+            step(&mut route, name.as_bytes());
+            assert_eq!(route, after.as_bytes());
+        }
+    }
+
+    #[test]
+    fn slashes_at_the_end_are_taken_off() {
+        assert_eq!(bare(b"a//"), b"a");
+        assert_eq!(bare(b"/"), b"/");
+        assert_eq!(bare(b""), b"");
+    }
+}
