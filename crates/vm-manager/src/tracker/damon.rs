@@ -290,11 +290,13 @@ impl Tracker for Damon {
             resolution_bytes: self.largest.max(HUGE_BYTES),
             sees_reads: true,
             tells_writes: false,
-            note: format!(
-                "DAMON over physical addresses: sampled, one page a region; {} regions now, the largest {} KiB",
-                self.regions.len(),
-                self.largest / 1024
-            ),
+            note: match self.regions.len() {
+                0 => "DAMON over physical addresses: sampled, one page a region; starts with the first look".to_owned(),
+                n => format!(
+                    "DAMON over physical addresses: sampled, one page a region; {n} regions now, the largest {} KiB",
+                    self.largest / 1024
+                ),
+            },
         }
     }
 
