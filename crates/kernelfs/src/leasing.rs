@@ -54,12 +54,12 @@ impl KernelFs {
         }
     }
 
-    /// Asks old leases of a session back that has too many.
+    /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but counts no spare numbers.
     fn make_room(&self, session: &Session) {
         let mut core = self.locked();
         let revocations =
             core.table
-                .revoke_excess(session.id, self.config.leases_max as usize, self.now_ms());
+                .revoke_excess(session.id, 2 * self.config.leases_max as usize, self.now_ms());
         core.send_revocations(&revocations);
     }
 

@@ -127,6 +127,8 @@ impl Work {
 
 /// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
 const EXCUSED_LEASES: u64 = 6;
+/// A lease that nobody waits for may take so many lease times to come back.
+const UNAWAITED_LEASES: u64 = 8;
 
 #[derive(Debug)]
 struct Waiter {
@@ -652,8 +654,11 @@ impl Table {
     }
 
     /// When a lease that was asked back at `first_ms` is late.
-    fn late_ms(&self, session: SessionId, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
-        let worked_ms = self.work_ms(session, now_ms).saturating_sub(work_ms);
+    fn late_ms(&self, key: InodeKey, holder: &Holder, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
+        if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
+            return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
+        }
+        let worked_ms = self.work_ms(holder.session, now_ms).saturating_sub(work_ms);
         first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
     }
 
@@ -663,7 +668,7 @@ impl Table {
         let late = |(session, key): &&(SessionId, InodeKey)| {
             self.holder(*session, *key).is_some_and(|holder| {
                 matches!(holder.phase, Phase::Revoking { first_ms, work_ms, .. }
-                    if now_ms >= self.late_ms(*session, first_ms, work_ms, now_ms))
+                    if now_ms >= self.late_ms(*key, holder, first_ms, work_ms, now_ms))
             })
         };
         let mut sessions: Vec<_> = self
@@ -808,7 +813,7 @@ impl Table {
     #[must_use]
     pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
         let again_ms = self.again_ms();
-        let at = |holder: &Holder| match holder.phase {
+        let at = |(key, holder): (InodeKey, &Holder)| match holder.phase {
             Phase::Granting | Phase::Releasing => None,
             Phase::Held { since_ms } => Some(since_ms + self.limits.min_hold_ms),
             Phase::Revoking {
@@ -816,19 +821,19 @@ impl Table {
                 last_ms,
                 work_ms,
             } => {
-                let late_ms = self.late_ms(holder.session, first_ms, work_ms, now_ms);
+                let late_ms = self.late_ms(key, holder, first_ms, work_ms, now_ms);
                 Some((last_ms + again_ms).min(late_ms))
             }
         };
         let awaited = self
             .queues
             .keys()
-            .filter_map(|key| self.holders.get(key))
-            .flatten();
+            .filter_map(|key| Some((*key, self.holders.get(key)?)))
+            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, holder)));
         let asked = self
             .asked
             .values()
-            .filter_map(|(session, key)| self.holder(*session, *key));
+            .filter_map(|(session, key)| Some((*key, self.holder(*session, *key)?)));
         awaited
             .chain(asked)
             .filter_map(at)

@@ -3,7 +3,7 @@
 use crossbeam_channel::Sender;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
@@ -28,6 +28,8 @@ pub(crate) struct Leases {
     early: Mutex<HashMap<InodeKey, LeaseNo>>,
     /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
     reserved: Mutex<HashSet<InodeKey>>,
+    /// The directories that keep numbers for new inodes, by number.
+    spare: Mutex<HashMap<InodeKey, Weak<Node>>>,
     events: Sender<Event>,
     held: AtomicUsize,
     leases_max: usize,
@@ -94,6 +96,7 @@ impl Leases {
             nodes: RwLock::new(HashMap::new()),
             early: Mutex::new(HashMap::new()),
             reserved: Mutex::new(HashSet::new()),
+            spare: Mutex::new(HashMap::new()),
             events,
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
@@ -332,6 +335,25 @@ impl Leases {
     /// [`unreserve`](Self::unreserve).
     pub(crate) fn reserve(&self, key: InodeKey) {
         self.reserved.lock().insert(key);
+        self.spare.lock().remove(&key);
+    }
+
+    /// `dir` is about to keep these numbers for new inodes.
+    pub(crate) fn note_spare(&self, dir: &Arc<Node>, batch: &[(InodeKey, LeaseNo)]) {
+        let mut spare = self.spare.lock();
+        for (key, _) in batch {
+            spare.insert(*key, Arc::downgrade(dir));
+        }
+    }
+
+    /// Takes the numbers that a directory keeps: its own lease goes.
+    pub(crate) fn take_spare(&self, dir: &Node) -> Vec<(InodeKey, LeaseNo)> {
+        let batch = std::mem::take(&mut *dir.batch.lock());
+        let mut spare = self.spare.lock();
+        for (key, _) in &batch {
+            spare.remove(key);
+        }
+        batch
     }
 
     /// The number was not used.
@@ -366,8 +388,9 @@ impl Leases {
     pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
         if self.get(key).is_none() {
             // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it is just being made.
-            for node in self.all() {
-                node.batch.lock().retain(|(other, _)| *other != key);
+            let keeper = self.spare.lock().remove(&key);
+            if let Some(dir) = keeper.and_then(|dir| dir.upgrade()) {
+                dir.batch.lock().retain(|(other, _)| *other != key);
             }
             let reserved = self.reserved.lock();
             if reserved.contains(&key) {
@@ -411,24 +434,24 @@ impl Leases {
         self.trimming.store(false, Ordering::Release);
         let held = self.held.load(Ordering::Relaxed);
         let target = self.leases_max - self.leases_max / 8;
-        let mut wanted = held.saturating_sub(target);
+        let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();
-        let nodes = self.all();
+        let mut nodes = self.all();
         for round in 0..2 {
-            for node in &nodes {
-                if wanted == 0 {
-                    return idle;
+            nodes.retain(|node| {
+                if idle.len() >= wanted {
+                    return false;
                 }
                 let used = node.recent.swap(false, Ordering::Relaxed) && round == 0;
                 let state = node.state();
                 let settled = state.phase == Phase::Settled && state.mode.is_some();
                 drop(state);
-                if !used && settled && node.pins() == 0 && !idle.iter().any(|other| Arc::ptr_eq(other, node))
-                {
+                let take = !used && settled && node.pins() == 0;
+                if take {
                     idle.push(Arc::clone(node));
-                    wanted -= 1;
                 }
-            }
+                !take
+            });
         }
         idle
     }

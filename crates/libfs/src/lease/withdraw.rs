@@ -282,7 +282,7 @@ impl Withdrawals {
             }
             self.release(items)?;
             for withdrawal in done {
-                self.finish(&withdrawal);
+                self.finish(&withdrawal, around);
             }
         }
         Ok(())
@@ -303,7 +303,7 @@ impl Withdrawals {
         }
     }
 
-    fn finish(&self, withdrawal: &Withdrawal) {
+    fn finish(&mut self, withdrawal: &Withdrawal, around: &dyn Surroundings) {
         let node = &withdrawal.node;
         let mut state = node.state();
         state.phase = Phase::Settled;
@@ -315,6 +315,15 @@ impl Withdrawals {
         node.publish(&state, false);
         drop(state);
         if gone {
+            // Nobody makes anything in it any more, and nobody would ever give these back.
+            let spare = self.leases.take_spare(node);
+            self.unknown.extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
+                key,
+                lease,
+                downgrade: false,
+                last_seq: around.log_last(),
+                open: false,
+            }));
             node.forget();
             self.leases.gone(node.key());
         }

@@ -30,7 +30,7 @@ pub(crate) struct Making<'a> {
 }
 
 /// A number for a new inode in a pinned directory.
-fn take_number<T>(session: &Session, dir: &Node) -> OpResult<(InodeKey, LeaseNo), T> {
+fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, LeaseNo), T> {
     loop {
         {
             let mut batch = dir.batch.lock();
@@ -40,13 +40,15 @@ fn take_number<T>(session: &Session, dir: &Node) -> OpResult<(InodeKey, LeaseNo)
             }
         }
         let mut batch = session.leases.alloc(dir.key(), BATCH)?;
+        session.leases.note_spare(dir, &batch);
         // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
         batch.reverse();
         dir.batch.lock().append(&mut batch);
     }
 }
 
-fn give_back_number(session: &Session, dir: &Node, number: (InodeKey, LeaseNo)) {
+fn give_back_number(session: &Session, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
+    session.leases.note_spare(dir, &[number]);
     dir.batch.lock().push(number);
     session.leases.unreserve(number.0);
 }
