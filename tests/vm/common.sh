@@ -20,7 +20,7 @@ vm_packages() {
   export DEBIAN_FRONTEND=noninteractive
   # Fetching is bounded; installing is not, as half an installation helps nobody.
   vm_fetch "${missing[@]}" > "$cache/apt.log" 2>&1 || {
-    timeout 60 apt-get "${vm_patience[@]}" update >> "$cache/apt.log" 2>&1
+    timeout 30 apt-get "${vm_patience[@]}" update >> "$cache/apt.log" 2>&1
     vm_fetch "${missing[@]}" >> "$cache/apt.log" 2>&1
   } || vm_skip "cannot fetch ${missing[*]} (see $cache/apt.log)"
   apt-get "${vm_patience[@]}" install -y --no-install-recommends "${missing[@]}" >> "$cache/apt.log" 2>&1 ||
@@ -30,7 +30,12 @@ vm_packages() {
 vm_patience=(-o Acquire::Retries=1 -o Acquire::http::Timeout=15 -o DPkg::Lock::Timeout=30)
 
 vm_fetch() {
-  timeout 120 apt-get "${vm_patience[@]}" install -y --no-install-recommends --download-only "$@"
+  timeout 75 apt-get "${vm_patience[@]}" install -y --no-install-recommends --download-only "$@"
+}
+
+# What booting the machine needs.
+vm_machine() {
+  vm_packages qemu-system-x86 busybox-static cpio kmod xz-utils ndctl
 }
 
 # apt with lists of our own, so that other suites can be read without changing the system's sources.

@@ -18,4 +18,4 @@ for t in 3 6 9 12 15 20 25 30 35; do
   echo "$t $(for p in "${pids[@]}"; do awk '/^AnonHuge/ {printf "%d ", $2/1024}' "/proc/$p/smaps_rollup"; done)"
 done
 wait $manager
-for n in 1 2 3; do echo "program $n: median of the last seconds $(tail -8 "/tmp/varve-fair.$n" | sed 's/.*://; s/}//' | sort -n | sed -n 4p) operations/s"; done
+for n in 1 2 3; do echo "program $n: median of the last seconds $(tail -8 "/tmp/varve-fair.$n" | sed 's/.*operations_per_s"://; s/,.*//' | sort -n | sed -n 4p) operations/s"; done

@@ -1,6 +1,7 @@
 //! Programs to manage, for trying and measuring: each prints what it saw as one line of JSON a second.
 //!
-//! `vm_workload random MIB SECONDS`: random reads over all memory; operations each second.
+//! `vm_workload random MIB SECONDS`: random reads over all memory; operations each second, of time and of processor time
+//! (which others on the machine do not take away).
 //! `vm_workload hot MIB SECONDS HOT_PERCENT`: nine of ten accesses in a hot part that jumps half way.
 //! `vm_workload sparse MIB SECONDS`: fills memory, then gives back nine of ten base pages of every region.
 //! `vm_workload sparse-huge MIB SECONDS`: the same in memory that asks for huge pages always.
@@ -10,6 +11,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use varve_vm_manager::sim::trace::Rng;
+use varve_vm_manager::sys::thread_cpu_time;
 
 const PAGE: usize = 4096;
 
@@ -64,7 +66,7 @@ fn drop_page(address: usize, end: usize) {
 
 fn random(memory: &[u8], end: Instant, span: usize, base: impl Fn(&mut Rng) -> usize) {
     let mut rng = Rng::new(1);
-    let (mut operations, mut sum, mut second) = (0u64, 0u64, Instant::now());
+    let (mut operations, mut sum, mut second, mut used) = (0u64, 0u64, Instant::now(), thread_cpu_time());
     while Instant::now() < end {
         for _ in 0..10_000 {
             let at = base(&mut rng) + rng.below(span as u64) as usize;
@@ -73,10 +75,11 @@ fn random(memory: &[u8], end: Instant, span: usize, base: impl Fn(&mut Rng) -> u
         operations += 10_000;
         if second.elapsed() >= Duration::from_secs(1) {
             println!(
-                "{{\"operations_per_s\":{:.0}}}",
-                operations as f64 / second.elapsed().as_secs_f64()
+                "{{\"operations_per_s\":{:.0},\"operations_per_cpu_s\":{:.0}}}",
+                operations as f64 / second.elapsed().as_secs_f64(),
+                operations as f64 / (thread_cpu_time() - used).as_secs_f64()
             );
-            (operations, second) = (0, Instant::now());
+            (operations, second, used) = (0, Instant::now(), thread_cpu_time());
         }
     }
     black_box(sum);
