@@ -237,6 +237,11 @@ impl KernelFs {
                     Ok(()) | Err(StoreError::NoGrant(_)) => {}
                     Err(error) => return Err(error),
                 },
+                RowChange::FreeNumber(key) => match tx.release_inode(*key) {
+                    // Made by now, and perhaps gone again.
+                    Ok(()) | Err(StoreError::NoInode(_)) => {}
+                    Err(error) => return Err(error),
+                },
             }
             if tx.room() < varve_store::OP_ROOM {
                 tx.commit()?;

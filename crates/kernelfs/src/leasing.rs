@@ -381,9 +381,8 @@ impl KernelFs {
             let mut core = self.locked();
             let mut changes: Vec<RowChange> = Vec::new();
             for key in ending() {
-                let change = core.rows.end_change(session.id, key);
+                changes.extend(core.rows.give_back_changes(session.id, key));
                 core.rows.end(session.id, key);
-                changes.extend(change);
             }
             changes
         };

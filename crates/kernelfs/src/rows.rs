@@ -15,6 +15,8 @@ pub(crate) enum RowChange {
     Remove(LeaseNo),
     /// Write it as it is now.
     Put(GrantRow),
+    /// Give back the number of an inode that was never made. Goes before the change of its row: a crash in between loses nothing.
+    FreeNumber(InodeKey),
 }
 
 /// Where the row of an inode is.
@@ -106,6 +108,29 @@ impl Rows {
         Some(RowChange::Remove(row.lease))
     }
 
+    /// As [`end_change`](Self::end_change), with the number's return if it was one of a batch: the inode may never have been made.
+    pub(crate) fn give_back_changes(&self, session: SessionId, key: InodeKey) -> Vec<RowChange> {
+        let of_batch = self.find(session, key).is_some_and(|row| row.batch != 0);
+        let number = of_batch.then_some(RowChange::FreeNumber(key));
+        number.into_iter().chain(self.end_change(session, key)).collect()
+    }
+
+    /// Numbers in a session's batches, of inodes that may never have been made; without a generation where media did not name it.
+    pub(crate) fn numbers(&self, session: SessionId) -> Vec<(Ino, Option<Generation>)> {
+        let leases = self.by_session.get(&session).into_iter().flatten();
+        let batches = leases
+            .filter_map(|lease| self.rows.get(lease))
+            .filter(|row| row.batch != 0);
+        batches
+            .flat_map(|row| inodes(row).map(move |ino| (row.lease, ino)))
+            .filter_map(|(lease, ino)| {
+                let places = self.by_inode.get(&(session, ino))?;
+                let place = places.iter().find(|place| place.lease == lease)?;
+                Some((ino, place.generation))
+            })
+            .collect()
+    }
+
     /// The lease has ended on media too.
     pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) {
         let change = self.end_change(session, key);
@@ -113,7 +138,7 @@ impl Rows {
             self.leave_place(session, key.ino, lease);
         }
         match change {
-            None => {}
+            None | Some(RowChange::FreeNumber(_)) => {}
             Some(RowChange::Put(row)) => {
                 self.rows.insert(row.lease, row);
             }
@@ -205,6 +230,34 @@ mod tests {
             (rows.len(), rows.of_session(S).len(), rows.by_inode.len()),
             (0, 0, 0)
         );
+    }
+
+    #[test]
+    fn numbers_of_batches_are_given_back_and_those_of_single_rows_are_not() {
+        let mut rows = Rows::default();
+        let (made, spare) = (InodeKey::new(16, 4), InodeKey::new(17, 1));
+        rows.insert_batch(row(1, 16, 0b11), &[made, spare]);
+        rows.insert(row(2, 40, 0));
+        rows.insert(row(3, 50, 0b100));
+        let mut numbers = rows.numbers(S);
+        numbers.sort_unstable();
+        assert_eq!(
+            numbers,
+            [
+                (made.ino, Some(made.generation)),
+                (spare.ino, Some(spare.generation)),
+                (varve_format::Ino(52), None)
+            ]
+        );
+        assert_eq!(
+            rows.give_back_changes(S, spare),
+            [RowChange::FreeNumber(spare), RowChange::Put(row(1, 16, 0b1))]
+        );
+        assert_eq!(
+            rows.give_back_changes(S, InodeKey::new(40, 1)),
+            [RowChange::Remove(LeaseNo(2))]
+        );
+        assert!(rows.give_back_changes(S, InodeKey::new(16, 5)).is_empty());
     }
 
     #[test]

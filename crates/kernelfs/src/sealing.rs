@@ -10,9 +10,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::session::{SessionRow, SessionState};
-use varve_format::{LogSeq, Seal, SessionId, TxId};
+use varve_format::{Generation, Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer, Upcall};
-use varve_store::StoreError;
+use varve_store::{InodeSlot, StoreError};
 
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
@@ -132,10 +132,14 @@ impl KernelFs {
     ) -> Result<(), StoreError> {
         let digested = self.digest_sealed(session, seal, limit)?;
         let row_changes = session.row_changes.lock();
-        let rows = self.locked().rows.of_session(session.id);
+        let (rows, numbers) = {
+            let core = self.locked();
+            (core.rows.of_session(session.id), core.rows.numbers(session.id))
+        };
         let removed: HashSet<_> = rows.iter().copied().collect();
         let mut last_mediated = *session.turn.last.lock();
         if !session.read_only {
+            self.write_rows(&free_numbers(&numbers))?;
             let mut rows = rows.into_iter().peekable();
             while rows.peek().is_some() {
                 let mut tx = self.store.begin()?;
@@ -169,6 +173,11 @@ impl KernelFs {
         let core = &mut *guard;
         // Grants that were under way when the session was sealed.
         let late = core.rows.of_session(session.id);
+        let late_numbers = if late.len() > removed.len() {
+            core.rows.numbers(session.id)
+        } else {
+            Vec::new()
+        };
         core.rows.drop_session(session.id);
         let tickets = core.table.drop_session(session.id);
         core.end_waits(&tickets);
@@ -199,7 +208,9 @@ impl KernelFs {
             .into_iter()
             .filter(|lease| !removed.contains(lease))
             .map(RowChange::Remove);
-        self.write_rows(&late.collect::<Vec<_>>())
+        let mut changes = free_numbers(&late_numbers);
+        changes.extend(late);
+        self.write_rows(&changes)
     }
 
     /// The connection of a session is gone. Its client may still live and resume on another one, within the grace time.
@@ -331,7 +342,7 @@ impl KernelFs {
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))
             .map(|row| row.id)
             .collect();
-        let mut left = Vec::new();
+        let (mut left, mut numbers) = (Vec::new(), Vec::new());
         for grant in self.store.grants()? {
             if ending.contains(&grant.session) {
                 self.locked().rows.insert(grant);
@@ -341,6 +352,9 @@ impl KernelFs {
             }
         }
         self.write_rows(&left)?;
+        for id in &ending {
+            numbers.extend(self.locked().rows.numbers(*id));
+        }
         let mut sealed = Vec::new();
         for row in rows {
             let seal = match &row.state {
@@ -377,6 +391,16 @@ impl KernelFs {
             .iter()
             .map(|(session, ..)| session.id)
             .collect();
+        // A row on media does not name its numbers' generations: another session's inode could have one of them, until all are digested.
+        if unfinished.is_empty() {
+            let mut free = Vec::new();
+            for (ino, _) in numbers {
+                if let InodeSlot::Reserved(generation) = self.store.slot(ino)? {
+                    free.push(RowChange::FreeNumber(InodeKey { ino, generation }));
+                }
+            }
+            self.write_rows(&free)?;
+        }
         for id in self.logs.list()? {
             if !unfinished.contains(&id) {
                 self.logs.remove(id);
@@ -440,4 +464,15 @@ fn ended(row: &SessionRow, seal: Seal) -> Ended {
         holds_until_ms: None,
         row: true,
     }
+}
+
+/// Those whose generation is known.
+fn free_numbers(numbers: &[(Ino, Option<Generation>)]) -> Vec<RowChange> {
+    let known = numbers.iter().filter_map(|(ino, generation)| {
+        Some(InodeKey {
+            ino: *ino,
+            generation: (*generation)?,
+        })
+    });
+    known.map(RowChange::FreeNumber).collect()
 }

@@ -3,8 +3,8 @@
 use crossbeam_channel::Sender;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::{IpcError, LeaseMode, Link, Request, Response, SessionPage, Want};

@@ -317,13 +317,14 @@ impl Withdrawals {
         if gone {
             // Nobody makes anything in it any more, and nobody would ever give these back.
             let spare = self.leases.take_spare(node);
-            self.unknown.extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
-                key,
-                lease,
-                downgrade: false,
-                last_seq: around.log_last(),
-                open: false,
-            }));
+            self.unknown
+                .extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
+                    key,
+                    lease,
+                    downgrade: false,
+                    last_seq: around.log_last(),
+                    open: false,
+                }));
             node.forget();
             self.leases.gone(node.key());
         }
@@ -340,7 +341,11 @@ impl Withdrawals {
                 withdrawal.started.elapsed(),
                 withdrawal.node.pins(),
                 withdrawal.node.waiters.load(Ordering::SeqCst),
-                if withdrawal.dropping { "drops its data" } else { "idle" },
+                if withdrawal.dropping {
+                    "drops its data"
+                } else {
+                    "idle"
+                },
             )
         };
         self.under_way.iter().take(16).map(one).collect()
