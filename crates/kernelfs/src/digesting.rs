@@ -95,11 +95,8 @@ impl KernelFs {
         };
         let limits = GatherLimits::default();
         let result = loop {
-            let newest_tx = match limit {
-                BaseLimit::Now => self.store.newest_tx(),
-                BaseLimit::AtStart(tx) => tx,
-            };
-            let gathered = reader.log.gather(log, reader.digested, newest_tx, cut, &limits);
+            let newest_tx = || limit.newest(&self.store);
+            let gathered = reader.log.gather(log, reader.digested, &newest_tx, cut, &limits);
             let batch = match gathered {
                 Ok(batch) => batch,
                 Err(error) => break Err(StoreError::from(error)),

@@ -316,3 +316,13 @@ pub(crate) enum BaseLimit {
     /// What was in the journal at the start.
     AtStart(TxId),
 }
+
+impl BaseLimit {
+    /// The transaction, as of this moment.
+    pub(crate) fn newest(self, store: &Store) -> TxId {
+        match self {
+            Self::Now => store.newest_tx(),
+            Self::AtStart(tx) => tx,
+        }
+    }
+}

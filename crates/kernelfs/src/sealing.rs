@@ -77,17 +77,14 @@ impl KernelFs {
     /// Finds the end of a log whose page says SEALED, and makes it durable.
     fn persist_seal(&self, session: &Arc<Session>, limit: BaseLimit) -> Result<Seal, StoreError> {
         let reader = session.reader.lock();
-        let newest_tx = match limit {
-            BaseLimit::Now => self.store.newest_tx(),
-            BaseLimit::AtStart(tx) => tx,
-        };
+        let newest_tx = || limit.newest(&self.store);
         let seal = match session.log.as_deref() {
             None => Seal {
                 last: reader.digested,
                 missing: Vec::new(),
             },
             Some(log) => {
-                let scan = reader.log.seal_scan(log, reader.digested, newest_tx)?;
+                let scan = reader.log.seal_scan(log, reader.digested, &newest_tx)?;
                 if let Some(damage) = scan.damage {
                     tracing::warn!(session = %session.id, "the log is damaged beyond entry {}: {damage}", scan.seal.last);
                 }

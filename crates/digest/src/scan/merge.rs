@@ -71,6 +71,10 @@ pub struct Transaction {
     pub len: usize,
 }
 
+/// The newest journal transaction that an entry may rest on. Asked for after the entry was read: while a log is read, transactions commit,
+/// and its session goes on with them as the base of what it appends.
+pub type NewestTx<'n> = &'n dyn Fn() -> TxId;
+
 /// Why a scan left something out; each is reported once by the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
@@ -301,7 +305,7 @@ impl Expect<'_> {
 
 /// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole transactions only.
 ///
-/// A transaction that rests on a journal transaction above `newest_tx` is left out and named in [`Batch::refused`]; so are entries whose
+/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left out and named in [`Batch::refused`]; so are entries whose
 /// transaction contradicts itself and, in a sealed log, entries that have gone since. None of these ends the batch.
 ///
 /// # Errors
@@ -310,7 +314,7 @@ pub fn gather<L: LogBytes>(
     log: &L,
     session: SessionId,
     digested: LogSeq,
-    newest_tx: TxId,
+    newest_tx: NewestTx<'_>,
     cut: Cut<'_>,
     limits: &GatherLimits,
     cursors: &Cursors,
@@ -370,7 +374,7 @@ pub fn gather<L: LogBytes>(
         }
         match chain.push(&head.header, entry) {
             Link::Open => continue,
-            Link::Whole => batch.accept(&chain.take(), newest_tx),
+            Link::Whole => batch.accept(&chain.take(), newest_tx()),
             Link::Broken => batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted))),
         }
         batch.upto = LogSeq(wanted);
@@ -427,7 +431,7 @@ pub fn seal_scan<L: LogBytes>(
     log: &L,
     session: SessionId,
     digested: LogSeq,
-    newest_tx: TxId,
+    newest_tx: NewestTx<'_>,
     cursors: &Cursors,
 ) -> Result<SealScan, ScanError<L::Error>> {
     let mut walker = Walker::new(log, session, cursors)?;
@@ -465,7 +469,7 @@ pub fn seal_scan<L: LogBytes>(
                 chain.take();
             }
             Link::Whole => {
-                if let Err(damage) = found.accept(&chain.take(), newest_tx) {
+                if let Err(damage) = found.accept(&chain.take(), newest_tx()) {
                     found.damage = Some(damage);
                     break;
                 }

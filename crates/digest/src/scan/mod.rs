@@ -12,7 +12,9 @@ mod merge;
 mod tests;
 
 pub use cursor::Cursors;
-pub use merge::{Batch, Cut, Damage, Entry, GatherLimits, Refused, SealScan, Transaction, gather, seal_scan};
+pub use merge::{
+    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan,
+};
 
 /// The bytes of a session's log.
 pub trait LogBytes {

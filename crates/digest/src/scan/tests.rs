@@ -79,7 +79,7 @@ impl Log {
             self,
             S,
             LogSeq(digested),
-            TxId(0),
+            &|| TxId(0),
             Cut::Live(None),
             limits,
             cursors,
@@ -92,7 +92,7 @@ impl Log {
     }
 
     fn sealed(&self) -> super::SealScan {
-        seal_scan(self, S, LogSeq(0), TxId(0), &Cursors::new()).unwrap()
+        seal_scan(self, S, LogSeq(0), &|| TxId(0), &Cursors::new()).unwrap()
     }
 }
 
@@ -254,6 +254,49 @@ fn rest_of_a_torn_transaction_in_another_chunk_does_not_count() {
     assert_eq!(log.sealed().seal.last, LogSeq(1));
 }
 
+/// A log that is read while transactions commit.
+struct Meanwhile<'l> {
+    log: &'l Log,
+    newest: std::cell::Cell<u64>,
+}
+
+impl LogBytes for Meanwhile<'_> {
+    type Error = Infallible;
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Infallible> {
+        self.newest.set(7);
+        self.log.read(offset, out)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.log.len_bytes()
+    }
+}
+
+#[test]
+fn entry_that_rests_on_what_was_committed_while_the_log_was_read_counts() {
+    let mut log = Log::new(1);
+    let meta = EntryMeta {
+        seq: LogSeq(1),
+        base: varve_format::TxId(7),
+        ..EntryMeta::default()
+    };
+    log.put_meta(0, S, &meta, &1_u64.to_le_bytes());
+    let meanwhile = || Meanwhile {
+        log: &log,
+        newest: std::cell::Cell::new(6),
+    };
+    let (limits, cursors) = (GatherLimits::default(), Cursors::new());
+    let live = meanwhile();
+    let newest = || TxId(live.newest.get());
+    let batch = gather(&live, S, LogSeq(0), &newest, Cut::Live(None), &limits, &cursors).unwrap();
+    assert_eq!((seqs(&batch), batch.refused), (vec![1], vec![]));
+    let sealed = meanwhile();
+    let newest = || TxId(sealed.newest.get());
+    let scan = seal_scan(&sealed, S, LogSeq(0), &newest, &cursors).unwrap();
+    assert_eq!((scan.seal.last, scan.damage), (LogSeq(1), None));
+}
+
 #[test]
 fn seal_names_the_gaps_of_lanes_in_flight() {
     let mut log = Log::new(3);
@@ -268,7 +311,7 @@ fn seal_names_the_gaps_of_lanes_in_flight() {
         &log,
         S,
         LogSeq(0),
-        TxId(0),
+        &|| TxId(0),
         cut,
         &GatherLimits::default(),
         &Cursors::new(),
@@ -338,7 +381,7 @@ fn sealed_entry_that_was_wiped_since_is_reported_and_stalls_nothing() {
     log.bytes.borrow_mut()[CHUNK + 3] ^= 1;
     let cut = Cut::Sealed(&seal);
     let limits = GatherLimits::default();
-    let batch = gather(&log, S, LogSeq(0), TxId(0), cut, &limits, &Cursors::new()).unwrap();
+    let batch = gather(&log, S, LogSeq(0), &|| TxId(0), cut, &limits, &Cursors::new()).unwrap();
     assert_eq!((seqs(&batch), batch.upto), (vec![1, 3], LogSeq(4)));
     assert_eq!(batch.refused.len(), 2);
 }
@@ -393,7 +436,7 @@ proptest! {
         let limits = GatherLimits { entries: 5, ..GatherLimits::default() };
         let (mut digested, mut cursors, mut found) = (LogSeq(0), Cursors::new(), Vec::new());
         loop {
-            let batch = gather(&log, S, digested, TxId(0), cut, &limits, &cursors).unwrap();
+            let batch = gather(&log, S, digested, &|| TxId(0), cut, &limits, &cursors).unwrap();
             prop_assert!(batch.refused.is_empty());
             found.extend(seqs(&batch));
             if batch.upto == digested { break }
@@ -428,7 +471,7 @@ proptest! {
         prop_assert!(scan.seal.missing.windows(2).all(|pair| pair[0].last < pair[1].first));
         let cut = Cut::Sealed(&scan.seal);
         let limits = GatherLimits::default();
-        let batch = gather(&log, S, LogSeq(0), TxId(0), cut, &limits, &Cursors::new()).unwrap();
+        let batch = gather(&log, S, LogSeq(0), &|| TxId(0), cut, &limits, &Cursors::new()).unwrap();
         prop_assert_eq!(batch.upto, scan.seal.last);
     }
 }

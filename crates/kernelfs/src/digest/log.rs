@@ -1,7 +1,9 @@
 //! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Looks into no entry.
 
-use varve_digest::{Batch, Cursors, Cut, GatherLimits, LogBytes, ScanError, SealScan, gather, seal_scan};
-use varve_format::{LogSeq, SessionId, TxId};
+use varve_digest::{
+    Batch, Cursors, Cut, GatherLimits, LogBytes, NewestTx, ScanError, SealScan, gather, seal_scan,
+};
+use varve_format::{LogSeq, SessionId};
 use varve_media::{MediaError, Region};
 
 /// The bytes of a log in a region.
@@ -45,7 +47,7 @@ impl SessionLog {
         &self,
         log: &dyn Region,
         digested: LogSeq,
-        newest_tx: TxId,
+        newest_tx: NewestTx<'_>,
         cut: Cut<'_>,
         limits: &GatherLimits,
     ) -> Result<Batch, MediaError> {
@@ -69,7 +71,7 @@ impl SessionLog {
         &self,
         log: &dyn Region,
         digested: LogSeq,
-        newest_tx: TxId,
+        newest_tx: NewestTx<'_>,
     ) -> Result<SealScan, MediaError> {
         seal_scan(&RegionLog(log), self.session, digested, newest_tx, &self.cursors).map_err(device)
     }

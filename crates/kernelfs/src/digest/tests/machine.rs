@@ -207,7 +207,7 @@ impl Machine {
             let newest = self.store.newest_tx();
             let batch = self
                 .reader
-                .gather(&*self.log(), digested, newest, Cut::Live(None), &limits)
+                .gather(&*self.log(), digested, &|| newest, Cut::Live(None), &limits)
                 .unwrap();
             if batch.upto == digested {
                 return Ok(all);
