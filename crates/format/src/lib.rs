@@ -14,6 +14,7 @@ pub mod inode;
 pub mod journal;
 pub mod log;
 mod node;
+pub mod seeded;
 pub mod session;
 pub mod space;
 pub mod state;

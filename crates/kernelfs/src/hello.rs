@@ -166,11 +166,13 @@ impl KernelFs {
             });
             taken.map_err(|error| self.refused(&error))?
         };
-        let token = random_bytes().map_err(|error| {
-            tracing::error!("no random numbers from /dev/urandom: {error}");
-            no(libc::EIO)
-        })?;
-        let token = u128::from_le_bytes(token);
+        let token = match &self.tokens {
+            Some(tokens) => tokens(),
+            None => random_bytes().map(u128::from_le_bytes).map_err(|error| {
+                tracing::error!("no random numbers from /dev/urandom: {error}");
+                no(libc::EIO)
+            })?,
+        };
         let limit = self.config.log_limit(self.store.devices().nvm.len_bytes());
         let initial = self.config.log_initial_bytes.min(limit);
         let area = self

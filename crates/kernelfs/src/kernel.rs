@@ -20,6 +20,9 @@ const LEASE_NUMBERS: u64 = 1 << 40;
 /// What operators ask for and others implement. Answers JSON.
 pub type Hook = Box<dyn Fn(&KernelFs) -> Result<String, String> + Send + Sync>;
 
+/// Where tokens of sessions come from in a deterministic test.
+pub type Tokens = Box<dyn Fn() -> u128 + Send + Sync>;
+
 /// What a daemon is made of.
 pub struct Parts {
     /// The shared area.
@@ -38,6 +41,8 @@ pub struct Parts {
     pub fsck: Option<Hook>,
     /// For `scrub`.
     pub scrub: Option<Hook>,
+    /// Tokens of new sessions; `None`: the system's random numbers.
+    pub tokens: Option<Tokens>,
 }
 
 impl Parts {
@@ -56,6 +61,7 @@ impl Parts {
             owner_uid: rustix::process::geteuid().as_raw(),
             fsck: None,
             scrub: None,
+            tokens: None,
         }
     }
 }
@@ -71,6 +77,7 @@ pub struct KernelFs {
     pub(crate) owner_uid: u32,
     pub(crate) fsck: Option<Hook>,
     pub(crate) scrub: Option<Hook>,
+    pub(crate) tokens: Option<Tokens>,
     pub(crate) core: Mutex<Core>,
     /// One move of a directory to another parent at a time.
     pub(crate) rename: Mutex<()>,
@@ -127,6 +134,7 @@ impl KernelFs {
             owner_uid,
             fsck,
             scrub,
+            tokens,
         } = parts;
         // Before the first transaction: from here on no client of an earlier daemon believes what it reads or wrote.
         for page in logs.pages()? {
@@ -155,6 +163,7 @@ impl KernelFs {
             owner_uid,
             fsck,
             scrub,
+            tokens,
             rename: Mutex::new(()),
             counters: Counters::default(),
             background: AtomicBool::new(false),

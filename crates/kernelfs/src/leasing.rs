@@ -13,6 +13,7 @@ use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, ReleaseItem, Want};
@@ -203,7 +204,7 @@ impl KernelFs {
                 attr,
             });
         }
-        if !rows.is_empty() {
+        if !rows.is_empty() && !armed(Bug::GrantNotDurable) {
             let mut tx = self.store.begin()?;
             for row in &rows {
                 tx.grant_put(row)?;
@@ -335,7 +336,7 @@ impl KernelFs {
             let mut upto = LogSeq(0);
             for item in items {
                 if let Some(mode) = core.table.begin_release(session.id, item.key, item.lease) {
-                    if mode == LeaseMode::Write {
+                    if mode == LeaseMode::Write && !armed(Bug::LeaseBeforeDigest) {
                         upto = upto.max(item.last_seq);
                     }
                     begun.push((*item, mode));

@@ -9,9 +9,9 @@ use crate::data::ExtentCache;
 use crate::errno::Errno;
 use crate::log::slots;
 use crate::overlay::{Pieces, Radix};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use varve_format::{InodeAttr, InodeKey, LogSeq, TimeNs};
 
 /// An inode that this process knows.
@@ -74,7 +74,7 @@ impl Inode {
     /// An inode of which the log holds nothing.
     #[must_use]
     pub fn new(attr: InodeAttr) -> Self {
-        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         Self {
             key: attr.key,
             lease: AtomicU64::new(0),

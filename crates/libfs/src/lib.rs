@@ -21,6 +21,7 @@ pub mod posix;
 pub mod seeded;
 mod session;
 mod setattr;
+mod sync;
 mod worker;
 mod xattrs;
 

@@ -14,6 +14,7 @@ use varve_ipc::{Request, Upcall};
 
 use crate::lease::{Event, Node, Surroundings, Withdrawals};
 use crate::options::CacheObserver;
+use crate::seeded;
 use crate::session::Session;
 
 /// How long a thread sleeps before it looks whether its session still exists.
@@ -45,15 +46,20 @@ pub(crate) fn start(
     inbox: Receiver<Event>,
     withdrawals: Withdrawals,
 ) -> std::io::Result<()> {
+    let bug = seeded::current();
     let weak = Arc::downgrade(session);
     std::thread::Builder::new()
         .name("varve-release".into())
-        .spawn(move || give_back(&weak, &inbox, withdrawals))?;
+        .spawn(move || {
+            seeded::arm(bug);
+            give_back(&weak, &inbox, withdrawals);
+        })?;
     let weak = Arc::downgrade(session);
     let link = Arc::clone(&session.link);
     std::thread::Builder::new()
         .name("varve-upcall".into())
         .spawn(move || {
+            seeded::arm(bug);
             loop {
                 let upcall = link.upcall(LOOK_AGAIN);
                 let Some(session) = weak.upgrade() else { return };

@@ -3,6 +3,7 @@
 use crate::core::Core;
 use crate::layout::Place;
 use crate::lens::POOL_INO;
+use crate::seeded::{Bug, armed};
 use crate::{DirItem, OP_ROOM, Progress, Result, StoreError};
 use varve_extent_tree::{ExtentTree, MetaIo};
 use varve_format::inode::{
@@ -160,7 +161,7 @@ impl Tx<'_> {
             inode.attr.key = old.key;
             inode.attr.mode = inode.attr.mode & !MODE_KIND_MASK | kind;
             inode.attr.size_bytes = old.size_bytes;
-            if inode.attr.nlink == 0 && inode.orphan.is_none() {
+            if inode.attr.nlink == 0 && inode.orphan.is_none() && !armed(Bug::OrphanNotListed) {
                 core.orphan_add(&mut inode)?;
             } else if inode.attr.nlink > 0 && old.nlink == 0 && !core.has_tail(&inode)? {
                 core.orphan_remove(&mut inode)?;

@@ -5,6 +5,7 @@ use super::carry::{Before, Carrier, FREE_BUDGET, Stuck};
 use super::types::{Applied, Client, Environment, Leases, Source};
 use super::view::{Rows, TxView};
 use varve_digest::{Actor, Batch, Fold, Op, Plan, Refusal, RefusedTx, Transaction};
+use varve_format::seeded::{Bug, armed};
 use varve_format::{InodeKey, LogSeq, SessionId, charge};
 use varve_store::{OP_ROOM, Progress, Store, StoreError, Tx};
 
@@ -35,6 +36,11 @@ pub fn digest(
         let Some(cut) = fold(&tx, sources, &next, env, most, budget)? else {
             return Ok(());
         };
+        if armed(Bug::DigestedBeforeOps) {
+            drop(tx);
+            number_first(store, sources, &cut)?;
+            tx = store.begin()?;
+        }
         let carried = commit(store, &mut tx, sources, &cut, env);
         let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
         let stuck = match committed {
@@ -256,6 +262,18 @@ fn commit(
         return Err(Stuck::RecordFull);
     }
     Ok((applied, unfinished))
+}
+
+/// Moves the digested numbers alone (seeded bug only).
+fn number_first(store: &Store, sources: &[Source<'_>], cut: &CutPlan<'_>) -> Result<(), StoreError> {
+    let mut tx = store.begin()?;
+    for (source, upto) in sources.iter().zip(&cut.upto) {
+        let session = source.client.session;
+        let mut row = tx.session(session)?.ok_or(StoreError::NoSession(session))?;
+        row.digested = row.digested.max(*upto);
+        tx.session_put(&row)?;
+    }
+    tx.commit().map(|_| ())
 }
 
 /// Carries a plan out in `tx`.

@@ -3,16 +3,17 @@
 //! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do; `CLOSED` bars new pins. The
 //! flags change under the state's lock; pins are counted without it.
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::LeaseMode;
 
 use crate::inode::Inode;
 use crate::names::DirNames;
+use crate::seeded::{Bug, armed};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::xattrs::Xattrs;
 
 const COUNT: u64 = 0xffff_ffff;
@@ -248,7 +249,9 @@ impl Node {
         let fresh = state.mode.is_none() || (state.phase == Phase::Releasing && number != state.number);
         if fresh {
             self.forget();
-            if let Some(attr) = attr {
+            if let Some(attr) = attr
+                && !(armed(Bug::CacheKeptAfterRevocation) && state.given_back > LeaseNo(0))
+            {
                 self.inode.reset(attr);
             }
         }
@@ -272,5 +275,71 @@ impl Node {
         *self.parent.lock() = None;
         self.atime_moved.store(false, Ordering::Relaxed);
         self.kernel_data.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, feature = "shuttle"))]
+mod driven {
+    //! The lease word under a scheduler that tries interleavings.
+    #![allow(clippy::unwrap_used)]
+
+    use super::{Node, Phase};
+    use crate::sync::atomic::{AtomicU64, Ordering};
+    use shuttle::sync::mpsc::channel;
+    use std::sync::Arc;
+    use varve_format::{InodeKey, LeaseNo};
+    use varve_ipc::LeaseMode;
+
+    /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the one who gives it back is woken.
+    fn nobody_uses_what_was_given_back() {
+        let node = Arc::new(Node::new(crate::lease::table::empty(InodeKey::new(5, 1))));
+        {
+            let mut state = node.state();
+            (state.number, state.mode) = (LeaseNo(1), Some(LeaseMode::Write));
+            node.publish(&state, false);
+        }
+        let gone = Arc::new(AtomicU64::new(0));
+        let (last, woken) = channel();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (node, gone, last) = (Arc::clone(&node), Arc::clone(&gone), last.clone());
+                shuttle::thread::spawn(move || {
+                    for _ in 0..2 {
+                        if node.try_pin(LeaseMode::Write) {
+                            assert_eq!(gone.load(Ordering::SeqCst), 0, "pinned after it was given back");
+                            if node.unpin() {
+                                last.send(()).unwrap();
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        {
+            let mut state = node.state();
+            state.phase = Phase::Draining;
+            node.publish(&state, true);
+        }
+        // As the worker does: look, and if somebody is there, wait for the last one's word.
+        while node.pins() > 0 {
+            woken.recv().unwrap();
+        }
+        gone.store(1, Ordering::SeqCst);
+        {
+            let mut state = node.state();
+            (state.mode, state.phase) = (None, Phase::Settled);
+            node.publish(&state, false);
+        }
+        node.open_gate();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(!node.try_pin(LeaseMode::Read));
+    }
+
+    #[test]
+    fn lease_goes_only_without_pins() {
+        shuttle::check_random(nobody_uses_what_was_given_back, 5_000);
+        shuttle::check_pct(nobody_uses_what_was_given_back, 3_000, 3);
     }
 }

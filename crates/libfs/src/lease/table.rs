@@ -13,6 +13,7 @@ use super::Use;
 use super::node::{Node, Phase};
 use super::withdraw::Event;
 use crate::errno::{Errno, OpError, OpResult};
+use crate::seeded::{Bug, armed};
 
 /// How long a wait sleeps before it looks again whether the session still lives.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -424,6 +425,7 @@ impl Leases {
         if nodes
             .get(&key)
             .is_some_and(|node| Arc::strong_count(node) <= 2 && node.mode().is_none())
+            && !armed(Bug::CacheKeptAfterRevocation)
         {
             nodes.remove(&key);
         }
@@ -494,7 +496,7 @@ pub(crate) enum Revoked {
 }
 
 /// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never shown.
-const fn empty(key: InodeKey) -> InodeAttr {
+pub(super) const fn empty(key: InodeKey) -> InodeAttr {
     InodeAttr {
         key,
         mode: 0,

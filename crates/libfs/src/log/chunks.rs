@@ -215,7 +215,7 @@ impl Log {
                 .filter(|chunk| chunk.last_seq > digested)
                 .count() as u64;
             let mark = self.options.max_bytes / 100 * u64::from(self.options.digest_percent);
-            let last = self.next_seq.load(std::sync::atomic::Ordering::Relaxed) - 1;
+            let last = self.next_seq.load(crate::sync::atomic::Ordering::Relaxed) - 1;
             if waiting * CHUNK_BYTES < mark || pool.asked > digested {
                 return;
             }

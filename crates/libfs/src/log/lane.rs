@@ -3,10 +3,10 @@
 use super::chunks::chunk_start;
 use super::{Log, LogHost, Stamp, slots};
 use crate::errno::{Errno, OpError, OpResult};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{MutexGuard, spin_loop, yield_now};
 use crossbeam_utils::CachePadded;
-use parking_lot::MutexGuard;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, PAYLOAD_MAX, TX_ENTRIES_MAX, entry_crc, entry_size, payload_crc,
 };
@@ -59,8 +59,8 @@ impl Lane {
         let mut spins = 0_u32;
         loop {
             match self.in_flight.load(Ordering::Acquire) {
-                TAKING if spins < 200 => std::hint::spin_loop(),
-                TAKING => std::thread::yield_now(),
+                TAKING if spins < 200 => spin_loop(),
+                TAKING => yield_now(),
                 seq => return seq,
             }
             spins += 1;

@@ -15,6 +15,8 @@
 mod chunks;
 mod lane;
 pub(crate) mod slots;
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -25,12 +27,12 @@ pub use slots::reset_after_fork;
 
 use crate::errno::{Errno, OpError, OpResult};
 use crate::seeded::{Bug, armed};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use chunks::Pool;
 use crossbeam_utils::CachePadded;
 use lane::Lane;
-use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
 use varve_format::{LogSeq, SessionId, TimeNs};
@@ -157,7 +159,7 @@ impl Log {
             if start.elapsed().as_millis() as u64 > self.options.wait_ms {
                 return Err(Errno(libc::ETIMEDOUT));
             }
-            std::thread::yield_now();
+            crate::sync::yield_now();
         }
         Ok(())
     }
@@ -202,7 +204,7 @@ impl Log {
     /// Whether the session still counts: call after the fence.
     #[inline]
     fn is_live(&self) -> bool {
-        self.page.state() == PageState::Live
+        armed(Bug::AckWithoutPageCheck) || self.page.state() == PageState::Live
     }
 }
 

@@ -55,7 +55,7 @@ impl Drop for Claim {
     }
 }
 
-thread_local! {
+crate::sync::thread_local! {
     static CLAIM: Claim = Claim::new();
 }
 

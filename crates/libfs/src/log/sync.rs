@@ -3,7 +3,7 @@
 use super::{Log, slots};
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex};
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
 

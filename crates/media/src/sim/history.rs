@@ -356,20 +356,41 @@ impl Replay {
         }
     }
 
-    /// Each unit takes all stores before a cut of its own, so that what it holds is what it held at some moment.
+    /// Each unit takes all stores before a cut of its own, so that what it holds is what it held at some moment. The seed also says how the
+    /// cuts hang together: where thousands of units are pending, independent ones would never leave one structure whole and another not.
     fn apply_seeded(&self, pages: &mut [Pages], seed: u64) {
         let stores = self.pending.len() as u64;
+        let manner = mix(seed ^ 0x006d_616e) % 8;
+        // One unit that is different from all others, in the middle of some store.
+        let odd = (stores > 0).then(|| {
+            let pending = &self.pending[(mix(seed) % stores) as usize];
+            let unit = self.media[pending.device].unit_bytes();
+            (
+                pending.device,
+                (pending.off + mix(seed ^ 1) % pending.len().max(1)) / unit,
+            )
+        });
         for (index, pending) in self.pending.iter().enumerate() {
             let medium = self.media[pending.device];
             let (unit, atom) = (medium.unit_bytes(), medium.atom_bytes());
             let device_seed = mix(seed ^ mix(pending.device as u64));
             let chosen = |at: u64| {
                 let dice = mix(device_seed ^ mix(at / unit));
-                let cut = match dice % 8 {
-                    0..=2 => 0,
-                    3..=5 => stores,
-                    6 => mix(dice) % (stores + 1),
-                    _ => mix(dice ^ mix(at / atom)) % (stores + 1),
+                let all_or_none = |all: bool| if all { stores } else { 0 };
+                let cut = match manner {
+                    // Nearly all, or nearly nothing.
+                    3 => all_or_none(!dice.is_multiple_of(16)),
+                    4 => all_or_none(dice.is_multiple_of(16)),
+                    // Devices that are fast and slow: all of one and nothing of another, or as they were at some moment.
+                    5 => all_or_none(device_seed.is_multiple_of(2)),
+                    6 => mix(device_seed ^ 2) % (stores + 1),
+                    7 => all_or_none((odd == Some((pending.device, at / unit))) == seed.is_multiple_of(2)),
+                    _ => match dice % 8 {
+                        0..=2 => 0,
+                        3..=5 => stores,
+                        6 => mix(dice) % (stores + 1),
+                        _ => mix(dice ^ mix(at / atom)) % (stores + 1),
+                    },
                 };
                 (index as u64) < cut
             };

@@ -1,0 +1,89 @@
+//! The synchronisation primitives of the log, its lanes and the words that leases are pinned with: the real ones, or with the feature
+//! `shuttle` those that a test can drive through interleavings. Owns the choice; refuses to know who uses it.
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use {
+    parking_lot::{Condvar, Mutex, MutexGuard},
+    std::hint::spin_loop,
+    std::sync::atomic,
+    std::thread::yield_now,
+    std::thread_local,
+};
+
+#[cfg(feature = "shuttle")]
+pub(crate) use driven::{Condvar, Mutex, MutexGuard};
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
+
+#[cfg(feature = "shuttle")]
+mod driven {
+    use std::fmt;
+    use std::ops::{Deref, DerefMut};
+    use std::sync::PoisonError;
+    use std::time::Duration;
+
+    /// As `parking_lot`'s.
+    #[derive(Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    /// As `parking_lot`'s. The inner guard is away only while a condition is waited for.
+    pub(crate) struct MutexGuard<'m, T>(Option<shuttle::sync::MutexGuard<'m, T>>);
+
+    /// As `parking_lot`'s.
+    #[derive(Default)]
+    pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        }
+    }
+
+    impl<T> fmt::Debug for Mutex<T> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Mutex")
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            self.0
+                .as_ref()
+                .unwrap_or_else(|| unreachable!("taken while waiting only"))
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.0
+                .as_mut()
+                .unwrap_or_else(|| unreachable!("taken while waiting only"))
+        }
+    }
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self(shuttle::sync::Condvar::new())
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            if let Some(inner) = guard.0.take() {
+                guard.0 = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+
+        /// Never times out: what is tested must not need it.
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) {
+            self.wait(guard);
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+}
