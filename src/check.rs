@@ -1,7 +1,7 @@
-//! `varve fsck` and `varve scrub`: asks the daemon, or opens a stopped pool without changing it.
+//! `varve fsck` and `varve scrub`: asks the daemon, or opens a stopped pool, which only `fsck --repair` changes.
 
-use crate::DAMAGED;
 use crate::cli::{FsckArgs, PoolJsonArgs};
+use crate::DAMAGED;
 use crate::out::{self, Progress};
 use crate::pool::Pool;
 use anyhow::{Context, bail};
@@ -9,8 +9,14 @@ use serde_json::json;
 use std::process::ExitCode;
 use varve_format::superblock::SuperblockError;
 use varve_ipc::Admin;
-use varve_kernelfs::host::{CheckItem, CheckReport, explain};
+use varve_kernelfs::host::{CheckItem, CheckReport, describe, describe_loss, explain};
+use varve_store::repair::RepairOptions;
 use varve_store::{OpenOptions, Store, StoreError};
+
+/// Exit codes of fsck(8): damage was mended; some is left; it could not be done.
+const FSCK_MENDED: u8 = 1;
+const FSCK_LEFT: u8 = 4;
+const FSCK_FAILED: u8 = 8;
 
 type Check = fn(&Store) -> Result<CheckReport, StoreError>;
 
@@ -129,24 +135,110 @@ fn tell(
     }
 }
 
-/// `varve fsck`.
-pub fn fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
+/// `varve fsck`: exit codes as fsck(8).
+pub fn fsck(args: &FsckArgs) -> ExitCode {
+    match try_fsck(args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("varve: {}", crate::message(&error));
+            ExitCode::from(FSCK_FAILED)
+        }
+    }
+}
+
+fn try_fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
     let pool = Pool::open(&args.pool)?;
-    if args.repair && pool.has_daemon() {
-        bail!(
-            "{0} is being served; stop it first (`varve down {0}`) to repair it",
+    if args.repair || args.dry_run {
+        if pool.has_daemon() {
+            bail!(
+                "{0} is being served; stop it first (`varve down {0}`) to repair it",
+                pool.dir().display()
+            );
+        }
+        return repair(&pool, args);
+    }
+    let (report, logs, served) = check(&pool, Admin::Fsck, CheckReport::of_stopped, "checking")?;
+    tell(&pool, &report, logs, served, args.json, "clean");
+    if report.clean {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !args.json {
+        out::line(&format!(
+            "`varve fsck --dry-run {0}` shows what a repair would do, `varve fsck --repair {0}` does it (stop the pool first)",
             pool.dir().display()
-        );
+        ));
     }
-    let (report, logs, served) = check(&pool, Admin::Fsck, CheckReport::of_structures, "checking")?;
-    let code = tell(&pool, &report, logs, served, args.json, "clean");
-    if args.repair && !report.clean {
-        eprintln!(
-            "varve: this version checks only and cannot repair yet; nothing was changed. Copy what you can from a read-only mount \
-             (`varve mount --read-only`) into a new pool"
-        );
+    Ok(ExitCode::from(FSCK_LEFT))
+}
+
+/// Mends a stopped pool, or only says what that would do.
+fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
+    let progress = Progress::start(if args.dry_run { "looking what to mend" } else { "mending" });
+    let _lock = pool.host().lock()?;
+    let devices = if args.dry_run {
+        pool.host().devices_for_trying()?
+    } else {
+        pool.host().devices()?
+    };
+    let options = RepairOptions {
+        now_ns: varve_ipc::Clock::now_ns(&varve_ipc::SystemClock),
+    };
+    let report = Store::repair(&devices, options).map_err(|error| explain(pool.host(), error))?;
+    let logs = pool.host().logs()?.copies()?.len();
+    drop(progress);
+    let losses: Vec<String> = report.losses.iter().map(describe_loss).collect();
+    let left: Vec<_> = report.left.iter().map(describe).collect();
+    if args.json {
+        let lost: Vec<_> = report
+            .losses
+            .iter()
+            .map(|loss| {
+                json!({
+                    "ino": loss.ino.0,
+                    "path": loss.path.as_deref().map(String::from_utf8_lossy),
+                    "from_byte": loss.bytes.map(|(from, _)| from),
+                    "to_byte": loss.bytes.map(|(_, to)| to),
+                    "what": loss.what,
+                })
+            })
+            .collect();
+        let value = json!({
+            "dry_run": args.dry_run,
+            "clean": report.mended.is_empty() && left.is_empty(),
+            "mended": report.mended,
+            "lost": lost,
+            "left": left,
+            "logs_to_digest": logs,
+        });
+        out::line(&format!("{value:#}"));
+    } else {
+        let (mended, lost) = if args.dry_run {
+            ("would mend", "would be lost or doubtful")
+        } else {
+            ("mended", "lost or doubtful")
+        };
+        report.mended.iter().for_each(|what| out::line(&format!("{mended}: {what}")));
+        losses.iter().for_each(|what| out::line(&format!("{lost}: {what}")));
+        left.iter().for_each(|item| out::line(&format!("left: {}: {}", item.kind, item.text)));
+        out::line(&format!(
+            "{}: {}",
+            pool.dir().display(),
+            match (report.mended.is_empty(), left.is_empty(), args.dry_run) {
+                (true, true, _) => "clean".to_owned(),
+                (false, true, false) => format!("mended; {} losses named", losses.len()),
+                (false, true, true) => "damaged; nothing was changed".to_owned(),
+                (_, false, _) => format!("{} findings left", left.len()),
+            }
+        ));
+        if logs > 0 {
+            out::line(&format!("{logs} logs wait for the next start to be digested (that is in order)"));
+        }
     }
-    Ok(code)
+    Ok(match (report.mended.is_empty(), left.is_empty()) {
+        (true, true) => ExitCode::SUCCESS,
+        (false, true) if !args.dry_run => ExitCode::from(FSCK_MENDED),
+        _ => ExitCode::from(FSCK_LEFT),
+    })
 }
 
 /// `varve scrub`.

@@ -8,8 +8,9 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  it failed; the message on standard error says what to do
   2  the command line was wrong
-  3  fsck or scrub found damage
-  4  no daemon serves this pool";
+  3  scrub found damage
+  4  no daemon serves this pool
+fsck has the codes of fsck(8), see `varve fsck --help`.";
 
 /// A file system across NVM, SSD and HDD: writes are durable when they return and cost no system call.
 #[derive(Debug, Parser)]
@@ -198,14 +199,25 @@ pub struct PoolJsonArgs {
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Nothing is written. A pool that is being served is checked by its daemon (between two transactions)."
+    after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two transactions); a
+stopped one is checked in full, data on NVM included (no read compares that; `varve scrub` verifies all data). Repair
+needs a stopped pool. What cannot be had back is named with its path and bytes: damaged data on NVM goes to a slower
+tier, where reads of it fail; inodes without a name come to /lost+found. Cut off at any point, a repair can be started
+again. Exit codes, as fsck(8):
+  0  clean
+  1  damage was mended
+  4  damage is left (always without --repair)
+  8  it could not be checked or mended; the message on standard error says what to do"
 )]
 pub struct FsckArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
-    /// Mend what can be mended: not there yet, checks and says so
-    #[arg(long)]
+    /// Mend what can be mended, and say what was done and what was lost
+    #[arg(long, conflicts_with = "dry_run")]
     pub repair: bool,
+    /// Show what --repair would do, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

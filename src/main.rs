@@ -84,7 +84,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Umount(args) => mount::umount(&args).map(done),
         Command::Status(args) => status::status(&args).map(done),
         Command::Digest(args) => status::digest(&args).map(done),
-        Command::Fsck(args) => check::fsck(&args),
+        Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),
         Command::Bench(args) => bench::bench(&args).map(done),

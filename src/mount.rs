@@ -23,7 +23,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         kind: ClientKind::Shim,
         read_only: args.read_only,
         check_permissions: false,
-        sync_always: args.sync_always,
+        sync_always: args.sync_always || pool.host().config().sync_always,
         observer: Some(Arc::clone(&caches) as _),
         ..FsOptions::default()
     };

@@ -64,6 +64,14 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     if let Some(reason) = &status.latched {
         put(format!("READ-ONLY since an error: {reason}"));
     }
+    let live = &host["recovered_logs"];
+    put(format!(
+        "live     {}  (logs found at the start: {} in memory, {} on disk, {} refused)",
+        host["live_directory"].as_str().unwrap_or("-"),
+        live["live"],
+        live["backing"],
+        live["ignored"]
+    ));
     for remark in host["remarks"]
         .as_array()
         .into_iter()
@@ -73,16 +81,24 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
         put(format!("note     {remark}"));
     }
     put(String::new());
-    put("tier     capacity        used   use   device".into());
+    put("tier     capacity        used   use        read     written   device".into());
     for tier in &status.tiers {
         let percent = tier.used_bytes * 100 / tier.capacity_bytes.max(1);
         put(format!(
-            "{:<5} {:>11} {:>11} {percent:>4}%   {}",
+            "{:<5} {:>11} {:>11} {percent:>4}% {:>11} {:>11}   {}",
             tier.tier,
             show(tier.capacity_bytes),
             show(tier.used_bytes),
+            show(tier.read_bytes),
+            show(tier.written_bytes),
             tier.device
         ));
+    }
+    for tier in status.tiers.iter().filter(|tier| tier.state != "ok") {
+        put(format!("FAILED   {}: {}", tier.tier, tier.state));
+    }
+    if status.journal_state != "ok" {
+        put(format!("FAILED   journal: {}", status.journal_state));
     }
     put(format!(
         "inodes   {} in use, {} free; transaction {}",
@@ -92,17 +108,21 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     if status.sessions.is_empty() {
         put("sessions none".into());
     } else {
-        put("session      pid    uid  kind    state          log  digested to   leases".into());
+        put("session      pid    uid  kind    state          log  full  digested to   leases".into());
     }
     for session in &status.sessions {
         put(format!(
-            "{:<7} {:>8} {:>6}  {:<7} {:<9} {:>8} {:>12} {:>8}{}",
+            "{:<7} {:>8} {:>6}  {:<7} {:<9} {:>8} {:>5} {:>12} {:>8}{}",
             session.id,
             session.pid,
             session.uid,
             session.kind,
             session.state,
             show(session.log_bytes),
+            // While a log is digested, its fill changes by the moment.
+            session.log_used_bytes.map_or("…".into(), |used| {
+                format!("{}%", used * 100 / session.log_bytes.max(1))
+            }),
             session.digested,
             session.leases,
             if session.read_only { "  read-only" } else { "" }
@@ -118,7 +138,7 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
         "         {} logged, {} written, {} dropped",
         show(digest.bytes_in),
         show(digest.bytes_out),
-        show(digest.bytes_in.saturating_sub(digest.bytes_out))
+        show(digest.dropped_bytes)
     ));
     let leases = &status.leases;
     put(format!(

@@ -229,7 +229,12 @@ pub(crate) fn config(request: &MountRequest) -> Config {
         SessionACL::Owner
     };
     config.n_threads = Some(THREADS);
-    config.clone_fd = true;
+    // The device is opened again for each thread; fusermount3, which is set-uid, may be the only one that is let.
+    config.clone_fd = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .is_ok();
     config
 }
 

@@ -32,6 +32,12 @@ pub struct Config {
     /// How often a client makes its log durable in the background, in milliseconds; only where that needs a write (`file`). Default
     /// 1,000; 0 (never) to 60,000.
     pub sync_ms: u64,
+    /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always` does. Default false.
+    pub sync_always: bool,
+    /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
+    pub io_uring: bool,
+    /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
+    pub o_direct: bool,
     /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to 3,600,000.
     pub solo_ms: u64,
     /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
@@ -60,6 +66,9 @@ impl Default for Config {
             credits_max_blocks: 262_144,
             read_ahead_bytes: 256 << 10,
             sync_ms: 1_000,
+            sync_always: false,
+            io_uring: true,
+            o_direct: true,
             solo_ms: 30_000,
             idle_digest_ms: 500,
             placement_high_percent: 95,

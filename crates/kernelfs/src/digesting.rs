@@ -15,6 +15,9 @@ use varve_store::StoreError;
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;
 
+/// How often it is told that there is no space, in milliseconds.
+const NO_SPACE_TOLD_MS: u64 = 60_000;
+
 /// The leases as a digest sees them.
 pub(crate) struct LeaseView<'k>(pub(crate) &'k KernelFs);
 
@@ -146,10 +149,29 @@ impl KernelFs {
                 break Ok(reader.digested);
             }
         };
-        result.inspect_err(|error| {
-            tracing::error!(session = %session.id, "the log cannot be digested: {error}");
-            self.note_error(error);
-        })
+        match &result {
+            Ok(_) => self.counters.no_space_ms.store(0, Ordering::Relaxed),
+            Err(error) if error.is_no_space() => self.wait_for_space(error),
+            Err(error) => {
+                tracing::error!(session = %session.id, "the log cannot be digested: {error}");
+                self.note_error(error);
+            }
+        }
+        result
+    }
+
+    /// Logs stay as they are until there is space again: the mover is asked to make some, and it is told once a minute.
+    pub(crate) fn wait_for_space(&self, error: &StoreError) {
+        let now_ms = self.now_ms().max(1);
+        self.counters.no_space_ms.store(now_ms, Ordering::Relaxed);
+        let told_ms = self.counters.no_space_told_ms.load(Ordering::Relaxed);
+        if told_ms == 0 || now_ms >= told_ms + NO_SPACE_TOLD_MS {
+            self.counters.no_space_told_ms.store(now_ms, Ordering::Relaxed);
+            tracing::warn!(
+                "logs cannot be digested now: {error}. Nothing is lost; it goes on when there is space (delete or truncate files)"
+            );
+        }
+        self.placer.bell.ring();
     }
 
     /// Takes over what one durable record changed. Answers row changes that are still to be written.
@@ -301,6 +323,11 @@ impl KernelFs {
                     }
                 }
                 Ok(false) => {}
+                Err(error) if error.is_no_space() => {
+                    self.locked().unheld.insert(key);
+                    self.wait_for_space(&error);
+                    return;
+                }
                 Err(error) => {
                     tracing::error!("inode {key} without a name cannot be freed: {error}");
                     self.note_error(&error);

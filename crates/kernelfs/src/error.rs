@@ -46,6 +46,7 @@ pub fn errno(error: &StoreError) -> i32 {
     match error {
         StoreError::NoSpace { .. } => libc::ENOSPC,
         StoreError::TableFull(_) => libc::ENOSPC,
+        StoreError::Media(error) if error.is_no_space() => libc::ENOSPC,
         StoreError::NoInode(_) => libc::ESTALE,
         StoreError::WrongKind { wanted, .. } if *wanted == "directory" => libc::ENOTDIR,
         StoreError::WrongKind { .. } | StoreError::Invalid(_) => libc::EINVAL,

@@ -14,6 +14,9 @@ use varve_format::{Generation, Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer, Upcall};
 use varve_store::{InodeSlot, StoreError};
 
+/// Pause before a sealed log that found no space is tried again, in milliseconds.
+const NO_SPACE_RETRY_MS: u64 = 200;
+
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
 
@@ -109,8 +112,12 @@ impl KernelFs {
                 return;
             };
             if let Err(error) = self.finish_session(&session, &seal, keep, BaseLimit::Now) {
-                tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
-                self.note_error(&error);
+                if error.is_no_space() {
+                    self.wait_for_space(&error);
+                } else {
+                    tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
+                    self.note_error(&error);
+                }
                 session.upcalls.close();
                 if !error.is_device() {
                     // Out of space, most likely: again when there is some.
@@ -235,8 +242,13 @@ impl KernelFs {
 
     /// Forgets ended sessions whose process is gone, or that are too many; ends sessions whose process is gone.
     pub(crate) fn reap(&self, now_ms: u64) {
-        let retry = std::mem::take(&mut self.locked().unfinished);
-        self.locked().to_finish.extend(retry);
+        // Logs that found no space are tried again, but not at every tick.
+        let no_space_ms = self.counters.no_space_ms.load(Ordering::Relaxed);
+        if no_space_ms == 0 || now_ms >= no_space_ms + NO_SPACE_RETRY_MS {
+            let mut core = self.locked();
+            let retry = std::mem::take(&mut core.unfinished);
+            core.to_finish.extend(retry);
+        }
         let own = std::process::id();
         let (members, ended) = {
             let core = self.locked();

@@ -4,12 +4,13 @@ use crate::digest::SessionLog;
 use crate::process::ProcessId;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
 use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId, TimeNs};
 use varve_ipc::{ClientKind, Cred, Page, Peer, UpcallQueue};
-use varve_media::Region;
+use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 
 /// Most inodes that an unprivileged session can name.
 const KNOWN_MAX: usize = 1 << 20;
@@ -18,6 +19,90 @@ const KNOWN_MAX: usize = 1 << 20;
 pub(crate) struct Reader {
     pub(crate) log: SessionLog,
     pub(crate) digested: LogSeq,
+}
+
+/// The log of a client that is not to be trusted with the daemon's life: it can shorten the file under a mapping, and a read of what is
+/// gone would kill the reader. So it is read by system calls, and what is gone reads as zeros: no entries.
+struct GuardedLog(Arc<dyn Region>);
+
+impl GuardedLog {
+    fn over(log: Arc<dyn Region>) -> Arc<dyn Region> {
+        if log.file().is_some() {
+            Arc::new(Self(log))
+        } else {
+            log
+        }
+    }
+}
+
+impl Region for GuardedLog {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let Some(file) = self.0.file() else {
+            return self.0.read(off, out);
+        };
+        let end = off.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.len_bytes()) {
+            return Err(MediaError::OutOfRange {
+                device: self.0.info().name,
+                off,
+                len: out.len() as u64,
+                size_bytes: self.len_bytes(),
+            });
+        }
+        let mut done = 0;
+        while done < out.len() {
+            match file.read_at(&mut out[done..], off + done as u64) {
+                Ok(0) => {
+                    out[done..].fill(0);
+                    break;
+                }
+                Ok(n) => done += n,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // A file in memory: whatever it is, it is the client's doing and nobody else's harm.
+                Err(_) => {
+                    out[done..].fill(0);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.0.write(off, src)
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        self.0.write_crc(off, src, seed)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.0.fence()
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.0.sync(off, len)
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        self.0.grow(new_len)
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.0.allocate(off, len)
+    }
+
+    fn state(&self) -> DeviceState {
+        self.0.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
 }
 
 /// Mediated operations are carried out in the order of their numbers.
@@ -101,7 +186,7 @@ impl Session {
             created_ns,
             upcalls: Arc::new(UpcallQueue::new()),
             page,
-            log,
+            log: log.map(|log| if privileged { log } else { GuardedLog::over(log) }),
             reader: Mutex::new(Reader {
                 log: SessionLog::new(id),
                 digested: LogSeq(0),
@@ -218,5 +303,36 @@ mod tests {
         assert!(!may(&file(0o047), &cred(11, 20, &[]), 2));
         assert!(may(&file(0o004), &cred(11, 1, &[]), 4));
         assert!(may(&file(0), &Cred::root(), 6) && !may(&file(0), &Cred::root(), 1));
+    }
+}
+
+#[cfg(test)]
+mod guarded {
+    #![allow(clippy::unwrap_used)]
+    use super::GuardedLog;
+    use std::sync::Arc;
+    use varve_media::{Backing, MappedOptions, MappedRegion};
+
+    #[test]
+    fn guarded_log_reads_zeros_when_its_client_has_shortened_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let options = MappedOptions {
+            backing: Backing::Shm,
+            len_bytes: 1 << 20,
+            max_bytes: 1 << 20,
+            sparse: false,
+        };
+        let log = GuardedLog::over(Arc::new(MappedRegion::create(&path, options).unwrap()));
+        log.write(8000, b"entry").unwrap();
+        let mut bytes = [1; 5];
+        log.read(8000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"entry");
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(8002).unwrap();
+        log.read(8000, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"en\0\0\0");
+        log.read(500_000, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 5]);
+        assert!(log.read(1 << 20, &mut bytes).is_err());
     }
 }

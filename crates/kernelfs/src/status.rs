@@ -3,8 +3,11 @@
 use crate::KernelFs;
 use crate::placement::PlacementStatus;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use varve_format::Tier;
+use varve_format::{SessionId, Tier};
+use varve_media::DeviceState;
 
 /// Counters of one run.
 #[derive(Debug, Default)]
@@ -20,6 +23,10 @@ pub(crate) struct Counters {
     pub(crate) grants: AtomicU64,
     pub(crate) waits: AtomicU64,
     pub(crate) mediated: AtomicU64,
+    /// When a digest last found no space, by the monotonic clock in milliseconds; 0: it did not, or has found some since.
+    pub(crate) no_space_ms: AtomicU64,
+    /// When that was last told.
+    pub(crate) no_space_told_ms: AtomicU64,
 }
 
 impl Counters {
@@ -50,6 +57,15 @@ pub struct TierStatus {
     pub used_bytes: u64,
     /// Freed, but not to be reused yet, in bytes.
     pub pending_bytes: u64,
+    /// `ok`, or why the device failed.
+    #[serde(default)]
+    pub state: String,
+    /// Read by the daemon since it started, in bytes. Privileged clients read NVM by themselves; that is not in it.
+    #[serde(default)]
+    pub read_bytes: u64,
+    /// Written by the daemon since it started, metadata included, in bytes.
+    #[serde(default)]
+    pub written_bytes: u64,
     /// Moved here from other tiers since the daemon started, in bytes.
     #[serde(default)]
     pub moved_in_bytes: u64,
@@ -75,6 +91,9 @@ pub struct SessionStatus {
     pub read_only: bool,
     /// Bytes of its log.
     pub log_bytes: u64,
+    /// Bytes of them that hold what is not digested yet; `None` while it is being digested.
+    #[serde(default)]
+    pub log_used_bytes: Option<u64>,
     /// Everything up to this number is digested.
     pub digested: u64,
     /// Leases.
@@ -100,6 +119,9 @@ pub struct DigestStatus {
     pub bytes_in: u64,
     /// Bytes of file data written; the rest was dropped.
     pub bytes_out: u64,
+    /// Bytes of file data dropped, because they were overwritten or deleted before they were digested.
+    #[serde(default)]
+    pub dropped_bytes: u64,
     /// Writes merged with a neighbour.
     pub merged: u64,
     /// Inodes made and deleted before they were written.
@@ -132,6 +154,9 @@ pub struct Status {
     pub newest_tx: u64,
     /// Why the pool is read-only, if it is.
     pub latched: Option<String>,
+    /// The journal's device: `ok`, or why it failed.
+    #[serde(default)]
+    pub journal_state: String,
     /// Tiers that there are.
     pub tiers: Vec<TierStatus>,
     /// Blocks reserved for sessions.
@@ -164,10 +189,11 @@ impl KernelFs {
         let devices = self.store.devices();
         let block = varve_format::BLOCK_BYTES;
         let mut tiers = Vec::new();
+        let io = self.store.io();
         for (tier, stats) in Tier::ALL.into_iter().zip(&space.tiers) {
-            let device = match (tier, devices.block_device(tier)) {
-                (Tier::Nvm, _) => devices.nvm.info().to_string(),
-                (_, Some(device)) => device.info().to_string(),
+            let (device, state) = match (tier, devices.block_device(tier)) {
+                (Tier::Nvm, _) => (devices.nvm.info().to_string(), devices.nvm.state()),
+                (_, Some(device)) => (device.info().to_string(), device.state()),
                 (_, None) => continue,
             };
             tiers.push(TierStatus {
@@ -176,11 +202,16 @@ impl KernelFs {
                 capacity_bytes: stats.total * block,
                 used_bytes: stats.total.saturating_sub(stats.free + stats.pending) * block,
                 pending_bytes: stats.pending * block,
+                state: state_text(&state),
+                read_bytes: io[tier as usize].read_bytes,
+                written_bytes: io[tier as usize].written_bytes,
                 moved_in_bytes: get(&self.placer.moved_in[tier as usize]) * block,
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
             });
         }
         let placement = self.placer.jobs();
+        let used = self.log_fill();
+        let counters = &self.counters;
         let core = self.locked();
         let mut sessions: Vec<_> = core
             .members
@@ -201,6 +232,7 @@ impl KernelFs {
                     },
                     read_only: session.read_only,
                     log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
+                    log_used_bytes: used.get(&session.id).copied(),
                     digested: varve_ipc::SessionPage::digested(&*session.page).0,
                     leases: core.table.count(session.id) as u64,
                     holds: core.holds.count(session.id) as u64,
@@ -223,8 +255,12 @@ impl KernelFs {
                 core.unheld.len()
             )]
         };
+        if get(&counters.no_space_ms) > 0 {
+            jobs.push(
+                "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate files)".into(),
+            );
+        }
         jobs.extend(placement.iter().map(ToString::to_string));
-        let counters = &self.counters;
         Status {
             pool: self
                 .store
@@ -235,6 +271,7 @@ impl KernelFs {
             pid: std::process::id(),
             newest_tx: self.store.newest_tx().0,
             latched: self.store.latched().map(|reason| reason.to_string()),
+            journal_state: state_text(&devices.journal.state()),
             tiers,
             reserved_blocks: space.reserved,
             inodes_used: space.inodes_used,
@@ -247,6 +284,7 @@ impl KernelFs {
                 refused: get(&counters.refused),
                 bytes_in: get(&counters.bytes_in),
                 bytes_out: get(&counters.bytes_out),
+                dropped_bytes: get(&counters.bytes_in).saturating_sub(get(&counters.bytes_out)),
                 merged: get(&counters.merged),
                 vanished: get(&counters.vanished),
             },
@@ -260,5 +298,32 @@ impl KernelFs {
             jobs,
             placement,
         }
+    }
+
+    /// How much of each log waits to be digested; a log that is being digested is left out.
+    fn log_fill(&self) -> HashMap<SessionId, u64> {
+        let sessions: Vec<_> = self
+            .locked()
+            .members
+            .values()
+            .map(|member| Arc::clone(&member.session))
+            .collect();
+        let mut fill = HashMap::new();
+        for session in sessions {
+            if let Some(log) = session.log.as_deref()
+                && let Some(reader) = session.reader.try_lock()
+                && let Ok(bytes) = reader.log.pending_bytes(log, reader.digested)
+            {
+                fill.insert(session.id, bytes);
+            }
+        }
+        fill
+    }
+}
+
+fn state_text(state: &DeviceState) -> String {
+    match state {
+        DeviceState::Ok => "ok".into(),
+        DeviceState::Failed { reason } => format!("failed: {reason}"),
     }
 }

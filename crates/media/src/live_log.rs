@@ -318,6 +318,10 @@ impl Region for LiveLog {
         self.live.as_ptr()
     }
 
+    fn file(&self) -> Option<&File> {
+        Some(self.live.file())
+    }
+
     fn state(&self) -> DeviceState {
         self.latch.state()
     }

@@ -211,6 +211,10 @@ impl Region for MappedRegion {
         self.allocate_host(off, len)
     }
 
+    fn file(&self) -> Option<&File> {
+        Some(&self.file)
+    }
+
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         Some(self.map.as_ptr())
     }

@@ -118,6 +118,11 @@ pub trait Region: Send + Sync {
         None
     }
 
+    /// The file under the region, for readers that must not map what another process can shorten.
+    fn file(&self) -> Option<&std::fs::File> {
+        None
+    }
+
     /// Whether the region still takes writes.
     fn state(&self) -> DeviceState {
         DeviceState::Ok

@@ -9,7 +9,7 @@ use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::{
-    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino, InodeKey,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino, InodeKey,
     ROOT_INO, Tier,
 };
 
@@ -138,6 +138,13 @@ pub enum Finding {
         /// Found.
         found: u64,
     },
+    /// A size that contradicts what the inode is.
+    Size {
+        /// Inode.
+        ino: Ino,
+        /// In the image, in bytes.
+        stored: u64,
+    },
     /// A data block does not have its checksum.
     Data {
         /// File.
@@ -233,7 +240,7 @@ impl Store {
         let snapshot = self.snapshot();
         let mut usage = Usage {
             used: Tier::ALL.map(|tier| vec![0; self.layout.blocks(tier).div_ceil(64) as usize]),
-            findings: Vec::new(),
+            findings: self.check_fixed()?,
         };
         let mut inodes = HashMap::new();
         let mut names = Vec::new();
@@ -245,6 +252,44 @@ impl Store {
         drop(snapshot);
         self.check_rows(&mut usage.findings);
         Ok(usage.findings)
+    }
+
+    /// Superblock copies, the journal's headers, the fixed areas' blocks.
+    fn check_fixed(&self) -> Result<Vec<Finding>> {
+        let mut findings = Vec::new();
+        for copy in crate::repair::bad_copies(&self.devices, &self.layout.sb)? {
+            findings.push(Finding::Table {
+                what: format!("copy {copy} of the superblock is damaged"),
+            });
+        }
+        for offset in crate::journal::Journal::bad_headers(&self.devices.journal)? {
+            findings.push(Finding::Table {
+                what: format!("the journal's header at byte {offset} is damaged"),
+            });
+        }
+        for (block, (kind, fault)) in self.bad_fixed()? {
+            findings.push(Finding::Table {
+                what: format!("{kind:?} block {block}: {fault}"),
+            });
+        }
+        Ok(findings)
+    }
+
+    /// Data on NVM that does not have its checksum: reads of it do not compare. Transactions go on meanwhile.
+    ///
+    /// # Errors
+    /// A tree is damaged, or a device failed.
+    pub fn check_nvm_data(&self) -> Result<Vec<Finding>> {
+        let bad = self.bad_nvm_data()?;
+        Ok(bad
+            .into_iter()
+            .map(|(ino, at, block)| Finding::Data {
+                ino,
+                tier: Tier::Nvm,
+                block,
+                what: format!("data checksum is wrong (byte {} of the file)", at.0 * BLOCK_BYTES),
+            })
+            .collect())
     }
 
     /// Compares all data with its checksums. Transactions go on meanwhile.
@@ -369,6 +414,12 @@ impl Store {
         names: &mut Names,
     ) -> Result<()> {
         let ino = inode.attr.key.ino;
+        if self.size_wrong(inode) {
+            usage.findings.push(Finding::Size {
+                ino,
+                stored: inode.attr.size_bytes,
+            });
+        }
         let mut extents = Vec::new();
         let mut walk = Walk {
             owner: ino,
@@ -502,7 +553,10 @@ impl Store {
             }
             let open = lens.open_unit(tier)?;
             for unit in 0..self.layout.blocks(tier) / unit_blocks {
-                let row = lens.unit_row(tier, unit)?;
+                // One that cannot be read is named already.
+                let Ok(row) = lens.unit_row(tier, unit) else {
+                    continue;
+                };
                 if (row.state == UnitRow::OPEN) != (open == Some(unit)) {
                     usage.findings.push(Finding::Table {
                         what: format!("{} unit {unit}: its row and the pool state disagree", tier.name()),

@@ -28,6 +28,8 @@ struct Dirty {
     base: Option<Arc<Block>>,
     /// No header to seal.
     raw: bool,
+    /// The record holds all of it, because what lies on media cannot be trusted (repair only).
+    whole: bool,
     /// Bytes that its difference takes in the record, when known.
     cost: Option<u64>,
 }
@@ -105,7 +107,11 @@ impl<'s> Core<'s> {
                 && let Some(base) = &dirty.base
             {
                 // The first word holds the checksum, which changes when the block is sealed.
-                let cost = diff_bytes(&base[..], &dirty.content[..]) + 20;
+                let cost = if dirty.whole {
+                    (BLOCK_SIZE + varve_format::journal::RANGE_HEADER_SIZE) as u64
+                } else {
+                    diff_bytes(&base[..], &dirty.content[..]) + 20
+                };
                 dirty.cost = Some(cost);
                 self.cost += cost;
             }
@@ -122,6 +128,7 @@ impl<'s> Core<'s> {
                     content: Box::new(*base),
                     base: Some(base),
                     raw,
+                    whole: false,
                     cost: None,
                 },
             );
@@ -144,6 +151,26 @@ impl<'s> Core<'s> {
         let dirty = self.dirty_mut(place.block, false)?;
         dirty.content[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
+    }
+
+    /// Puts `content` in place of a block that cannot be read as it is. The record holds all of it.
+    pub(crate) fn force(&mut self, block: BlockNo, content: Box<Block>, raw: bool) {
+        if let Some(old) = self.dirty.remove(&block.0)
+            && let Some(cost) = old.cost
+        {
+            self.cost -= cost;
+        }
+        self.dirty.insert(
+            block.0,
+            Dirty {
+                base: Some(Arc::from(content.clone())),
+                content,
+                raw,
+                whole: true,
+                cost: None,
+            },
+        );
+        self.stale.push(block.0);
     }
 
     /// Writes bytes into a block without header.
@@ -197,6 +224,7 @@ impl<'s> Core<'s> {
                 content,
                 base: None,
                 raw,
+                whole: false,
                 cost: Some(0),
             },
         );
@@ -340,10 +368,16 @@ impl<'s> Core<'s> {
         let Some(unit) = self.lens().open_unit(tier)? else {
             return Ok(());
         };
+        let data = self.layout().unit_data_blocks(tier);
+        let sums = self.lens().table_checksums(tier, 0, data)?;
+        self.seal_with(tier, unit, &sums)
+    }
+
+    /// Writes a unit's footer and its row.
+    pub(crate) fn seal_with(&mut self, tier: Tier, unit: u64, sums: &[u32]) -> Result<()> {
         let layout = self.layout();
         let unit_blocks = layout.unit_blocks(tier);
         let data = layout.unit_data_blocks(tier);
-        let sums = self.lens().table_checksums(tier, 0, data)?;
         let footer_start = unit * unit_blocks + data;
         let mut footer = vec![0; footer_blocks(unit_blocks) as usize * BLOCK_SIZE];
         let mut crc = 0;
@@ -372,7 +406,9 @@ impl<'s> Core<'s> {
             );
             footer[at..at + BLOCK_SIZE].copy_from_slice(&block[..]);
         }
-        self.put_blocks(tier, footer_start, &footer)?;
+        if !armed(Bug::FooterNotWritten) {
+            self.put_blocks(tier, footer_start, &footer)?;
+        }
         let row = UnitRow {
             state: UnitRow::SEALED,
             reserved: [0; 3],
@@ -440,7 +476,7 @@ impl<'s> Core<'s> {
     }
 
     /// Writes bytes at a block of a tier.
-    fn put_blocks(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+    pub(crate) fn put_blocks(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         if armed(Bug::CommitBeforePayload) {
             self.deferred.push((tier, start, data.to_vec()));
             return Ok(());
@@ -451,6 +487,7 @@ impl<'s> Core<'s> {
     fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         let offset = start * BLOCK_BYTES;
         self.touched[tier as usize] = true;
+        self.store.count_write(tier, data.len());
         if tier == Tier::Nvm {
             let end = offset + data.len() as u64;
             let (low, high) = self.nvm_range.unwrap_or((offset, end));
@@ -490,7 +527,9 @@ impl<'s> Core<'s> {
             if !dirty.raw {
                 seal_block(&mut dirty.content);
             }
-            if let Some(base) = &dirty.base {
+            if dirty.whole {
+                payload.push(BlockNo(*block), 0, &dirty.content[..]);
+            } else if let Some(base) = &dirty.base {
                 let content = &dirty.content;
                 diff(&base[..], &content[..], |at, len| {
                     payload.push(BlockNo(*block), at, &content[at..at + len]);
@@ -530,7 +569,7 @@ impl<'s> Core<'s> {
             self.store.devices.nvm.sync(low, high - low)?;
         }
         for tier in [Tier::Ssd, Tier::Hdd] {
-            if self.touched[tier as usize] {
+            if self.touched[tier as usize] && !armed(Bug::NoDeviceFlush) {
                 self.store.device(tier)?.flush()?;
             }
         }
@@ -555,6 +594,7 @@ impl<'s> Core<'s> {
         if !self.writer.journal.fits(payload.bytes.len() as u64) {
             store.checkpoint_with(&mut self.writer)?;
         }
+        self.too_early(&payload)?;
         // Whether a record that failed half-way is durable is not known: nothing more may be written.
         let tx = self
             .writer
@@ -573,6 +613,26 @@ impl<'s> Core<'s> {
         Ok(tx)
     }
 
+    /// What must not happen before the record (seeded bugs only).
+    fn too_early(&self, payload: &Payload) -> Result<()> {
+        if armed(Bug::InPlaceBeforeRecord) {
+            let blocks = self.store.layout.blocks(Tier::Nvm);
+            let ranges = varve_format::journal::parse_ranges(&payload.bytes, payload.ranges, blocks)
+                .map_err(|_| StoreError::Journal("a record to be written makes no sense"))?;
+            for (block, offset, bytes) in ranges {
+                let at = block.offset_bytes() + u64::from(offset);
+                self.store.devices.nvm.write(at, bytes)?;
+            }
+        }
+        if armed(Bug::TrimBeforeCommit) {
+            for (span, _) in self.freed.iter().filter(|(span, _)| span.tier != Tier::Nvm) {
+                let device = self.store.device(span.tier)?;
+                device.trim(span.start * BLOCK_BYTES, span.len * BLOCK_BYTES)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Puts the committed changes in place and makes them visible.
     fn publish(&mut self, tx: TxId, payload: &Payload) -> Result<()> {
         let store = self.store;
@@ -584,6 +644,7 @@ impl<'s> Core<'s> {
         )
         .map_err(|_| StoreError::Journal("a record just written makes no sense"))?;
         for (block, offset, bytes) in ranges {
+            store.count_write(Tier::Nvm, bytes.len());
             store
                 .devices
                 .nvm

@@ -134,6 +134,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether there is no space, on the pool's tiers or on the host's disk under them: nothing is wrong, and it may work later.
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            Self::NoSpace { .. } => true,
+            Self::Media(error) => error.is_no_space(),
+            _ => false,
+        }
+    }
+
     /// Whether a device failed, so that the pool must stop writing.
     #[must_use]
     pub fn is_device(&self) -> bool {

@@ -23,6 +23,7 @@ mod layout;
 mod lens;
 mod mkfs;
 mod read;
+pub mod repair;
 mod rows;
 pub mod seeded;
 mod space;
@@ -34,7 +35,8 @@ pub use error::{Result, StoreError};
 pub use store::Store;
 pub use tx::Tx;
 pub use types::{
-    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, PendingFrees, SpaceStats, TierStats,
+    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, PendingFrees, SpaceStats, TierIo,
+    TierStats,
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};

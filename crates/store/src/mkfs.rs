@@ -77,7 +77,7 @@ impl Store {
         let store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
         store.make_root(options)?;
         store.checkpoint()?;
-        write_superblocks(devices, sb)
+        write_superblocks(devices, sb, &SUPERBLOCK_BLOCKS)
     }
 
     fn make_root(&self, options: &MkfsOptions) -> Result<()> {
@@ -110,9 +110,9 @@ impl Store {
     }
 }
 
-/// Writes both copies, one after the other; durable when this returns.
-fn write_superblocks(devices: &Devices, sb: Superblock) -> Result<()> {
-    for number in SUPERBLOCK_BLOCKS {
+/// Writes these copies, one after the other; durable when this returns.
+pub(crate) fn write_superblocks(devices: &Devices, sb: Superblock, copies: &[u64]) -> Result<()> {
+    for number in copies.iter().copied() {
         let mut block = [0; BLOCK_SIZE];
         block[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
         let at = BlockNo(number).offset_bytes();

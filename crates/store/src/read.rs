@@ -180,6 +180,7 @@ pub(crate) fn fill(
         let target = &mut out[part.at..part.at + part.len];
         let sums = part.sums.resolve(store)?;
         if sums.is_empty() {
+            store.count_read(part.tier, target.len());
             store
                 .devices
                 .nvm
@@ -286,6 +287,7 @@ impl Store {
 
     /// Reads whole blocks of a tier.
     pub(crate) fn read_blocks(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        self.count_read(tier, out.len());
         match tier {
             Tier::Nvm => self.devices.nvm.read(start * BLOCK_BYTES, out)?,
             _ => self.device(tier)?.read(start * BLOCK_BYTES, out)?,

@@ -8,11 +8,12 @@ use crate::lens::Lens;
 use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
-use crate::{Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, Tx};
+use crate::{Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, TierIo, Tx};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::journal::Range;
@@ -40,6 +41,8 @@ pub struct Store {
     pub(crate) writer: Mutex<Writer>,
     pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
     pub(crate) verify_nvm: bool,
+    /// Bytes read and written, by tier.
+    pub(crate) io: [[AtomicU64; 2]; 3],
     latched: OnceLock<Arc<str>>,
 }
 
@@ -100,8 +103,10 @@ impl Store {
         report.replayed_bytes = scan.bytes;
         report.torn_record = scan.torn;
         if scan.records > 0 || report.damage.is_some() {
-            nvm.fence()?;
-            nvm.sync(0, nvm.len_bytes())?;
+            if !armed(Bug::NoSyncAfterReplay) {
+                nvm.fence()?;
+                nvm.sync(0, nvm.len_bytes())?;
+            }
             journal.advance_tail()?;
         }
         let store = Self::assemble(devices, layout, journal, &options);
@@ -146,6 +151,7 @@ impl Store {
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,
+            io: Default::default(),
             latched: OnceLock::new(),
             devices,
             layout,
@@ -354,6 +360,26 @@ impl Store {
                 tracing::warn!(%error, "trim failed");
             }
         }
+    }
+
+    /// What has gone to and from each tier since the pool was opened.
+    #[must_use]
+    pub fn io(&self) -> [TierIo; 3] {
+        Tier::ALL.map(|tier| {
+            let [read, written] = &self.io[tier as usize];
+            TierIo {
+                read_bytes: read.load(Ordering::Relaxed),
+                written_bytes: written.load(Ordering::Relaxed),
+            }
+        })
+    }
+
+    pub(crate) fn count_read(&self, tier: Tier, bytes: usize) {
+        self.io[tier as usize][0].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_write(&self, tier: Tier, bytes: usize) {
+        self.io[tier as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     // ---- space

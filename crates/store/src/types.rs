@@ -198,6 +198,15 @@ pub struct SpaceStats {
     pub inodes_free: u64,
 }
 
+/// What has gone to and from one tier since the pool was opened. What privileged clients read of NVM by themselves is not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierIo {
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+}
+
 /// Freed data blocks that wait for readers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PendingFrees {

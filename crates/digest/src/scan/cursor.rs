@@ -4,6 +4,7 @@ use super::{LogBytes, ScanError};
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
 };
+use varve_format::seeded::{Bug, armed};
 use varve_format::{EntryHeader, LogSeq, SessionId};
 use zerocopy::{FromBytes, FromZeros};
 
@@ -135,7 +136,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         self.log
             .read(head.chunk as u64 * CHUNK_BYTES + pos, &mut out[start..])
             .map_err(ScanError::Device)?;
-        let good = entry_crc(payload_crc(self.seed, &out[start..]), &head.header) == head.header.crc32c.get();
+        let good = entry_crc(payload_crc(self.seed, &out[start..]), &head.header) == head.header.crc32c.get()
+            || armed(Bug::EntryChecksumIgnored);
         if !good {
             out.truncate(start);
         }
@@ -151,6 +153,37 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         cursor.pos += entry_size(head.payload_len()) as u64;
         cursor.last_seq = head.seq();
     }
+}
+
+/// Most entries that [`pending_bytes`] looks at.
+const LOOKS_MAX: usize = 1 << 18;
+
+/// Bytes of log that hold entries above `digested`, by their headers alone: for people to look at. Bounded: of a very long row of small
+/// entries only the first quarter of a million counts.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn pending_bytes<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    digested: LogSeq,
+    cursors: &Cursors,
+) -> Result<u64, ScanError<L::Error>> {
+    let mut walker = Walker::new(log, session, cursors)?;
+    let (mut sum, mut looks) = (0, 0);
+    for chunk in 0..walker.chunks() {
+        while let Some(head) = walker.peek(chunk)? {
+            looks += 1;
+            if looks > LOOKS_MAX {
+                return Ok(sum);
+            }
+            if head.seq() > digested.0 {
+                sum += entry_size(head.payload_len()) as u64;
+            }
+            walker.step(&head);
+        }
+    }
+    Ok(sum)
 }
 
 /// The number below which everything was committed when the entry was.

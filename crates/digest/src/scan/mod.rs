@@ -11,10 +11,9 @@ mod merge;
 #[cfg(test)]
 mod tests;
 
-pub use cursor::Cursors;
+pub use cursor::{Cursors, pending_bytes};
 pub use merge::{
-    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan,
-};
+    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan};
 
 /// The bytes of a session's log.
 pub trait LogBytes {

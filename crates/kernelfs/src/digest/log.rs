@@ -76,6 +76,14 @@ impl SessionLog {
         seal_scan(&RegionLog(log), self.session, digested, newest_tx, &self.cursors).map_err(device)
     }
 
+    /// Bytes of the log that hold entries which are not digested, about.
+    ///
+    /// # Errors
+    /// The region's.
+    pub fn pending_bytes(&self, log: &dyn Region, digested: LogSeq) -> Result<u64, MediaError> {
+        varve_digest::pending_bytes(&RegionLog(log), self.session, digested, &self.cursors).map_err(device)
+    }
+
     /// The next scan starts after `batch`.
     pub fn digested(&mut self, batch: &Batch) {
         self.cursors.clone_from(&batch.cursors);

@@ -38,6 +38,7 @@ impl HostDaemon {
         std::fs::write(pool.pid_file(), format!("{}\n", std::process::id()))
             .map_err(|error| KernelError::io(format!("cannot write {}", pool.pid_file().display()), error))?;
         let devices = pool.devices()?;
+        devices::fill_holes(pool, &devices)?;
         live::ensure(pool.live())?;
         let (config, smaller) = live::fit(pool.config(), devices.nvm.len_bytes(), pool.live())?;
         let mut remarks = devices::remarks(&devices);

@@ -3,13 +3,13 @@
 
 use super::live;
 use super::pool::HostPool;
-use super::readonly::{ReadOnlyDevice, ScratchRegion};
+use super::readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
 use super::size;
 use super::spec::{NvmSpec, TierSpec};
 use crate::KernelError;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_media::host::host_capacity;
@@ -71,8 +71,8 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
     Ok(Devices {
         nvm: Arc::new(nvm),
         journal,
-        ssd: tier(&pool.spec().ssd, pool.ssd_path(), true)?,
-        hdd: tier(&pool.spec().hdd, pool.hdd_path(), true)?,
+        ssd: tier(pool, &pool.spec().ssd, pool.ssd_path(), true)?,
+        hdd: tier(pool, &pool.spec().hdd, pool.hdd_path(), true)?,
     })
 }
 
@@ -160,9 +160,46 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
     Ok(Devices {
         nvm: Arc::new(nvm),
         journal,
-        ssd: tier(&pool.spec().ssd, pool.ssd_path(), false)?,
-        hdd: tier(&pool.spec().hdd, pool.hdd_path(), false)?,
+        ssd: tier(pool, &pool.spec().ssd, pool.ssd_path(), false)?,
+        hdd: tier(pool, &pool.spec().hdd, pool.hdd_path(), false)?,
     })
+}
+
+/// Gives a mapped NVM file all of its space: a store into a hole that the host cannot fill would end the daemon. A restored copy may have
+/// holes.
+///
+/// # Errors
+/// The host has no space for them.
+pub fn fill_holes(pool: &HostPool, devices: &Devices) -> Result<(), KernelError> {
+    let path = pool.nvm_path();
+    let meta = std::fs::metadata(&path)
+        .map_err(|error| KernelError::io(format!("cannot look at {}", path.display()), error))?;
+    let missing = meta.len().saturating_sub(meta.blocks() * 512);
+    if missing == 0 {
+        return Ok(());
+    }
+    devices.nvm.allocate(0, devices.nvm.len_bytes()).map_err(|error| {
+        if error.is_no_space() {
+            KernelError::Pool(format!(
+                "{} has holes ({} are missing), as a copy may have, and its host has no space to fill them: free some space there",
+                path.display(),
+                size::show(missing)
+            ))
+        } else {
+            error.into()
+        }
+    })
+}
+
+/// The same devices; what is written to them is forgotten.
+pub(super) fn for_trying(devices: Devices) -> Devices {
+    let scratch = |device: Arc<dyn BlockDevice>| Arc::new(ScratchDevice::new(device)) as Arc<dyn BlockDevice>;
+    Devices {
+        nvm: Arc::new(ScratchRegion::new(devices.nvm)),
+        journal: Arc::new(ScratchRegion::new(devices.journal)),
+        ssd: devices.ssd.map(scratch),
+        hdd: devices.hdd.map(scratch),
+    }
 }
 
 /// The same devices, changed by nothing.
@@ -178,12 +215,16 @@ pub(super) fn for_looking(devices: Devices) -> Devices {
 }
 
 fn tier(
+    pool: &HostPool,
     spec: &TierSpec,
     path: Option<PathBuf>,
     create: bool,
 ) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
     let Some(path) = path else { return Ok(None) };
-    let options = BlockOptions::default();
+    let options = BlockOptions {
+        uring: pool.config().io_uring,
+        direct: pool.config().o_direct,
+    };
     let device = match spec {
         TierSpec::Size(bytes) if create => FileDevice::create(&path, *bytes, options)?,
         _ => FileDevice::open(&path, options)?,
@@ -200,13 +241,13 @@ pub(super) fn remarks(devices: &Devices) -> Vec<String> {
         uring &= info.backend.contains("uring");
         if !info.backend.contains("O_DIRECT") {
             lines.push(format!(
-                "{}: its file system does not take O_DIRECT; data goes through the page cache",
+                "{}: its file system does not take O_DIRECT (or `o_direct = false`); data goes through the page cache",
                 info.name
             ));
         }
     }
     if !uring {
-        lines.push("io_uring is not available here (disabled by the kernel or a sandbox); SSD and HDD are read and written by pread and pwrite".into());
+        lines.push("io_uring is not available here (disabled by the kernel, a sandbox or `io_uring = false`); SSD and HDD are read and written by pread and pwrite".into());
     }
     lines
 }

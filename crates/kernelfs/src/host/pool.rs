@@ -334,6 +334,14 @@ impl HostPool {
         self.devices().map(devices::for_looking)
     }
 
+    /// Opens the pool's devices for trying something out: what is written is seen, and forgotten. Hold the [lock](Self::lock).
+    ///
+    /// # Errors
+    /// As for [`devices`](Self::devices).
+    pub fn devices_for_trying(&self) -> Result<Devices, KernelError> {
+        self.devices().map(devices::for_trying)
+    }
+
     /// The sessions' logs.
     ///
     /// # Errors

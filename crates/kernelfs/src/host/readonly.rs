@@ -130,6 +130,74 @@ impl Region for ScratchRegion {
     }
 }
 
+/// A block device over another one that takes every write into memory.
+pub struct ScratchDevice {
+    below: Arc<dyn BlockDevice>,
+    changed: Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>,
+}
+
+impl ScratchDevice {
+    /// Nothing is changed at first.
+    #[must_use]
+    pub fn new(below: Arc<dyn BlockDevice>) -> Self {
+        Self {
+            below,
+            changed: Mutex::default(),
+        }
+    }
+}
+
+impl BlockDevice for ScratchDevice {
+    fn len_bytes(&self) -> u64 {
+        self.below.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.below.read(off, out)?;
+        let changed = self.changed.lock();
+        for (block, within, at, n) in parts(off, out.len()) {
+            if let Some(bytes) = changed.get(&block) {
+                out[at..at + n].copy_from_slice(&bytes[within..within + n]);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        let mut changed = self.changed.lock();
+        for (block, within, at, n) in parts(off, src.len()) {
+            let bytes = match changed.entry(block) {
+                std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+                std::collections::hash_map::Entry::Vacant(place) => {
+                    let mut bytes = Box::new([0; BLOCK as usize]);
+                    if n < bytes.len() {
+                        self.below.read(block * BLOCK, &mut bytes[..])?;
+                    }
+                    place.insert(bytes)
+                }
+            };
+            bytes[within..within + n].copy_from_slice(&src[at..at + n]);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        Ok(())
+    }
+
+    fn trim(&self, _off: u64, _len: u64) -> Result<(), MediaError> {
+        Ok(())
+    }
+
+    fn state(&self) -> DeviceState {
+        self.below.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.below.info()
+    }
+}
+
 /// A block device that refuses to be written.
 pub struct ReadOnlyDevice {
     below: Arc<dyn BlockDevice>,

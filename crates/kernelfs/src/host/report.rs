@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use varve_store::check::Finding;
+use varve_store::repair::Loss;
 use varve_store::{Store, StoreError};
 
 /// One finding.
@@ -42,6 +43,21 @@ impl CheckReport {
     /// See [`Store::check`].
     pub fn of_structures(store: &Store) -> Result<Self, StoreError> {
         Ok(Self::new(&store.check()?))
+    }
+
+    /// Checks the structures, and the data on NVM, which no read compares with its checksums.
+    ///
+    /// # Errors
+    /// See [`Store::check`].
+    pub fn of_stopped(store: &Store) -> Result<Self, StoreError> {
+        let mut findings = store.check()?;
+        // A damaged tree is named above; its data cannot be found.
+        match store.check_nvm_data() {
+            Ok(bad) => findings.extend(bad),
+            Err(error) if findings.is_empty() => return Err(error),
+            Err(_) => {}
+        }
+        Ok(Self::new(&findings))
     }
 
     /// Compares all data with its checksums.
@@ -124,6 +140,10 @@ pub fn describe(finding: &Finding) -> CheckItem {
             "counter",
             format!("the pool counts {stored} {what}, there are {found}"),
         ),
+        Finding::Size { ino, stored } => (
+            "size",
+            format!("inode {ino} has a size of {stored} bytes, which contradicts what it is"),
+        ),
         Finding::Data {
             ino,
             tier,
@@ -139,4 +159,19 @@ pub fn describe(finding: &Finding) -> CheckItem {
         kind: kind.to_owned(),
         text,
     }
+}
+
+/// A loss in words: path, bytes, what happened.
+#[must_use]
+pub fn describe_loss(loss: &Loss) -> String {
+    let mut text = match &loss.path {
+        Some(path) => format!("{}: ", String::from_utf8_lossy(path)),
+        None if loss.ino.0 > 0 => format!("inode {}: ", loss.ino),
+        None => String::new(),
+    };
+    if let Some((from, to)) = loss.bytes {
+        text.push_str(&format!("bytes {from} to {}: ", to.saturating_sub(1)));
+    }
+    text.push_str(&loss.what);
+    text
 }

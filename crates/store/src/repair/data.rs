@@ -1,0 +1,104 @@
+//! Data on NVM that does not have its checksum. Clients read NVM without comparing, so it must not stay there: it goes to a slower tier
+//! with the checksum that it should have, where every read of it fails.
+
+use super::RepairReport;
+use crate::lens::file_root;
+use crate::store::Store;
+use crate::{DataTarget, Result, StoreError};
+use varve_extent_tree::ExtentTree;
+use varve_format::inode::{Content, InodeSlot};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FileBlock, FileKind, Ino, Tier};
+
+impl Store {
+    pub(super) fn condemn_data(&self, report: &mut RepairReport) -> Result<()> {
+        for (ino, at, block) in self.bad_nvm_data()? {
+            let bytes = Some((at.0 * BLOCK_BYTES, (at.0 + 1) * BLOCK_BYTES));
+            if self.condemn(ino, at, block)? {
+                report.lost(ino, bytes, "its data is damaged; reads of it fail from now on");
+            } else {
+                report.lost(ino, bytes, "its data is damaged; a hole is in its place, which reads as zeros");
+            }
+            report.mended(format!("inode {ino}: damaged data taken out of NVM"));
+        }
+        Ok(())
+    }
+
+    /// Data blocks on NVM that do not have their checksum: file, place in it, block.
+    pub(crate) fn bad_nvm_data(&self) -> Result<Vec<(Ino, FileBlock, BlockNo)>> {
+        let mut inos = Vec::new();
+        self.for_each_inode(&mut |ino, slot| {
+            if let InodeSlot::Used(inode) = slot
+                && inode.attr.kind() == FileKind::Regular
+            {
+                inos.push(ino);
+            }
+            true
+        })?;
+        let mut bad = Vec::new();
+        for ino in inos {
+            let mut from = FileBlock(0);
+            loop {
+                let batch = self.map(ino, from, 64)?;
+                let Some(last) = batch.last() else { break };
+                from = last.end();
+                for extent in batch.iter().filter(|extent| {
+                    extent.tier == Tier::Nvm && !extent.flags.contains(ExtentFlags::UNWRITTEN)
+                }) {
+                    for at in 0..u64::from(extent.len) {
+                        let block = BlockNo(extent.block.0 + at);
+                        match self.verify_block(Tier::Nvm, block) {
+                            Ok(()) => {}
+                            Err(StoreError::DataChecksum { .. }) => {
+                                bad.push((ino, FileBlock(extent.file_block.0 + at), block));
+                            }
+                            Err(error) => return Err(error),
+                        }
+                    }
+                }
+            }
+        }
+        Ok(bad)
+    }
+
+    /// Takes one damaged block out of NVM; false if there is no slower tier with space, so that a hole is left.
+    fn condemn(&self, ino: Ino, at: FileBlock, block: BlockNo) -> Result<bool> {
+        let mut tx = self.begin()?;
+        tx.use_reserve();
+        let core = &mut tx.core;
+        let sum = core.lens().table_checksums(Tier::Nvm, block.0, 1)?;
+        let span = [Tier::Ssd, Tier::Hdd]
+            .into_iter()
+            .filter(|tier| self.layout.blocks(*tier) > 0)
+            .find_map(|tier| core.alloc_data(DataTarget::only(tier).with_reserve(), 1).ok());
+        let mut new = Vec::new();
+        if let Some(span) = span {
+            let mut bytes = vec![0; BLOCK_SIZE];
+            core.store.read_blocks(Tier::Nvm, block.0, &mut bytes)?;
+            core.put_blocks(span.tier, span.start, &bytes)?;
+            core.note_checksums(span, &sum)?;
+            new.push(Extent {
+                file_block: at,
+                len: 1,
+                tier: span.tier,
+                block: BlockNo(span.start),
+                flags: ExtentFlags::empty(),
+            });
+        }
+        let mut inode = core.lens().get(ino)?;
+        let mut root = file_root(&inode)?;
+        for run in ExtentTree::of(ino).replace(core, &mut root, at..FileBlock(at.0 + 1), &new)? {
+            core.free_span(
+                crate::space::Span {
+                    tier: run.tier,
+                    start: run.block.0,
+                    len: u64::from(run.len),
+                },
+                true,
+            )?;
+        }
+        inode.content = Content::File(root);
+        core.put(&inode)?;
+        tx.commit()?;
+        Ok(span.is_some())
+    }
+}

@@ -1,0 +1,762 @@
+//! Mending from the bottom up: fixed blocks, bitmaps, unit rows, the inode file, images, trees. Names are not looked at.
+
+use super::survey::{BlockSet, Found, Survey};
+use super::{RepairOptions, RepairReport};
+use crate::core::Core;
+use crate::lens::POOL_INO;
+use crate::store::Store;
+use crate::{DataTarget, Result, StoreError};
+use std::collections::BTreeMap;
+use varve_extent_tree::ExtentTree;
+use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow};
+use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
+use varve_format::state::PoolState;
+use varve_format::{
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, DirRoot, Dirent,
+    Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, FileKind, Ino, InodeAttr, InodeKey,
+    ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, verify_block,
+};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Numbers that might have been given are left out by going on this far behind the greatest that is known.
+const NUMBER_LEAP: u64 = 1 << 32;
+
+impl Store {
+    pub(super) fn mend_structures(
+        &self,
+        survey: &Survey,
+        options: RepairOptions,
+        report: &mut RepairReport,
+    ) -> Result<()> {
+        let before = report.mended.len();
+        self.hold_space(survey);
+        self.mend_fixed(survey, report)?;
+        self.mend_bits(survey, &survey.union(), report)?;
+        self.mend_rows(report)?;
+        self.mend_state(survey, report)?;
+        self.mend_units(survey, report)?;
+        self.mend_inode_file(survey, options, report)?;
+        self.mend_images(survey, options, report)?;
+        for (ino, found) in &survey.found {
+            self.note_doubts(survey, *ino, found, report);
+            self.mend_inode(*ino, found, report)?;
+        }
+        if report.mended.len() == before {
+            // Nothing waits to be saved: what nobody uses is free.
+            self.mend_bits(survey, &survey.claims, report)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing that a bitmap or a structure claims is given out.
+    fn hold_space(&self, survey: &Survey) {
+        let mut space = self.space.lock();
+        for tier in Tier::ALL {
+            for block in 0..self.layout.blocks(tier) {
+                if self.layout.usable(tier, block)
+                    && (survey.claims[tier as usize].has(block) || survey.marked[tier as usize].has(block))
+                {
+                    space.mark(tier, block);
+                }
+            }
+            if let Some(state) = &survey.state {
+                let open = state.open_unit[tier as usize].get().checked_sub(1);
+                let units = self
+                    .layout
+                    .blocks(tier)
+                    .checked_div(self.layout.unit_blocks(tier))
+                    .unwrap_or(0);
+                space.set_open(tier, open.filter(|unit| *unit < units));
+            }
+        }
+    }
+
+    /// Makes fixed blocks that cannot be read anew.
+    fn mend_fixed(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+        for (number, (kind, fault)) in &survey.bad_fixed {
+            let at = BlockNo(*number);
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            match kind {
+                BlockKind::ChecksumTable => self.recompute_sums(survey, at, &mut block, report)?,
+                BlockKind::SessionTable => report.lost(
+                    Ino(0),
+                    None,
+                    format!("session rows in NVM block {at}: what their logs held and was not digested, if anything"),
+                ),
+                BlockKind::GrantTable => report.lost(
+                    Ino(0),
+                    None,
+                    format!("grant rows in NVM block {at}: logged operations that rest on them are refused"),
+                ),
+                BlockKind::PoolState => {
+                    let state = self.rebuilt_state(survey)?;
+                    let end = BLOCK_HEADER_SIZE + state.as_bytes().len();
+                    block[BLOCK_HEADER_SIZE..end].copy_from_slice(state.as_bytes());
+                }
+                BlockKind::UnitTable => self.rebuilt_units(survey, at, &mut block)?,
+                _ => {}
+            }
+            init_block(&mut block, *kind, POOL_INO, at);
+            let mut tx = self.begin()?;
+            tx.core.force(at, block, false);
+            tx.commit()?;
+            report.mended(format!("{kind:?} block {at} made anew ({fault})"));
+        }
+        Ok(())
+    }
+
+    /// Checksums of what lies there now. It cannot be compared with anything any more.
+    fn recompute_sums(
+        &self,
+        survey: &Survey,
+        at: BlockNo,
+        block: &mut Block,
+        report: &mut RepairReport,
+    ) -> Result<()> {
+        for tier in Tier::ALL {
+            let area = self.layout.sb.tier(tier).checksums;
+            if !(area.start.get()..area.end()).contains(&at.0) {
+                continue;
+            }
+            let index = (at.0 - area.start.get()) * CHECKSUMS_PER_BLOCK;
+            let base = match (tier, &survey.state) {
+                (Tier::Nvm, _) => 0,
+                (_, Some(state)) => match state.open_unit[tier as usize].get().checked_sub(1) {
+                    Some(unit) => unit * self.layout.unit_blocks(tier),
+                    None => return Ok(()),
+                },
+                (_, None) => match self.open_by_rows(tier) {
+                    Some(unit) => unit * self.layout.unit_blocks(tier),
+                    None => return Ok(()),
+                },
+            };
+            let first = base + index;
+            for slot in 0..CHECKSUMS_PER_BLOCK {
+                let number = first + slot;
+                if survey.claims[tier as usize].has(number) {
+                    let sum = self.sum_of(tier, number)?;
+                    let offset = BLOCK_HEADER_SIZE + slot as usize * 4;
+                    block[offset..offset + 4].copy_from_slice(&sum.to_le_bytes());
+                }
+            }
+            survey.doubt(
+                tier,
+                first..first + CHECKSUMS_PER_BLOCK,
+                "its checksums are lost: the data is kept as it is, unverified",
+                report,
+            );
+        }
+        Ok(())
+    }
+
+    fn sum_of(&self, tier: Tier, block: u64) -> Result<u32> {
+        let mut bytes = vec![0; BLOCK_SIZE];
+        match self.read_blocks(tier, block, &mut bytes) {
+            Ok(()) => Ok(crc32c::crc32c(&bytes)),
+            // A sector that cannot be read stays so, and no sum fits it.
+            Err(StoreError::Media(_)) if tier != Tier::Nvm => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn open_by_rows(&self, tier: Tier) -> Option<u64> {
+        let unit_blocks = self.layout.unit_blocks(tier);
+        let units = self.layout.blocks(tier).checked_div(unit_blocks)?;
+        let snapshot = self.snapshot();
+        (0..units).find(|unit| {
+            snapshot
+                .lens()
+                .unit_row(tier, *unit)
+                .is_ok_and(|row| row.state == UnitRow::OPEN)
+        })
+    }
+
+    /// The pool state from what can be found.
+    fn rebuilt_state(&self, survey: &Survey) -> Result<PoolState> {
+        let mut state = PoolState::new_zeroed();
+        state.next_session = U64::new(NUMBER_LEAP);
+        state.next_lease = U64::new(NUMBER_LEAP);
+        // With its length but without its tree, the inode file is looked for again if this is cut off here.
+        state.inode_blocks = U64::new(survey.inode_blocks);
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            state.open_unit[tier as usize] = U64::new(self.open_by_rows(tier).map_or(0, |unit| unit + 1));
+        }
+        state.inode_root.copy_from_slice(TreeRoot::EMPTY.as_bytes());
+        state.inodes_used = U64::new((survey.found.len() + survey.reserved.len()) as u64);
+        Ok(state)
+    }
+
+    /// Unit rows from footers and the pool state.
+    fn rebuilt_units(&self, survey: &Survey, at: BlockNo, block: &mut Block) -> Result<()> {
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            let area = self.layout.sb.tier(tier).units;
+            if !(area.start.get()..area.end()).contains(&at.0) {
+                continue;
+            }
+            let unit_blocks = self.layout.unit_blocks(tier);
+            for unit in 0..self.layout.blocks(tier) / unit_blocks {
+                let place = self.layout.unit_row(tier, unit);
+                if place.block != at {
+                    continue;
+                }
+                let open = survey
+                    .state
+                    .as_ref()
+                    .is_some_and(|state| state.open_unit[tier as usize].get() == unit + 1);
+                let mut row = UnitRow::default();
+                if open {
+                    row.state = UnitRow::OPEN;
+                } else if let Some(crc) = self.footer_on_media(tier, unit)?.1 {
+                    row.state = UnitRow::SEALED;
+                    row.footer_crc32c = U32::new(crc);
+                    row.sealed_tx = U64::new(self.newest_tx().0);
+                }
+                block[place.offset..place.offset + row.as_bytes().len()].copy_from_slice(row.as_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums of a footer as it lies there (`None` where its block is bad), and the checksum of it all if it is whole.
+    fn footer_on_media(&self, tier: Tier, unit: u64) -> Result<(Vec<Option<u32>>, Option<u32>)> {
+        let data = self.layout.unit_data_blocks(tier);
+        let start = unit * self.layout.unit_blocks(tier) + data;
+        let mut sums = Vec::new();
+        let mut crc = Some(0);
+        for index in 0..data.div_ceil(CHECKSUMS_PER_BLOCK) {
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            let at = BlockNo(start + index);
+            let good = self.read_blocks(tier, at.0, &mut block[..]).is_ok()
+                && verify_block(&block).is_ok()
+                && BlockHeader::of(&block).expect(BlockKind::UnitFooter, POOL_INO, at).is_ok();
+            crc = crc
+                .filter(|_| good)
+                .map(|crc| crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]));
+            sums.extend(
+                block[BLOCK_HEADER_SIZE..]
+                    .chunks_exact(4)
+                    .map(|word| good.then(|| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))),
+            );
+        }
+        sums.truncate(data as usize);
+        Ok((sums, crc))
+    }
+
+    /// Sets the bits of `wanted`, clears all others.
+    fn mend_bits(&self, survey: &Survey, wanted: &[BlockSet; 3], report: &mut RepairReport) -> Result<()> {
+        for tier in Tier::ALL {
+            let blocks = self.layout.blocks(tier);
+            let (mut set, mut cleared) = (0_u64, 0_u64);
+            for first in (0..blocks).step_by(BITS_PER_BLOCK as usize) {
+                let (at, _) = self.layout.bit(tier, first);
+                let old = self.cache.load(at, false)?;
+                let mut body = old[BLOCK_HEADER_SIZE..].to_vec();
+                for bit in 0..BITS_PER_BLOCK.min(blocks - first) {
+                    if !self.layout.usable(tier, first + bit) {
+                        continue;
+                    }
+                    let (byte, mask) = ((bit / 8) as usize, 1_u8 << (bit % 8));
+                    let (is, should) = (body[byte] & mask != 0, wanted[tier as usize].has(first + bit));
+                    if is != should {
+                        body[byte] ^= mask;
+                        if should { set += 1 } else { cleared += 1 }
+                    }
+                }
+                if body[..] != old[BLOCK_HEADER_SIZE..] {
+                    let mut tx = self.begin()?;
+                    let place = crate::layout::Place {
+                        block: at,
+                        offset: BLOCK_HEADER_SIZE,
+                    };
+                    tx.core.patch(place, &body)?;
+                    tx.commit()?;
+                }
+            }
+            let rebuilt = survey
+                .bad_fixed
+                .values()
+                .any(|(kind, _)| *kind == BlockKind::Bitmap);
+            if set > 0 && !rebuilt {
+                report.mended(format!("{}: {set} blocks in use were marked as free", tier.name()));
+            }
+            if cleared > 0 {
+                report.mended(format!("{}: {cleared} blocks of nobody set free", tier.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Session and grant rows that make no sense are dropped.
+    fn mend_rows(&self, report: &mut RepairReport) -> Result<()> {
+        let mut sessions = std::collections::BTreeSet::new();
+        let mut highest = (0, 0);
+        for slot in 0..self.layout.session_slots() {
+            let place = self.layout.session_row(slot);
+            let row = self
+                .snapshot()
+                .lens()
+                .row(place, BlockKind::SessionTable, SessionRow::decode)?;
+            let why = match row {
+                Ok(None) => continue,
+                Ok(Some(row)) if sessions.insert(row.id) => {
+                    highest.0 = highest.0.max(row.id.0);
+                    continue;
+                }
+                Ok(Some(row)) => format!("second row of session {}", row.id),
+                Err(_) => format!("session row {slot}, which makes no sense"),
+            };
+            let mut tx = self.begin()?;
+            tx.core.patch(place, &[0; SESSION_ROW_SIZE])?;
+            tx.commit()?;
+            report.mended(format!("{why}, dropped"));
+            report.lost(Ino(0), None, format!("{why}: what its log held and was not digested, if anything"));
+        }
+        let mut leases = std::collections::BTreeSet::new();
+        for slot in 0..self.layout.grant_slots() {
+            let place = self.layout.grant_row(slot);
+            let row = self
+                .snapshot()
+                .lens()
+                .row(place, BlockKind::GrantTable, GrantRow::decode)?;
+            let why = match row {
+                Ok(None) => continue,
+                Ok(Some(row)) if !sessions.contains(&row.session) => {
+                    format!("grant {} of session {}, which has no row", row.lease, row.session)
+                }
+                Ok(Some(row)) if leases.insert(row.lease) => {
+                    highest.1 = highest.1.max(row.lease.0);
+                    continue;
+                }
+                Ok(Some(row)) => format!("second row of lease {}", row.lease),
+                Err(_) => format!("grant row {slot}, which makes no sense"),
+            };
+            let mut tx = self.begin()?;
+            tx.core.patch(place, &[0; GRANT_ROW_SIZE])?;
+            tx.commit()?;
+            report.mended(format!("{why}, dropped"));
+        }
+        let mut state = self.snapshot().lens().state()?;
+        if state.next_session.get() <= highest.0 || state.next_lease.get() <= highest.1 {
+            state.next_session = U64::new(state.next_session.get().max(highest.0 + 1));
+            state.next_lease = U64::new(state.next_lease.get().max(highest.1 + 1));
+            self.put_state(&state)?;
+            report.mended("numbers of sessions and leases");
+        }
+        Ok(())
+    }
+
+    fn put_state(&self, state: &PoolState) -> Result<()> {
+        let mut tx = self.begin()?;
+        tx.core.set_state(state)?;
+        tx.commit().map(drop)
+    }
+
+    /// Counters that do not follow from anything else.
+    fn mend_state(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+        let mut state = self.snapshot().lens().state()?;
+        let used = (survey.found.len() + survey.reserved.len()) as u64;
+        let old = state;
+        state.inodes_used = U64::new(used);
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            let units = self
+                .layout
+                .blocks(tier)
+                .checked_div(self.layout.unit_blocks(tier))
+                .unwrap_or(0);
+            let open = &mut state.open_unit[tier as usize];
+            if open.get() > units {
+                *open = U64::new(0);
+            }
+        }
+        state.open_unit[0] = U64::new(0);
+        if state != old {
+            self.put_state(&state)?;
+            report.mended("counters of the pool");
+        }
+        Ok(())
+    }
+
+    /// Unit rows against the pool state, footers against rows.
+    fn mend_units(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            let unit_blocks = self.layout.unit_blocks(tier);
+            let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
+                continue;
+            };
+            let open = self.snapshot().lens().open_unit(tier)?;
+            for unit in 0..units {
+                let row = self.snapshot().lens().unit_row(tier, unit)?;
+                let data = self.layout.unit_data_blocks(tier);
+                let used = (unit * unit_blocks..unit * unit_blocks + data)
+                    .any(|block| survey.claims[tier as usize].has(block));
+                if open == Some(unit) {
+                    if row.state != UnitRow::OPEN {
+                        self.put_unit_row(tier, unit, UnitRow { state: UnitRow::OPEN, ..UnitRow::default() })?;
+                        report.mended(format!("{} unit {unit}: its row", tier.name()));
+                    }
+                    continue;
+                }
+                let good = match row.state {
+                    UnitRow::SEALED if used => self.footer(tier, unit, &row).is_ok(),
+                    UnitRow::SEALED | UnitRow::EMPTY => !used,
+                    _ => false,
+                };
+                if good {
+                    continue;
+                }
+                if used {
+                    self.seal_again(survey, tier, unit, report)?;
+                } else {
+                    self.put_unit_row(tier, unit, UnitRow::default())?;
+                }
+                report.mended(format!("{} unit {unit}: its row and footer", tier.name()));
+            }
+        }
+        Ok(())
+    }
+
+    fn put_unit_row(&self, tier: Tier, unit: u64, row: UnitRow) -> Result<()> {
+        let mut tx = self.begin()?;
+        tx.core.patch(self.layout.unit_row(tier, unit), row.as_bytes())?;
+        tx.commit().map(drop)
+    }
+
+    /// Writes a footer that fits what lies in the unit. Where an old sum fits its block, the block is known to be good.
+    fn seal_again(&self, survey: &Survey, tier: Tier, unit: u64, report: &mut RepairReport) -> Result<()> {
+        let (old, _) = self.footer_on_media(tier, unit)?;
+        let unit_blocks = self.layout.unit_blocks(tier);
+        let data = self.layout.unit_data_blocks(tier);
+        let mut sums = Vec::new();
+        for (index, known) in (0..data).zip(old) {
+            let block = unit * unit_blocks + index;
+            if !survey.claims[tier as usize].has(block) {
+                sums.push(0);
+                continue;
+            }
+            let sum = self.sum_of(tier, block)?;
+            if known != Some(sum) {
+                survey.doubt(
+                    tier,
+                    block..block + 1,
+                    "the footer of its unit is damaged: the data is kept as it is, unverified",
+                    report,
+                );
+            }
+            sums.push(sum);
+        }
+        let mut tx = self.begin()?;
+        tx.core.seal_with(tier, unit, &sums)?;
+        tx.commit().map(drop)
+    }
+
+    /// The inode file's tree and length; blocks that are lost are replaced by empty ones.
+    fn mend_inode_file(&self, survey: &Survey, options: RepairOptions, report: &mut RepairReport) -> Result<()> {
+        let state = self.snapshot().lens().state()?;
+        if survey.inode_tree.is_none() && state.inode_blocks.get() == survey.inode_blocks {
+            return Ok(());
+        }
+        let mut tx = self.begin()?;
+        tx.use_reserve();
+        let core = &mut tx.core;
+        let mut map: BTreeMap<u64, BlockNo> = survey.inode_file.clone();
+        for index in (0..survey.inode_blocks).filter(|index| !survey.inode_file.contains_key(index)) {
+            let span = core.alloc_raw(1)?;
+            for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+                let bytes = free_image(survey, Ino(ino), options)?;
+                let offset = (ino % INODES_PER_BLOCK) as usize * INODE_SIZE;
+                core.patch_raw(crate::layout::Place { block: BlockNo(span.start), offset }, &bytes)?;
+            }
+            map.insert(index, BlockNo(span.start));
+        }
+        let extents: Vec<Extent> = map
+            .iter()
+            .map(|(index, block)| Extent {
+                file_block: FileBlock(*index),
+                len: 1,
+                tier: Tier::Nvm,
+                block: *block,
+                flags: ExtentFlags::empty(),
+            })
+            .collect();
+        let root = make_tree(core, POOL_INO, &extents)?;
+        let mut state = core.lens().state()?;
+        state.inode_root.copy_from_slice(root.as_bytes());
+        state.inode_blocks = U64::new(survey.inode_blocks);
+        core.set_state(&state)?;
+        tx.commit()?;
+        report.mended(format!(
+            "inode file: its tree made again ({})",
+            survey.inode_tree.as_deref().unwrap_or("its length")
+        ));
+        Ok(())
+    }
+
+    /// Images that cannot be read become free numbers.
+    fn mend_images(&self, survey: &Survey, options: RepairOptions, report: &mut RepairReport) -> Result<()> {
+        for (ino, why) in &survey.bad_images {
+            let bytes = if *ino == ROOT_INO {
+                new_root(options)
+                    .encode(*ino)
+                    .map_err(|fault| StoreError::Inode { ino: *ino, fault })?
+            } else {
+                free_image(survey, *ino, options)?
+            };
+            self.put_image(*ino, &bytes)?;
+            report.mended(format!("inode {ino}: image made free ({why})"));
+            report.lost(*ino, None, format!("inode {ino}: {why}"));
+        }
+        for (ino, slot) in &survey.misplaced {
+            let bytes = slot
+                .encode(*ino)
+                .map_err(|fault| StoreError::Inode { ino: *ino, fault })?;
+            self.put_image(*ino, &bytes)?;
+            report.mended(format!("inode {ino}: its image lay in the place of another"));
+        }
+        Ok(())
+    }
+
+    fn put_image(&self, ino: Ino, bytes: &[u8]) -> Result<()> {
+        let mut tx = self.begin()?;
+        let block = tx
+            .core
+            .lens()
+            .inode_block(ino.0 / INODES_PER_BLOCK)?
+            .ok_or(StoreError::NoInode(InodeKey { ino, ..InodeKey::default() }))?;
+        let offset = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
+        tx.core.patch_raw(crate::layout::Place { block, offset }, bytes)?;
+        tx.commit().map(drop)
+    }
+
+    /// Says which files' content may not be theirs.
+    fn note_doubts(&self, survey: &Survey, ino: Ino, found: &Found, report: &mut RepairReport) {
+        let old = found.extents.iter().any(|extent| {
+            (extent.block.0..extent.block.0 + u64::from(extent.len)).any(|block| {
+                let (bitmap, _) = self.layout.bit(extent.tier, block);
+                !survey.marked[extent.tier as usize].has(block) && !survey.bad_fixed.contains_key(&bitmap.0)
+            })
+        });
+        if old {
+            // A metadata block of which a write was lost: all that it says is old, not only what shows.
+            report.lost(ino, None, "some of its blocks counted as free: its content may be an old one, or another's");
+        }
+        for copy in &found.copies {
+            for (other, holder) in &survey.found {
+                let shares = holder.extents.iter().find(|extent| {
+                    extent.tier == copy.tier
+                        && (extent.block.0..extent.block.0 + u64::from(extent.len)).contains(&copy.block.0)
+                });
+                if let Some(extent) = shares {
+                    let at = (extent.file_block.0 + copy.block.0 - extent.block.0) * BLOCK_BYTES;
+                    report.lost(
+                        *other,
+                        Some((at, at + BLOCK_BYTES)),
+                        format!("inode {ino} used the same block: one of the two has wrong content"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn mend_inode(&self, ino: Ino, found: &Found, report: &mut RepairReport) -> Result<()> {
+        let file_changed = !found.dropped.is_empty() || !found.copies.is_empty();
+        let mut inode = found.inode.clone();
+        let size_wrong = self.size_wrong(&inode);
+        if found.tree.is_none() && found.xattrs.is_none() && found.link.is_none() && !file_changed && !size_wrong {
+            return Ok(());
+        }
+        let mut tx = self.begin()?;
+        tx.use_reserve();
+        let core = &mut tx.core;
+        match &inode.content {
+            Content::File(_) if found.tree.is_some() || file_changed => {
+                let extents = copy_shared(core, ino, found, report)?;
+                inode.content = Content::File(make_tree(core, ino, &extents)?);
+                for gone in &found.dropped {
+                    report.lost(ino, Some(bytes_of(gone)), "its blocks belong to somebody else or to nobody");
+                }
+                if let Some((what, true)) = &found.tree {
+                    let mut at = 0;
+                    let end = inode.attr.size_bytes.div_ceil(BLOCK_BYTES);
+                    for extent in extents.iter().filter(|extent| extent.file_block.0 < end) {
+                        if extent.file_block.0 > at {
+                            report.lost(ino, Some((at * BLOCK_BYTES, extent.file_block.0 * BLOCK_BYTES)), format!("reads as zeros: {what}"));
+                        }
+                        at = extent.end().0;
+                    }
+                    if at < end {
+                        report.lost(ino, Some((at * BLOCK_BYTES, inode.attr.size_bytes)), format!("reads as zeros: {what}"));
+                    }
+                }
+                report.mended(format!("inode {ino}: its extents made again"));
+            }
+            Content::Dir(_) if found.tree.is_some() => {
+                let directory = core.lens().directory(ino);
+                let mut root = DirRoot::default();
+                for name in &found.names {
+                    let entry = Dirent {
+                        key: name.key,
+                        kind: name.kind,
+                        name: &name.name,
+                    };
+                    match directory.insert(core, &mut root, &entry) {
+                        Ok(_) | Err(StoreError::Tree(varve_extent_tree::TreeError::Exists)) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                inode.content = Content::Dir(root);
+                if let Some((what, true)) = &found.tree {
+                    report.lost(ino, None, format!("names of this directory, if any: {what}"));
+                }
+                report.mended(format!("directory {ino}: its names made again"));
+            }
+            Content::SymlinkBlock(_) if found.link.is_some() => {
+                let target = b"lost-by-damage";
+                inode.content = Content::Symlink(target.to_vec());
+                inode.attr.size_bytes = target.len() as u64;
+                report.lost(ino, None, format!("target of a symbolic link: {}", found.link.as_deref().unwrap_or("")));
+                report.mended(format!("inode {ino}: a target in place of the lost one"));
+            }
+            _ => {}
+        }
+        if let Some((what, lossy)) = &found.xattrs {
+            let old = inode.xattrs;
+            let xattrs = core.lens().xattrs(ino);
+            let mut root = XattrRoot::default();
+            for name in &found.attributes {
+                match xattrs.get(core, &old, name) {
+                    Ok(Some(value)) => {
+                        xattrs.set(core, &mut root, name, &value)?;
+                    }
+                    _ => report.lost(ino, None, format!("attribute {}: {what}", String::from_utf8_lossy(name))),
+                }
+            }
+            inode.xattrs = root;
+            if *lossy {
+                report.lost(ino, None, format!("attributes, if there were more: {what}"));
+            }
+            report.mended(format!("inode {ino}: its attributes made again"));
+        }
+        if let Content::Dir(root) = &inode.content {
+            inode.attr.size_bytes = u64::from(root.node_blocks()) * BLOCK_BYTES;
+        }
+        if inode.attr.size_bytes > FILE_SIZE_MAX {
+            inode.attr.size_bytes = found.extents.last().map_or(0, |extent| extent.end().0 * BLOCK_BYTES);
+        }
+        if size_wrong {
+            report.mended(format!("inode {ino}: its size"));
+        }
+        tx.core.put(&inode)?;
+        tx.commit().map(drop)
+    }
+
+    /// Whether a size contradicts what the inode is.
+    pub(crate) fn size_wrong(&self, inode: &Inode) -> bool {
+        match &inode.content {
+            Content::Dir(root) => inode.attr.size_bytes != u64::from(root.node_blocks()) * BLOCK_BYTES,
+            Content::File(_) => inode.attr.size_bytes > FILE_SIZE_MAX,
+            Content::Symlink(_) | Content::SymlinkBlock(_) => false,
+        }
+    }
+}
+
+fn bytes_of(extent: &Extent) -> (u64, u64) {
+    (
+        extent.file_block.0.saturating_mul(BLOCK_BYTES),
+        extent.end().0.saturating_mul(BLOCK_BYTES),
+    )
+}
+
+fn free_image(survey: &Survey, ino: Ino, options: RepairOptions) -> Result<[u8; INODE_SIZE]> {
+    InodeSlot::Free(survey.generation(ino, options.now_ns))
+        .encode(ino)
+        .map_err(|fault| StoreError::Inode { ino, fault })
+}
+
+fn new_root(options: RepairOptions) -> InodeSlot {
+    InodeSlot::Used(Box::new(Inode::new(InodeAttr {
+        key: InodeKey::ROOT,
+        mode: 0o040_755,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        size_bytes: 0,
+        sectors: 0,
+        rdev: 0,
+        parent: ROOT_INO,
+        atime_ns: options.now_ns,
+        mtime_ns: options.now_ns,
+        ctime_ns: options.now_ns,
+        btime_ns: options.now_ns,
+    })))
+}
+
+/// A new tree of these extents, ascending; the blocks of an old one are left to the bitmaps' last pass.
+fn make_tree(core: &mut Core<'_>, ino: Ino, extents: &[Extent]) -> Result<TreeRoot> {
+    let tree = ExtentTree::of(ino);
+    let mut root = TreeRoot::EMPTY;
+    let mut joined: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match joined.last_mut() {
+            Some(last) if last.joins(extent) => last.len += extent.len,
+            _ => joined.push(*extent),
+        }
+    }
+    for part in joined.chunks(256) {
+        let (Some(first), Some(last)) = (part.first(), part.last()) else {
+            continue;
+        };
+        tree.replace(core, &mut root, first.file_block..last.end(), part)?;
+    }
+    Ok(root)
+}
+
+/// The file's extents, with copies of the blocks that another one has too.
+fn copy_shared(core: &mut Core<'_>, ino: Ino, found: &Found, report: &mut RepairReport) -> Result<Vec<Extent>> {
+    let mut extents = found.extents.clone();
+    for copy in &found.copies {
+        let span = core.alloc_data(DataTarget::prefer(copy.tier).with_reserve(), 1)?;
+        if !copy.flags.contains(ExtentFlags::UNWRITTEN) {
+            let mut bytes = vec![0; BLOCK_SIZE];
+            if core.store.read_blocks(copy.tier, copy.block.0, &mut bytes).is_err() {
+                core.free_span(span, true)?;
+                report.lost(ino, Some(bytes_of(copy)), "its block cannot be read, and is another's too");
+                continue;
+            }
+            core.write_new(span, &bytes)?;
+            report.lost(ino, Some(bytes_of(copy)), "another file used the same block: one of the two has wrong content");
+        }
+        extents.push(Extent {
+            tier: span.tier,
+            block: BlockNo(span.start),
+            ..*copy
+        });
+    }
+    extents.sort_unstable_by_key(|extent| extent.file_block);
+    extents.retain(|extent| extent.file_block.0 < FILE_BLOCKS_MAX);
+    Ok(extents)
+}
+
+impl Survey {
+    /// What bitmaps or structures claim.
+    fn union(&self) -> [BlockSet; 3] {
+        Tier::ALL.map(|tier| self.claims[tier as usize].with(&self.marked[tier as usize]))
+    }
+
+    /// Names the parts of files that lie in a range of blocks.
+    fn doubt(&self, tier: Tier, blocks: std::ops::Range<u64>, what: &str, report: &mut RepairReport) {
+        for (ino, found) in &self.found {
+            for extent in found.extents.iter().filter(|extent| {
+                extent.tier == tier && !extent.flags.contains(ExtentFlags::UNWRITTEN)
+            }) {
+                let from = extent.block.0.max(blocks.start);
+                let to = (extent.block.0 + u64::from(extent.len)).min(blocks.end);
+                if from < to && found.inode.attr.kind() == FileKind::Regular {
+                    let at = (extent.file_block.0 + from - extent.block.0) * BLOCK_BYTES;
+                    report.lost(*ino, Some((at, at + (to - from) * BLOCK_BYTES)), what);
+                }
+            }
+        }
+    }
+}

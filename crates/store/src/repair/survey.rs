@@ -1,0 +1,654 @@
+//! What a damaged pool still holds: every image, tree and claim on a block that can be read. Changes nothing.
+
+use crate::cache::View;
+use crate::lens::{Lens, POOL_INO, dir_root};
+use crate::store::Store;
+use crate::{Result, StoreError};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
+use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK};
+use varve_format::state::PoolState;
+use varve_format::{
+    BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentValue, FileKind,
+    Generation, Ino, InodeKey, NodeRef, ROOT_INO, Tier, TreeRoot, verify_block,
+};
+use zerocopy::FromBytes;
+
+/// A name in a directory.
+#[derive(Debug, Clone)]
+pub(super) struct Name {
+    pub(super) name: Vec<u8>,
+    pub(super) key: InodeKey,
+    pub(super) kind: FileKind,
+}
+
+/// What is left of one inode.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) inode: Inode,
+    pub(super) extents: Vec<Extent>,
+    /// Extents were taken out, or double blocks are to be copied: the tree must be made again.
+    pub(super) dropped: Vec<Extent>,
+    pub(super) copies: Vec<Extent>,
+    pub(super) names: Vec<Name>,
+    pub(super) attributes: Vec<Vec<u8>>,
+    /// Why tree or names must be made again; and whether something may be missing.
+    pub(super) tree: Option<(String, bool)>,
+    /// The same of the attributes.
+    pub(super) xattrs: Option<(String, bool)>,
+    /// The target of a symbolic link is gone.
+    pub(super) link: Option<String>,
+    nodes: Vec<BlockNo>,
+}
+
+/// A bit for each block of a tier.
+#[derive(Debug, Default)]
+pub(super) struct BlockSet {
+    words: Vec<u64>,
+}
+
+impl BlockSet {
+    fn new(blocks: u64) -> Self {
+        Self {
+            words: vec![0; blocks.div_ceil(64) as usize],
+        }
+    }
+
+    pub(super) fn has(&self, block: u64) -> bool {
+        self.words
+            .get((block / 64) as usize)
+            .is_some_and(|word| word >> (block % 64) & 1 == 1)
+    }
+
+    pub(super) fn with(&self, other: &Self) -> Self {
+        Self {
+            words: self.words.iter().zip(&other.words).map(|(a, b)| a | b).collect(),
+        }
+    }
+
+    /// Adds a block; false if it is there.
+    fn add(&mut self, block: u64) -> bool {
+        let word = &mut self.words[(block / 64) as usize];
+        let old = *word;
+        *word |= 1 << (block % 64);
+        old != *word
+    }
+}
+
+/// All that was found.
+#[derive(Debug)]
+pub(super) struct Survey {
+    /// Fixed blocks that are not what they should be, by number.
+    pub(super) bad_fixed: BTreeMap<u64, (BlockKind, String)>,
+    pub(super) state: Option<PoolState>,
+    /// Where each block of the inode file lies.
+    pub(super) inode_file: BTreeMap<u64, BlockNo>,
+    /// Why its tree must be made again.
+    pub(super) inode_tree: Option<String>,
+    pub(super) inode_blocks: u64,
+    /// Images that can be read.
+    pub(super) found: BTreeMap<Ino, Found>,
+    pub(super) reserved: BTreeSet<Ino>,
+    /// Images that cannot, and why.
+    pub(super) bad_images: BTreeMap<Ino, String>,
+    /// Images that lay in another's place: they go where they belong.
+    pub(super) misplaced: BTreeMap<Ino, InodeSlot>,
+    /// Blocks that somebody uses.
+    pub(super) claims: [BlockSet; 3],
+    /// Blocks whose bit is set, where the bitmap can be read.
+    pub(super) marked: [BlockSet; 3],
+}
+
+/// Notes faults of one tree.
+struct Walk {
+    nodes: Vec<BlockNo>,
+    fault: Option<(String, bool)>,
+}
+
+impl Walk {
+    const fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            fault: None,
+        }
+    }
+
+    fn note(&mut self, what: String, lossy: bool) {
+        match &mut self.fault {
+            Some((_, known)) if *known || !lossy => {}
+            fault => *fault = Some((what, lossy)),
+        }
+    }
+}
+
+impl CheckVisitor<StoreError> for Walk {
+    fn block(&mut self, block: BlockNo, _kind: BlockKind) {
+        self.nodes.push(block);
+    }
+
+    fn fault(&mut self, error: TreeError) {
+        // Counts that are wrong under right checksums come from a block that is older than the rest: something may be missing.
+        self.note(error.to_string(), true);
+    }
+
+    fn unreadable(&mut self, _block: BlockNo, error: StoreError) {
+        self.note(error.to_string(), true);
+    }
+}
+
+impl Store {
+    pub(super) fn survey(&self) -> Result<Survey> {
+        let sets = || Tier::ALL.map(|tier| BlockSet::new(self.layout.blocks(tier)));
+        let mut survey = Survey {
+            bad_fixed: self.bad_fixed()?,
+            state: None,
+            inode_file: BTreeMap::new(),
+            inode_tree: None,
+            inode_blocks: 0,
+            found: BTreeMap::new(),
+            reserved: BTreeSet::new(),
+            bad_images: BTreeMap::new(),
+            misplaced: BTreeMap::new(),
+            claims: sets(),
+            marked: sets(),
+        };
+        let snapshot = self.snapshot();
+        let lens = snapshot.lens();
+        survey.state = lens.state().ok();
+        self.load_marks(&mut survey);
+        let mut nodes = self.find_inode_file(&lens, &mut survey)?;
+        self.read_images(&lens, &mut survey);
+        for (ino, slot) in std::mem::take(&mut survey.misplaced) {
+            if survey.bad_images.remove(&ino).is_some() {
+                if let InodeSlot::Used(inode) = &slot {
+                    survey.found.insert(ino, look(&lens, inode));
+                }
+                survey.misplaced.insert(ino, slot);
+            }
+        }
+        nodes.extend(survey.inode_file.values().copied());
+        self.claim_all(&nodes, &mut survey);
+        self.salvage_leaves(&mut survey)?;
+        Ok(survey)
+    }
+
+    /// Fixed blocks whose checksum, kind or place is wrong.
+    pub(crate) fn bad_fixed(&self) -> Result<BTreeMap<u64, (BlockKind, String)>> {
+        let mut bad = BTreeMap::new();
+        let sb = &self.layout.sb;
+        let mut areas = vec![
+            (sb.state, BlockKind::PoolState),
+            (sb.sessions, BlockKind::SessionTable),
+            (sb.grants, BlockKind::GrantTable),
+        ];
+        for tier in Tier::ALL {
+            let row = sb.tier(tier);
+            areas.push((row.bitmap, BlockKind::Bitmap));
+            areas.push((row.checksums, BlockKind::ChecksumTable));
+            areas.push((row.units, BlockKind::UnitTable));
+        }
+        for (area, kind) in areas {
+            for number in area.start.get()..area.end() {
+                let at = BlockNo(number);
+                let fault = match self.cache.load(at, false) {
+                    Ok(bytes) => BlockHeader::of(&bytes)
+                        .expect(kind, POOL_INO, at)
+                        .err()
+                        .map(|fault| fault.to_string()),
+                    Err(error @ StoreError::Block { .. }) => Some(error.to_string()),
+                    Err(error) => return Err(error),
+                };
+                if let Some(fault) = fault {
+                    bad.insert(number, (kind, fault));
+                }
+            }
+        }
+        Ok(bad)
+    }
+
+    fn load_marks(&self, survey: &mut Survey) {
+        for tier in Tier::ALL {
+            let blocks = self.layout.blocks(tier);
+            for first in (0..blocks).step_by(BITS_PER_BLOCK as usize) {
+                let (at, _) = self.layout.bit(tier, first);
+                if survey.bad_fixed.contains_key(&at.0) {
+                    continue;
+                }
+                let Ok(bytes) = self.cache.load(at, false) else {
+                    continue;
+                };
+                for (byte, value) in (0_u64..).zip(&bytes[BLOCK_HEADER_SIZE..]) {
+                    for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
+                        let block = first + byte * 8 + bit;
+                        if block < blocks && self.layout.usable(tier, block) {
+                            survey.marked[tier as usize].add(block);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where the blocks of the inode file lie; returns its nodes.
+    fn find_inode_file<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) -> Result<Vec<BlockNo>> {
+        let mut walk = Walk::new();
+        if let Some(state) = &survey.state {
+            match TreeRoot::read_from_bytes(&state.inode_root) {
+                Ok(root) => {
+                    let map = &mut survey.inode_file;
+                    let mut strange = None;
+                    ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| {
+                        for at in 0..u64::from(extent.len) {
+                            let block = extent.block.0.saturating_add(at);
+                            if extent.tier == Tier::Nvm && self.layout.usable(Tier::Nvm, block) {
+                                map.insert(extent.file_block.0 + at, BlockNo(block));
+                            } else {
+                                strange = Some(format!("inode file: {} block {block}", extent.tier.name()));
+                            }
+                        }
+                    });
+                    if let Some(what) = strange {
+                        walk.note(what, true);
+                    }
+                }
+                Err(_) => walk.note("root of the inode file".into(), true),
+            }
+            survey.inode_blocks = state.inode_blocks.get();
+        } else {
+            walk.note("pool state".into(), true);
+        }
+        let known = survey.inode_file.len() as u64;
+        let holes = survey.inode_blocks > known || survey.inode_file.keys().any(|index| *index >= survey.inode_blocks);
+        if walk.fault.as_ref().is_some_and(|(_, lossy)| *lossy) || holes {
+            for (index, block) in self.scan_for_images(survey)? {
+                if survey.state.is_none() || index < survey.inode_blocks {
+                    survey.inode_file.entry(index).or_insert(block);
+                }
+            }
+            if holes {
+                walk.note("inode file: its length".into(), true);
+            }
+        }
+        if survey.state.is_none() {
+            survey.inode_blocks = survey.inode_file.keys().next_back().map_or(1, |last| last + 1);
+        }
+        let limit = survey.inode_blocks.min(self.layout.blocks(Tier::Nvm));
+        if limit < survey.inode_blocks {
+            survey.inode_blocks = limit.max(known);
+        }
+        let end = survey.inode_blocks;
+        survey.inode_file.retain(|index, _| *index < end);
+        survey.inode_tree = walk.fault.map(|(what, _)| what);
+        Ok(walk.nodes)
+    }
+
+    /// NVM blocks that hold nothing but images of one block of the inode file.
+    fn scan_for_images(&self, survey: &Survey) -> Result<BTreeMap<u64, BlockNo>> {
+        let mut out: BTreeMap<u64, (BlockNo, u32)> = BTreeMap::new();
+        self.scan(survey, |block, bytes| {
+            let word = |at: usize| {
+                let mut word = [0; 8];
+                word.copy_from_slice(&bytes[at..at + 8]);
+                u64::from_le_bytes(word)
+            };
+            let Some(index) = (0..INODES_PER_BLOCK as usize)
+                .map(|image| word(image * INODE_SIZE + 8))
+                .find(|ino| *ino != 0)
+                .map(|ino| ino / INODES_PER_BLOCK)
+            else {
+                return;
+            };
+            if index >= self.layout.blocks(Tier::Nvm) {
+                return;
+            }
+            let (mut good, mut bad) = (0, 0);
+            for image in 0..INODES_PER_BLOCK {
+                let at = image as usize * INODE_SIZE;
+                if bytes[at..at + INODE_SIZE].iter().all(|byte| *byte == 0) {
+                    continue;
+                }
+                match crate::lens::slot_in(bytes, Ino(index * INODES_PER_BLOCK + image)) {
+                    Ok(_) => good += 1,
+                    Err(_) => bad += 1,
+                }
+            }
+            if good > bad && out.get(&index).is_none_or(|(_, best)| good > *best) {
+                out.insert(index, (BlockNo(block), good));
+            }
+        })?;
+        Ok(out.into_iter().map(|(index, (block, _))| (index, block)).collect())
+    }
+
+    /// Shows all NVM blocks in use that are not data of a file.
+    fn scan(&self, survey: &Survey, mut f: impl FnMut(u64, &Block)) -> Result<()> {
+        let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
+        let mut sums: Option<(u64, Vec<u32>)> = None;
+        let lens_snapshot = self.snapshot();
+        let lens = lens_snapshot.lens();
+        for block in self.layout.first_free()..self.layout.blocks(Tier::Nvm) {
+            let (bitmap, _) = self.layout.bit(Tier::Nvm, block);
+            let known = !survey.bad_fixed.contains_key(&bitmap.0);
+            if known && !survey.marked[0].has(block) || survey.claims[0].has(block) {
+                continue;
+            }
+            self.devices
+                .nvm
+                .read(BlockNo(block).offset_bytes(), bytes.as_mut_slice())?;
+            let first = block / CHECKSUMS_PER_BLOCK * CHECKSUMS_PER_BLOCK;
+            if sums.as_ref().is_none_or(|(at, _)| *at != first) {
+                let count = CHECKSUMS_PER_BLOCK.min(self.layout.blocks(Tier::Nvm) - first);
+                sums = Some((
+                    first,
+                    lens.table_checksums(Tier::Nvm, first, count).unwrap_or_default(),
+                ));
+            }
+            // A program can write anything into its files; their blocks are told by their checksums.
+            let sum = sums
+                .as_ref()
+                .and_then(|(_, sums)| sums.get((block - first) as usize));
+            if sum.is_none_or(|sum| *sum != crc32c::crc32c(&bytes[..])) {
+                f(block, &bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_images<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) {
+        let places: Vec<_> = survey.inode_file.iter().map(|(index, block)| (*index, *block)).collect();
+        let present: HashSet<u64> = places.iter().map(|(index, _)| *index).collect();
+        for index in (0..survey.inode_blocks).filter(|index| !present.contains(index)) {
+            for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+                survey.bad_images.insert(Ino(ino), "its block of the inode file is lost".into());
+            }
+        }
+        for (index, block) in places {
+            for image in 0..INODES_PER_BLOCK {
+                let ino = Ino(index * INODES_PER_BLOCK + image);
+                if ino.0 == 0 {
+                    continue;
+                }
+                let slot = lens.view.read_raw(block, |bytes| crate::lens::slot_in(bytes, ino));
+                match slot.and_then(|slot| slot) {
+                    Ok(InodeSlot::Free(_)) => {}
+                    Ok(InodeSlot::Reserved(_)) => {
+                        survey.reserved.insert(ino);
+                    }
+                    Ok(InodeSlot::Used(inode)) => {
+                        survey.found.insert(ino, look(lens, &inode));
+                    }
+                    Err(error) => {
+                        if let StoreError::Inode {
+                            fault: varve_format::inode::InodeFault::Stranger(real),
+                            ..
+                        } = error
+                        {
+                            let slot = lens.view.read_raw(block, |bytes| {
+                                let at = image as usize * INODE_SIZE;
+                                InodeSlot::decode(&bytes[at..at + INODE_SIZE], Ino(real))
+                            });
+                            if let Ok(Ok(slot)) = slot {
+                                survey.misplaced.insert(Ino(real), slot);
+                            }
+                        }
+                        survey.bad_images.insert(ino, error.to_string());
+                    }
+                }
+            }
+        }
+        if !survey.found.contains_key(&ROOT_INO) {
+            survey
+                .bad_images
+                .entry(ROOT_INO)
+                .or_insert_with(|| "there is no root directory".into());
+        }
+    }
+
+    /// Who uses which block; takes out what two cannot both have.
+    fn claim_all(&self, pool: &[BlockNo], survey: &mut Survey) {
+        let mut meta = BlockSet::new(self.layout.blocks(Tier::Nvm));
+        for block in pool {
+            if self.layout.usable(Tier::Nvm, block.0) {
+                survey.claims[0].add(block.0);
+                meta.add(block.0);
+            }
+        }
+        for found in survey.found.values_mut() {
+            for block in &found.nodes {
+                if !self.layout.usable(Tier::Nvm, block.0) || !meta.add(block.0) {
+                    found.tree = Some((format!("NVM block {block} belongs to somebody else"), true));
+                    continue;
+                }
+                survey.claims[0].add(block.0);
+            }
+        }
+        for found in survey.found.values_mut() {
+            let old = std::mem::take(&mut found.extents);
+            let mut end = 0;
+            for extent in old {
+                let last = extent.block.0.saturating_add(u64::from(extent.len) - 1);
+                let unit = self.layout.unit_blocks(extent.tier);
+                let one_unit = extent.block.0.checked_div(unit) == last.checked_div(unit);
+                if extent.file_block.0 < end
+                    || !self.layout.usable(extent.tier, extent.block.0)
+                    || !self.layout.usable(extent.tier, last)
+                    || !one_unit
+                {
+                    found.dropped.push(extent);
+                    continue;
+                }
+                end = extent.end().0;
+                // Block by block: parts of it may be another's.
+                for at in 0..u64::from(extent.len) {
+                    let one = Extent {
+                        file_block: varve_format::FileBlock(extent.file_block.0 + at),
+                        len: 1,
+                        block: BlockNo(extent.block.0 + at),
+                        ..extent
+                    };
+                    if extent.tier == Tier::Nvm && meta.has(one.block.0) {
+                        found.dropped.push(one);
+                    } else if survey.claims[extent.tier as usize].add(one.block.0) {
+                        match found.extents.last_mut() {
+                            Some(last) if last.joins(&one) => last.len += 1,
+                            _ => found.extents.push(one),
+                        }
+                    } else {
+                        found.copies.push(one);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves of damaged trees that no node leads to any more.
+    fn salvage_leaves(&self, survey: &mut Survey) -> Result<()> {
+        let wanted: HashMap<Ino, BlockKind> = survey
+            .found
+            .iter()
+            .filter(|(_, found)| found.tree.as_ref().is_some_and(|(_, lossy)| *lossy))
+            .filter_map(|(ino, found)| match found.inode.content {
+                Content::File(_) => Some((*ino, BlockKind::ExtentLeaf)),
+                Content::Dir(_) => Some((*ino, BlockKind::DirLeaf)),
+                _ => None,
+            })
+            .collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut leaves = Vec::new();
+        self.scan(survey, |block, bytes| {
+            let owner = Ino(BlockHeader::of(bytes).owner.get());
+            let fits = wanted.get(&owner).is_some_and(|kind| {
+                BlockHeader::of(bytes).expect(*kind, owner, BlockNo(block)).is_ok()
+            });
+            if fits && verify_block(bytes).is_ok() {
+                leaves.push((owner, BlockNo(block), Box::new(*bytes)));
+            }
+        })?;
+        let hash = varve_format::HashKey(self.layout.sb.dir_hash_key);
+        for (owner, block, bytes) in leaves {
+            let Some(found) = survey.found.get_mut(&owner) else {
+                continue;
+            };
+            let Ok(node) = NodeRef::open(&bytes) else { continue };
+            if node.level() != 0 || node.check().is_err() {
+                continue;
+            }
+            let records: Vec<(u64, Vec<u8>)> = (0..node.count())
+                .filter_map(|index| node.record(index).ok().map(|(key, value)| (key, value.to_vec())))
+                .collect();
+            // It stays as it is until what it holds is somewhere else.
+            survey.claims[0].add(block.0);
+            for (key, value) in records {
+                if matches!(found.inode.content, Content::Dir(_)) {
+                    if let Ok(entry) = varve_format::Dirent::parse(&value)
+                        && hash.name_hash(entry.name) == key >> varve_format::ORDINAL_BITS
+                        && !found.names.iter().any(|known| known.name == entry.name)
+                    {
+                        found.names.push(Name {
+                            name: entry.name.to_vec(),
+                            key: entry.key,
+                            kind: entry.kind,
+                        });
+                    }
+                } else if let Ok(extent) = ExtentValue::parse(key, &value) {
+                    self.salvage_extent(found, extent, &mut survey.claims);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn salvage_extent(&self, found: &mut Found, extent: Extent, claims: &mut [BlockSet; 3]) {
+        let last = extent.block.0.saturating_add(u64::from(extent.len) - 1);
+        let free = found
+            .extents
+            .iter()
+            .all(|known| known.end() <= extent.file_block || extent.end() <= known.file_block);
+        let usable =
+            self.layout.usable(extent.tier, extent.block.0) && self.layout.usable(extent.tier, last);
+        if !free || !usable || (extent.block.0..=last).any(|block| claims[extent.tier as usize].has(block)) {
+            return;
+        }
+        for block in extent.block.0..=last {
+            claims[extent.tier as usize].add(block);
+        }
+        found.extents.push(extent);
+        found.extents.sort_unstable_by_key(|extent| extent.file_block);
+    }
+}
+
+/// Reads all that hangs on an image.
+fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
+    let ino = inode.attr.key.ino;
+    let mut found = Found {
+        inode: inode.clone(),
+        extents: Vec::new(),
+        dropped: Vec::new(),
+        copies: Vec::new(),
+        names: Vec::new(),
+        attributes: Vec::new(),
+        tree: None,
+        xattrs: None,
+        link: None,
+        nodes: Vec::new(),
+    };
+    let mut walk = Walk::new();
+    match &inode.content {
+        Content::File(root) => {
+            let extents = &mut found.extents;
+            ExtentTree::of(ino).check(lens.view, root, &mut walk, |extent| extents.push(extent));
+            extents.sort_by_key(|extent| extent.file_block);
+        }
+        Content::Dir(_) => {
+            let names = &mut found.names;
+            if let Ok(root) = dir_root(inode) {
+                lens.directory(ino).check(lens.view, &root, &mut walk, |_, entry| {
+                    names.push(Name {
+                        name: entry.name.to_vec(),
+                        key: entry.key,
+                        kind: entry.kind,
+                    });
+                });
+            }
+        }
+        Content::Symlink(_) => {}
+        Content::SymlinkBlock(block) => {
+            let fits = lens.view.read(*block, |bytes| {
+                BlockHeader::of(bytes).expect(BlockKind::Symlink, ino, *block).is_ok()
+                    && inode.attr.size_bytes <= varve_format::SYMLINK_MAX as u64
+            });
+            match fits {
+                Ok(true) => walk.nodes.push(*block),
+                Ok(false) => found.link = Some(format!("NVM block {block} does not hold its target")),
+                Err(error) => found.link = Some(error.to_string()),
+            }
+        }
+    }
+    found.tree = walk.fault.take();
+    let mut attributes = Walk {
+        nodes: walk.nodes,
+        fault: None,
+    };
+    let list = &mut found.attributes;
+    lens.xattrs(ino)
+        .check(lens.view, &inode.xattrs, &mut attributes, |name, _| {
+            list.push(name.to_vec());
+        });
+    found.xattrs = attributes.fault;
+    found.nodes = attributes.nodes;
+    found
+}
+
+impl Survey {
+    /// The paths that names give, for the report.
+    pub(super) fn note_paths(&self, paths: &mut BTreeMap<Ino, Vec<u8>>) {
+        paths.entry(ROOT_INO).or_insert_with(|| b"/".to_vec());
+        let mut queue = vec![(ROOT_INO, Vec::new())];
+        // Directories that the root does not lead to are named by their numbers.
+        queue.extend(
+            self.found
+                .iter()
+                .filter(|(_, found)| !found.names.is_empty())
+                .map(|(ino, _)| (*ino, format!("#{}", ino.0).into_bytes()))
+                .rev(),
+        );
+        let mut done = HashSet::new();
+        let mut at = 0;
+        while at < queue.len() {
+            // The root's own tree first, then the rest.
+            let (dir, path) = queue[at].clone();
+            at += 1;
+            let mut stack = vec![(dir, path)];
+            while let Some((dir, path)) = stack.pop() {
+                let Some(found) = self.found.get(&dir).filter(|_| done.insert(dir)) else {
+                    continue;
+                };
+                for name in &found.names {
+                    let mut full = path.clone();
+                    full.push(b'/');
+                    full.extend_from_slice(&name.name);
+                    paths.entry(name.key.ino).or_insert_with(|| full.clone());
+                    if name.kind == FileKind::Directory {
+                        stack.push((name.key.ino, full));
+                    }
+                }
+            }
+        }
+    }
+
+    /// A generation that no life of the number has had, for images that are lost.
+    pub(super) fn generation(&self, ino: Ino, now_ns: i64) -> Generation {
+        let seconds = u32::try_from(now_ns / 1_000_000_000).unwrap_or(1);
+        let named = self
+            .found
+            .values()
+            .flat_map(|found| &found.names)
+            .filter(|name| name.key.ino == ino)
+            .map(|name| name.key.generation.0)
+            .max()
+            .unwrap_or(0);
+        Generation(seconds.max(named).min(u32::MAX - 2))
+    }
+}
