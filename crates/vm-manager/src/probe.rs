@@ -248,7 +248,9 @@ fn ksm() -> Result<String, String> {
         Ok("1") => {
             Ok("running; merged regions become huge pages only when they are frequently used".to_owned())
         }
-        Ok(_) => Err("same-page merging is off (/sys/kernel/mm/ksm/run): nothing to coordinate with".to_owned()),
+        Ok(_) => {
+            Err("same-page merging is off (/sys/kernel/mm/ksm/run): nothing to coordinate with".to_owned())
+        }
         Err(_) => Err("kernel built without same-page merging".to_owned()),
     }
 }

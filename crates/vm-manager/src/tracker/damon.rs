@@ -291,7 +291,8 @@ impl Tracker for Damon {
             sees_reads: true,
             tells_writes: false,
             note: match self.regions.len() {
-                0 => "DAMON over physical addresses: sampled, one page a region; starts with the first look".to_owned(),
+                0 => "DAMON over physical addresses: sampled, one page a region; starts with the first look"
+                    .to_owned(),
                 n => format!(
                     "DAMON over physical addresses: sampled, one page a region; {n} regions now, the largest {} KiB",
                     self.largest / 1024

@@ -483,7 +483,9 @@ fn damon_tells_hot_memory_from_cold() -> Check {
     KernelActuator::new(processes.clone(), Vec::new()).apply(&make, &mut outcomes);
     let made = outcomes.iter().filter(|o| **o == Outcome::Done).count();
     if made < 32 {
-        return Ok(Some(format!("SKIPPED: the kernel has {made} of 32 huge pages to give")));
+        return Ok(Some(format!(
+            "SKIPPED: the kernel has {made} of 32 huge pages to give"
+        )));
     }
     let mut said = Vec::new();
     for (order, hot) in [("hot 0 32", 0..8192usize), ("hot 32 64", 8192..16384)] {
@@ -557,8 +559,8 @@ impl Drop for Merging {
 
 const NO_MERGING: &str = "SKIPPED: switches same-page merging of the whole machine, only in the test machine";
 
-/// A program that knows of no manager: its merged memory stays merged, unless it is taken back for a huge page.
-fn merged_memory_of_a_stranger_is_left_alone_until_it_is_wanted_back() -> Check {
+/// A program that knows of no manager: its merged memory stays merged. What the kernel says to taking it back is told.
+fn merged_memory_of_a_stranger_is_left_alone() -> Check {
     let Some(_merging) = Merging::on()? else {
         return Ok(Some(NO_MERGING.to_owned()));
     };
@@ -726,8 +728,8 @@ fn main() {
             false,
         ),
         (
-            "merged_memory_of_a_stranger_is_left_alone_until_it_is_wanted_back",
-            merged_memory_of_a_stranger_is_left_alone_until_it_is_wanted_back,
+            "merged_memory_of_a_stranger_is_left_alone",
+            merged_memory_of_a_stranger_is_left_alone,
             false,
         ),
         (
