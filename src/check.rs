@@ -1,7 +1,7 @@
 //! `varve fsck` and `varve scrub`: asks the daemon, or opens a stopped pool, which only `fsck --repair` changes.
 
-use crate::cli::{FsckArgs, PoolJsonArgs};
 use crate::DAMAGED;
+use crate::cli::{FsckArgs, PoolJsonArgs};
 use crate::out::{self, Progress};
 use crate::pool::Pool;
 use anyhow::{Context, bail};
@@ -173,7 +173,11 @@ fn try_fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
 
 /// Mends a stopped pool, or only says what that would do.
 fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
-    let progress = Progress::start(if args.dry_run { "looking what to mend" } else { "mending" });
+    let progress = Progress::start(if args.dry_run {
+        "looking what to mend"
+    } else {
+        "mending"
+    });
     let _lock = pool.host().lock()?;
     let devices = if args.dry_run {
         pool.host().devices_for_trying()?
@@ -217,9 +221,15 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
         } else {
             ("mended", "lost or doubtful")
         };
-        report.mended.iter().for_each(|what| out::line(&format!("{mended}: {what}")));
-        losses.iter().for_each(|what| out::line(&format!("{lost}: {what}")));
-        left.iter().for_each(|item| out::line(&format!("left: {}: {}", item.kind, item.text)));
+        report
+            .mended
+            .iter()
+            .for_each(|what| out::line(&format!("{mended}: {what}")));
+        losses
+            .iter()
+            .for_each(|what| out::line(&format!("{lost}: {what}")));
+        left.iter()
+            .for_each(|item| out::line(&format!("left: {}: {}", item.kind, item.text)));
         out::line(&format!(
             "{}: {}",
             pool.dir().display(),
@@ -231,7 +241,9 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
             }
         ));
         if logs > 0 {
-            out::line(&format!("{logs} logs wait for the next start to be digested (that is in order)"));
+            out::line(&format!(
+                "{logs} logs wait for the next start to be digested (that is in order)"
+            ));
         }
     }
     Ok(match (report.mended.is_empty(), left.is_empty()) {

@@ -229,14 +229,34 @@ fn fsck_finds_and_mends_when_the_pool_is_damaged() {
     let before = std::fs::read(dir.join("nvm.img")).unwrap();
     let output = varve().args(["fsck", "--dry-run"]).arg(&dir).output().unwrap();
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    assert!(said(&output).contains("would mend"), "{}", said(&output));
-    assert!(std::fs::read(dir.join("nvm.img")).unwrap() == before, "a dry run changed the pool");
-    let output = varve().args(["fsck", "--repair", "--json"]).arg(&dir).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("would mend"),
+        "{}",
+        said(&output)
+    );
+    assert!(
+        std::fs::read(dir.join("nvm.img")).unwrap() == before,
+        "a dry run changed the pool"
+    );
+    let output = varve()
+        .args(["fsck", "--repair", "--json"])
+        .arg(&dir)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["left"], Value::Array(Vec::new()));
-    assert!(report["mended"][0].as_str().unwrap().contains("SessionTable"), "{report}");
-    assert!(report["lost"][0]["what"].as_str().unwrap().contains("session rows"), "{report}");
+    assert!(
+        report["mended"][0].as_str().unwrap().contains("SessionTable"),
+        "{report}"
+    );
+    assert!(
+        report["lost"][0]["what"]
+            .as_str()
+            .unwrap()
+            .contains("session rows"),
+        "{report}"
+    );
     let output = varve().args(["fsck", "--repair"]).arg(&dir).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     assert!(Serve::start(&dir).stop());

@@ -103,7 +103,11 @@ fn debug_all(dir: &Path) -> Value {
     let ino = |name: &str| {
         let entries = list["entries"].as_array().or(list.as_array()).unwrap();
         let entry = entries.iter().find(|entry| entry["name"] == name).unwrap();
-        entry["ino"].as_u64().or(entry["inode"].as_u64()).unwrap().to_string()
+        entry["ino"]
+            .as_u64()
+            .or(entry["inode"].as_u64())
+            .unwrap()
+            .to_string()
     };
     // The roots in words are those of a Rust type, which may change.
     let inode = |name: &str| {
@@ -139,7 +143,11 @@ fn strip(value: &mut Value, path: &str) {
 fn fill(mnt: &Path) {
     std::fs::create_dir(mnt.join("many")).unwrap();
     for number in 0..300 {
-        std::fs::write(mnt.join(format!("many/name-{number:03}")), format!("body {number}")).unwrap();
+        std::fs::write(
+            mnt.join(format!("many/name-{number:03}")),
+            format!("body {number}"),
+        )
+        .unwrap();
     }
     std::fs::write(mnt.join("file"), vec![b'v'; 3 << 20]).unwrap();
     std::fs::write(mnt.join("file2"), vec![b'w'; 3 << 20]).unwrap();
@@ -150,7 +158,13 @@ fn fill(mnt: &Path) {
     holes.sync_all().unwrap();
     std::os::unix::fs::symlink("l".repeat(300), mnt.join("link")).unwrap();
     std::fs::hard_link(mnt.join("file"), mnt.join("second")).unwrap();
-    rustix::fs::setxattr(mnt.join("file"), "user.long", &[b'a'; 5000], rustix::fs::XattrFlags::empty()).unwrap();
+    rustix::fs::setxattr(
+        mnt.join("file"),
+        "user.long",
+        &[b'a'; 5000],
+        rustix::fs::XattrFlags::empty(),
+    )
+    .unwrap();
 }
 
 /// Makes the fixture.
@@ -165,7 +179,10 @@ fn make() {
         file.sync_all().unwrap();
     }
     std::fs::rename(pool.mnt().join("file2"), pool.mnt().join("renamed")).unwrap();
-    std::fs::File::open(pool.mnt().join("renamed")).unwrap().sync_all().unwrap();
+    std::fs::File::open(pool.mnt().join("renamed"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
     let live = pool.live_dirs();
     pool.kill_all();
     run_ok(varve().args(["umount", "--force"]).arg(pool.mnt()));
@@ -232,14 +249,20 @@ fn pool_of_version_1_opens_lists_checks_and_prints_as_it_did() {
         bytes
     };
     for number in 0..300 {
-        assert_eq!(read(&format!("/many/name-{number:03}")), format!("body {number}").as_bytes());
+        assert_eq!(
+            read(&format!("/many/name-{number:03}")),
+            format!("body {number}").as_bytes()
+        );
     }
     assert!(read("/second") == vec![b'v'; 3 << 20]);
     assert!(read("/renamed") == vec![b'w'; 3 << 20]);
     let holes = read("/holes");
     assert!(holes[8192..8198] == *b"island" && holes[10_000..16_384].iter().all(|byte| *byte == 0));
     for number in 0..5 {
-        assert_eq!(read(&format!("/logged-{number}")), format!("in the log {number}").as_bytes());
+        assert_eq!(
+            read(&format!("/logged-{number}")),
+            format!("in the log {number}").as_bytes()
+        );
     }
     assert_eq!(posix.readlink(b"/link").unwrap(), [b'l'; 300]);
     assert_eq!(posix.getxattr(b"/file", b"user.long").unwrap(), vec![b'a'; 5000]);
@@ -253,7 +276,14 @@ fn pool_of_version_1_opens_lists_checks_and_prints_as_it_did() {
 #[test]
 fn archive_gives_back_what_was_packed() {
     let temp = tempfile::tempdir().unwrap();
-    let bytes: Vec<u8> = [vec![0; 5000], (0..=255).collect(), vec![7; 23], vec![8; 24], vec![1]].concat();
+    let bytes: Vec<u8> = [
+        vec![0; 5000],
+        (0..=255).collect(),
+        vec![7; 23],
+        vec![8; 24],
+        vec![1],
+    ]
+    .concat();
     let files = vec![("a".to_owned(), bytes.clone()), ("b/c".to_owned(), Vec::new())];
     let packed = pack(&files);
     assert!(packed.len() < 600);

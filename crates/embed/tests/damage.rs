@@ -78,13 +78,21 @@ fn world_of(media: &Media) -> SimWorld {
         let len = bytes.len() as u64;
         if matches!(*name, "nvm" | "journal") {
             let region = world.add_region(name, POOL.medium, len, len);
-            for (at, block) in (0..).step_by(BLOCK).zip(bytes.chunks(BLOCK)).filter(|(_, block)| *block != zeros) {
+            for (at, block) in (0..)
+                .step_by(BLOCK)
+                .zip(bytes.chunks(BLOCK))
+                .filter(|(_, block)| *block != zeros)
+            {
                 region.write(at, block).unwrap();
             }
             region.fence().unwrap();
         } else {
             let device = world.add_block(name, len);
-            for (at, block) in (0..).step_by(BLOCK).zip(bytes.chunks(BLOCK)).filter(|(_, block)| *block != zeros) {
+            for (at, block) in (0..)
+                .step_by(BLOCK)
+                .zip(bytes.chunks(BLOCK))
+                .filter(|(_, block)| *block != zeros)
+            {
                 device.write(at, block).unwrap();
             }
             device.flush().unwrap();
@@ -106,12 +114,19 @@ type Tree = BTreeMap<Vec<u8>, Thing>;
 
 fn body(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng(seed);
-    (0..len.div_ceil(8)).flat_map(|_| rng.next().to_le_bytes()).take(len).collect()
+    (0..len.div_ceil(8))
+        .flat_map(|_| rng.next().to_le_bytes())
+        .take(len)
+        .collect()
 }
 
 /// Reads everything that can be read. A file that gives an error is left out where it does.
 fn read_tree(posix: &Posix, path: &[u8], out: &mut BTreeMap<Vec<u8>, (Option<Thing>, Ino)>) {
-    let Ok(dir) = posix.open(if path.is_empty() { b"/" } else { path }, libc::O_RDONLY | libc::O_DIRECTORY, 0) else {
+    let Ok(dir) = posix.open(
+        if path.is_empty() { b"/" } else { path },
+        libc::O_RDONLY | libc::O_DIRECTORY,
+        0,
+    ) else {
         return;
     };
     let mut names = Vec::new();
@@ -190,8 +205,11 @@ fn build() -> Pool {
         assert_eq!(store.check_data().unwrap(), []);
         store.checkpoint().unwrap();
         pool.past.push(read_media(&world));
-        pool.trees
-            .push(tree.into_iter().map(|(path, (thing, _))| (path, thing.unwrap())).collect());
+        pool.trees.push(
+            tree.into_iter()
+                .map(|(path, (thing, _))| (path, thing.unwrap()))
+                .collect(),
+        );
     }
     pool
 }
@@ -214,11 +232,26 @@ fn fill(posix: &Posix, stage: u64) {
         }
         // Islands: an extent each, so that the tree has nodes.
         for number in 0..420 {
-            put(posix, "/a/islands", number * 2 * BLOCK as u64, &body(1000 + number, 100));
+            put(
+                posix,
+                "/a/islands",
+                number * 2 * BLOCK as u64,
+                &body(1000 + number, 100),
+            );
         }
         for number in 0..8 {
-            put(posix, &format!("/tiers/{number}"), 0, &body(2000 + number, 120_000));
-            put(posix, &format!("/a/b/file-{number}"), 0, &body(3000 + number, 9000));
+            put(
+                posix,
+                &format!("/tiers/{number}"),
+                0,
+                &body(2000 + number, 120_000),
+            );
+            put(
+                posix,
+                &format!("/a/b/file-{number}"),
+                0,
+                &body(3000 + number, 9000),
+            );
         }
         posix.symlink(&vec![b'x'; 600], b"/a/long-link").unwrap();
         posix.symlink(b"a/b", b"/short-link").unwrap();
@@ -229,15 +262,32 @@ fn fill(posix: &Posix, stage: u64) {
                 .setxattr(b"/a/b/file-2", name.as_bytes(), &body(number, 200), 0)
                 .unwrap();
         }
-        posix.setxattr(b"/a/b/file-3", b"user.long", &body(5, 9000), 0).unwrap();
+        posix
+            .setxattr(b"/a/b/file-3", b"user.long", &body(5, 9000), 0)
+            .unwrap();
         return;
     }
     for number in 0..8 {
-        put(posix, &format!("/a/b/file-{number}"), 4000 * stage, &body(100 * stage + number, 6000));
-        put(posix, &format!("/stage-{stage}-{number}"), 0, &body(200 * stage + number, 20_000));
+        put(
+            posix,
+            &format!("/a/b/file-{number}"),
+            4000 * stage,
+            &body(100 * stage + number, 6000),
+        );
+        put(
+            posix,
+            &format!("/stage-{stage}-{number}"),
+            0,
+            &body(200 * stage + number, 20_000),
+        );
     }
     for number in 0..60 {
-        put(posix, "/a/islands", number * 6 * BLOCK as u64, &body(4000 * stage + number, 300));
+        put(
+            posix,
+            "/a/islands",
+            number * 6 * BLOCK as u64,
+            &body(4000 * stage + number, 300),
+        );
         posix
             .rename(
                 format!("/many/name-{:04}", number + 60 * stage).as_bytes(),
@@ -248,14 +298,24 @@ fn fill(posix: &Posix, stage: u64) {
     put(posix, "/tiers/7", 8192, &body(7000 + stage, 5000));
     posix.unlink(format!("/tiers/{}", 3 + stage).as_bytes()).unwrap();
     posix.truncate(b"/a/b/file-5", 5000 - stage * 100).unwrap();
-    posix.setxattr(b"/a/b/file-3", b"user.long", &body(50 + stage, 7000), 0).unwrap();
+    posix
+        .setxattr(b"/a/b/file-3", b"user.long", &body(50 + stage, 7000), 0)
+        .unwrap();
 }
 
 /// Moves some files to the slower tiers.
 fn spread(world: &SimWorld) {
     let (store, _) = Store::open(SimPool::devices(world).unwrap(), OpenOptions::default()).unwrap();
-    let dir = store.dir_lookup(varve_format::ROOT_INO, b"tiers").unwrap().unwrap();
-    for (index, item) in store.dir_iter(dir.key.ino, 0, 100).unwrap().into_iter().enumerate() {
+    let dir = store
+        .dir_lookup(varve_format::ROOT_INO, b"tiers")
+        .unwrap()
+        .unwrap();
+    for (index, item) in store
+        .dir_iter(dir.key.ino, 0, 100)
+        .unwrap()
+        .into_iter()
+        .enumerate()
+    {
         let tier = [Tier::Ssd, Tier::Hdd][index % 2];
         for extent in store.map(item.key.ino, FileBlock(0), 100).unwrap() {
             let mut tx = store.begin().unwrap();
@@ -315,7 +375,9 @@ fn structures(media: &Media) -> BTreeMap<String, Vec<(usize, usize)>> {
                 for kind in kinds.iter().filter(|kind| **kind as u16 == header.kind.get()) {
                     add(&format!("{kind:?}"), device, number);
                 }
-            } else if store.verify_block(tier, BlockNo(number as u64)).is_ok() && bytes.iter().any(|byte| *byte != 0) {
+            } else if store.verify_block(tier, BlockNo(number as u64)).is_ok()
+                && bytes.iter().any(|byte| *byte != 0)
+            {
                 add(&format!("data on {}", tier.name()), device, number);
             } else if (0..16).all(|image| {
                 let at = image * 256;
@@ -358,7 +420,10 @@ fn damage(pool: &Pool, kinds: &BTreeMap<String, Vec<(usize, usize)>>, rng: &mut 
             }
             3 => {
                 let (other, with) = places[rng.below(places.len())];
-                let (a, b) = (media[device][at..at + BLOCK].to_vec(), media[other][with * BLOCK..(with + 1) * BLOCK].to_vec());
+                let (a, b) = (
+                    media[device][at..at + BLOCK].to_vec(),
+                    media[other][with * BLOCK..(with + 1) * BLOCK].to_vec(),
+                );
                 media[device][at..at + BLOCK].copy_from_slice(&b);
                 media[other][with * BLOCK..(with + 1) * BLOCK].copy_from_slice(&a);
                 format!("swapped with {with}")
@@ -394,7 +459,9 @@ fn moved(report: &RepairReport, inos: &BTreeMap<Vec<u8>, Ino>, path: &[u8]) -> b
     let mut end = path.len();
     loop {
         let prefix = &path[..end];
-        if named(report, inos.get(prefix).copied(), prefix, 0) || end == 0 && named(report, Some(Ino(1)), b"/", 0) {
+        if named(report, inos.get(prefix).copied(), prefix, 0)
+            || end == 0 && named(report, Some(Ino(1)), b"/", 0)
+        {
             return true;
         }
         match prefix.iter().rposition(|byte| *byte == b'/') {
@@ -429,7 +496,10 @@ fn compare(pool: &Pool, report: &RepairReport, posix: &Posix, stale: bool) -> Ve
                 if is == was || old(&Thing::File(is.clone())) {
                     continue;
                 }
-                if is.len() != was.len() && !named(report, ino, path, 0) && !report.losses.iter().any(|loss| Some(loss.ino) == ino) {
+                if is.len() != was.len()
+                    && !named(report, ino, path, 0)
+                    && !report.losses.iter().any(|loss| Some(loss.ino) == ino)
+                {
                     wrong.push(format!("{shown} has {} bytes, not {}", is.len(), was.len()));
                     continue;
                 }
@@ -451,7 +521,10 @@ fn compare(pool: &Pool, report: &RepairReport, posix: &Posix, stale: bool) -> Ve
 
 fn images() -> (u64, Option<u64>) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    (number("VARVE_DAMAGE_IMAGES").unwrap_or(60), number("VARVE_DAMAGE_SEED"))
+    (
+        number("VARVE_DAMAGE_IMAGES").unwrap_or(60),
+        number("VARVE_DAMAGE_SEED"),
+    )
 }
 
 #[derive(Default, Debug)]
@@ -468,8 +541,22 @@ fn fsck_mends_or_names_what_was_lost_when_pools_are_damaged_at_random() {
     let pool = build();
     let kinds = structures(&pool.past[2]);
     for kind in [
-        "Bitmap", "SessionTable", "GrantTable", "ChecksumTable", "UnitTable", "PoolState", "UnitFooter", "ExtentLeaf",
-        "DirLeaf", "DirNode", "XattrLeaf", "XattrValue", "Symlink", "data on nvm", "data on ssd", "data on hdd",
+        "Bitmap",
+        "SessionTable",
+        "GrantTable",
+        "ChecksumTable",
+        "UnitTable",
+        "PoolState",
+        "UnitFooter",
+        "ExtentLeaf",
+        "DirLeaf",
+        "DirNode",
+        "XattrLeaf",
+        "XattrValue",
+        "Symlink",
+        "data on nvm",
+        "data on ssd",
+        "data on hdd",
         "inode images",
     ] {
         assert!(kinds.contains_key(kind), "no {kind} in {:?}", kinds.keys());
@@ -481,7 +568,10 @@ fn fsck_mends_or_names_what_was_lost_when_pools_are_damaged_at_random() {
     for seed in only.map_or(0..count, |seed| seed..seed + 1) {
         let mut rng = Rng(seed);
         let (media, done) = damage(&pool, &kinds, &mut rng);
-        hit.extend(done.iter().map(|text| text.split(" (").next().unwrap().to_owned()));
+        hit.extend(
+            done.iter()
+                .map(|text| text.split(" (").next().unwrap().to_owned()),
+        );
         let result = one(&pool, &media, &done, &mut counts, only.is_some());
         if let Err(text) = result {
             failures.push(format!("seed {seed}: {done:?}: {text}"));
@@ -495,7 +585,13 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
     counts.images += 1;
     let world = world_of(media);
     let devices = SimPool::devices(&world).unwrap();
-    let before = match Store::open(devices.clone(), OpenOptions { accept_journal_damage: true, ..OpenOptions::default() }) {
+    let before = match Store::open(
+        devices.clone(),
+        OpenOptions {
+            accept_journal_damage: true,
+            ..OpenOptions::default()
+        },
+    ) {
         Ok((store, _)) => store
             .check()
             .and_then(|mut findings| {
@@ -507,15 +603,25 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
     };
     let world = world_of(media);
     let devices = SimPool::devices(&world).unwrap();
-    let report = match Store::repair(&devices, RepairOptions { now_ns: 5_000_000_000 }) {
+    let report = match Store::repair(
+        &devices,
+        RepairOptions {
+            now_ns: 5_000_000_000,
+        },
+    ) {
         Ok(report) => report,
         Err(error) => {
             // Without any superblock there is no pool.
             let both = (0..2).all(|copy| {
-                varve_format::superblock::Superblock::parse(&media[0][copy * BLOCK..copy * BLOCK + 512]).is_err()
+                varve_format::superblock::Superblock::parse(&media[0][copy * BLOCK..copy * BLOCK + 512])
+                    .is_err()
             });
             counts.refused += 1;
-            return if both { Ok(()) } else { Err(format!("repair failed: {error}")) };
+            return if both {
+                Ok(())
+            } else {
+                Err(format!("repair failed: {error}"))
+            };
         }
     };
     if loud {
@@ -528,9 +634,13 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
     // Any opening writes a new header in place of the damaged one.
     let by_itself = |what: &String| what.contains("a copy of its header");
     if !report.mended.iter().all(by_itself) && before.as_ref().is_ok_and(|count| *count == 0) {
-        return Err(format!("the check saw nothing, the repair did {:?}", report.mended));
+        return Err(format!(
+            "the check saw nothing, the repair did {:?}",
+            report.mended
+        ));
     }
-    let (store, _) = Store::open(devices, OpenOptions::default()).map_err(|error| format!("open: {error}"))?;
+    let (store, _) =
+        Store::open(devices, OpenOptions::default()).map_err(|error| format!("open: {error}"))?;
     let again = store.check().map_err(|error| error.to_string())?;
     let data = store.check_nvm_data().map_err(|error| error.to_string())?;
     if !again.is_empty() || !data.is_empty() {
@@ -541,8 +651,16 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
         .parts(&world, config(), Arc::new(SystemClock))
         .map_err(|error| format!("daemon: {error}"))?;
     let embedded = Embedded::open(parts).map_err(|error| format!("daemon: {error}"))?;
-    let posix = Posix::new(embedded.mount().map_err(|error| format!("mount: {error:?}"))?, Cred::root());
-    let wrong = compare(pool, &report, &posix, done.iter().any(|text| text.contains("stale")));
+    let posix = Posix::new(
+        embedded.mount().map_err(|error| format!("mount: {error:?}"))?,
+        Cred::root(),
+    );
+    let wrong = compare(
+        pool,
+        &report,
+        &posix,
+        done.iter().any(|text| text.contains("stale")),
+    );
     if !wrong.is_empty() {
         return Err(format!("{wrong:?}; report: {:?}", report.losses));
     }
@@ -550,9 +668,14 @@ fn one(pool: &Pool, media: &Media, done: &[String], counts: &mut Counts, loud: b
         .mkdir(b"/after", 0o755)
         .and_then(|()| posix.rmdir(b"/after"))
         .map_err(|error| format!("the pool does not work: {error:?}"))?;
-    posix.fs().unmount().map_err(|error| format!("unmount: {error:?}"))?;
+    posix
+        .fs()
+        .unmount()
+        .map_err(|error| format!("unmount: {error:?}"))?;
     drop(posix);
-    embedded.shutdown().map_err(|error| format!("shutdown: {error}"))?;
+    embedded
+        .shutdown()
+        .map_err(|error| format!("shutdown: {error}"))?;
     match (changed, report.losses.is_empty()) {
         (false, _) => counts.harmless += 1,
         (true, true) => counts.mended += 1,
@@ -567,7 +690,10 @@ fn repair_changes_nothing_when_a_pool_is_sound() {
     let world = world_of(&pool.past[2]);
     let devices = SimPool::devices(&world).unwrap();
     let report = Store::repair(&devices, RepairOptions::default()).unwrap();
-    assert!(report.mended.is_empty() && report.losses.is_empty() && report.left.is_empty(), "{report:?}");
+    assert!(
+        report.mended.is_empty() && report.losses.is_empty() && report.left.is_empty(),
+        "{report:?}"
+    );
     let after = read_media(&world);
     assert!(after[0] == pool.past[2][0] && after[2..] == pool.past[2][2..]);
 }
@@ -587,8 +713,12 @@ fn repair_can_be_taken_up_again_when_it_is_cut_off_anywhere() {
         }
         let points = recording.points();
         for step in [7, 3, 2] {
-            let Some(point) = points.get(points.len() / step) else { continue };
-            let world = recording.image(point.index, varve_media::sim::Crash::PowerSeeded(seed)).into_world();
+            let Some(point) = points.get(points.len() / step) else {
+                continue;
+            };
+            let world = recording
+                .image(point.index, varve_media::sim::Crash::PowerSeeded(seed))
+                .into_world();
             let devices = SimPool::devices(&world).unwrap();
             let report = Store::repair(&devices, RepairOptions { now_ns: 2 })
                 .unwrap_or_else(|error| panic!("{done:?}, cut off at {}: {error}", point.index));

@@ -87,7 +87,9 @@ fn give_back(embedded: &Embedded, hog: Ino) {
 }
 
 fn write(posix: &Posix, path: &str, byte: u8) {
-    let fd = posix.open(path.as_bytes(), libc::O_RDWR | libc::O_CREAT, 0o644).unwrap();
+    let fd = posix
+        .open(path.as_bytes(), libc::O_RDWR | libc::O_CREAT, 0o644)
+        .unwrap();
     assert_eq!(posix.pwrite(fd, &vec![byte; 1 << 20], 0).unwrap(), 1 << 20);
     posix.close(fd).unwrap();
 }
@@ -112,7 +114,11 @@ fn digest_waits_for_space_and_goes_on_when_there_is_some() {
     assert!(error.is_no_space(), "{error}");
     let status = embedded.kernel().status();
     assert_eq!(status.latched, None);
-    assert!(status.jobs.iter().any(|job| job.contains("waiting")), "{:?}", status.jobs);
+    assert!(
+        status.jobs.iter().any(|job| job.contains("waiting")),
+        "{:?}",
+        status.jobs
+    );
     assert_whole(&posix, "/a", 1);
     give_back(&embedded, hog);
     embedded.kernel().digest_all().unwrap();

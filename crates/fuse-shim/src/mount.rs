@@ -33,7 +33,9 @@ pub enum MountError {
     )]
     NoDevice,
     /// `/dev/fuse` cannot be opened.
-    #[error("/dev/fuse cannot be opened ({0}): ask for read and write permission on it, or run as root")]
+    #[error(
+        "/dev/fuse cannot be opened ({0}): it needs read and write permission for this user (`chmod 666 /dev/fuse` as root, as distributions have it), or run as root"
+    )]
     DeviceRefused(io::Error),
     /// An ordinary user needs the set-uid helper.
     #[error(
@@ -166,16 +168,12 @@ pub fn check_host(allow_other: bool) -> Result<(), MountError> {
     if !Path::new("/dev/fuse").exists() {
         return Err(MountError::NoDevice);
     }
-    let root = rustix::process::geteuid().is_root();
-    if root {
-        return match std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-        {
-            Ok(_) => Ok(()),
-            Err(error) => Err(MountError::DeviceRefused(error)),
-        };
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
+    if rustix::process::geteuid().is_root() {
+        return opened.map(drop).map_err(MountError::DeviceRefused);
     }
     if !find_in_path("fusermount3") {
         return Err(MountError::NoFusermount);
@@ -186,7 +184,7 @@ pub fn check_host(allow_other: bool) -> Result<(), MountError> {
             return Err(MountError::AllowOtherForbidden);
         }
     }
-    Ok(())
+    opened.map(drop).map_err(MountError::DeviceRefused)
 }
 
 fn check_mountpoint(path: &Path) -> Result<(), MountError> {
@@ -229,12 +227,7 @@ pub(crate) fn config(request: &MountRequest) -> Config {
         SessionACL::Owner
     };
     config.n_threads = Some(THREADS);
-    // The device is opened again for each thread; fusermount3, which is set-uid, may be the only one that is let.
-    config.clone_fd = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse")
-        .is_ok();
+    config.clone_fd = true;
     config
 }
 

@@ -20,6 +20,9 @@ const LEASE_NUMBERS: u64 = 1 << 40;
 /// What operators ask for and others implement. Answers JSON.
 pub type Hook = Box<dyn Fn(&KernelFs) -> Result<String, String> + Send + Sync>;
 
+/// Blocks that the host under a tier can still hold, beyond what a margin keeps; a tier on a device of its own has no bound.
+pub type HostRoom = Box<dyn Fn(varve_format::Tier) -> u64 + Send + Sync>;
+
 /// Where tokens of sessions come from in a deterministic test.
 pub type Tokens = Box<dyn Fn() -> u128 + Send + Sync>;
 
@@ -89,6 +92,8 @@ pub struct KernelFs {
     pub(crate) stopping: AtomicBool,
     pub(crate) shutdown_asked: AtomicBool,
     pub(crate) bell: Bell,
+    /// What the host can still hold of a tier.
+    pub(crate) host_room: std::sync::OnceLock<HostRoom>,
     /// A mount has given its kernel's caches up.
     pub(crate) company_changed: parking_lot::Condvar,
 }
@@ -170,6 +175,7 @@ impl KernelFs {
             stopping: AtomicBool::new(false),
             shutdown_asked: AtomicBool::new(false),
             bell: Bell::default(),
+            host_room: std::sync::OnceLock::new(),
             company_changed: parking_lot::Condvar::new(),
         };
         kernel.recover(base_limit)?;
@@ -186,6 +192,11 @@ impl KernelFs {
     #[must_use]
     pub const fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Bounds what is moved to tiers by what their host can hold. The first one stays.
+    pub fn set_host_room(&self, room: HostRoom) {
+        let _ = self.host_room.set(room);
     }
 
     pub(crate) fn now_ms(&self) -> u64 {

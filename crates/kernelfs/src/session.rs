@@ -328,7 +328,12 @@ mod guarded {
         let mut bytes = [1; 5];
         log.read(8000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"entry");
-        std::fs::File::options().write(true).open(&path).unwrap().set_len(8002).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(8002)
+            .unwrap();
         log.read(8000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"en\0\0\0");
         log.read(500_000, &mut bytes).unwrap();

@@ -9,8 +9,8 @@ use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino, InodeKey,
-    ROOT_INO, Tier,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino,
+    InodeKey, ROOT_INO, Tier,
 };
 
 /// What is wrong.

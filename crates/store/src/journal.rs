@@ -148,7 +148,11 @@ impl Journal {
             crc32c: U32::new(0),
         }
         .sealed();
-        let copy = if armed(Bug::OneJournalHeader) { 0 } else { sequence % 2 };
+        let copy = if armed(Bug::OneJournalHeader) && sequence > 2 {
+            0
+        } else {
+            sequence % 2
+        };
         let offset = HEADER_OFFSETS[copy as usize];
         self.region.write(offset, header.as_bytes())?;
         self.region.fence()?;

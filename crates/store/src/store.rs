@@ -8,7 +8,9 @@ use crate::lens::Lens;
 use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
-use crate::{Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, TierIo, Tx};
+use crate::{
+    Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, TierIo, Tx,
+};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeSet;

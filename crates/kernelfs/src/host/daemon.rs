@@ -72,6 +72,8 @@ impl HostDaemon {
         for remark in &remarks {
             tracing::warn!("{remark}");
         }
+        let room = space.clone();
+        kernel.set_host_room(Box::new(move |tier| room.room(tier)));
         let service = HostService::new(
             Arc::clone(&kernel),
             pool.clone(),

@@ -44,13 +44,24 @@ impl HostService {
         if missing == 0 {
             return stat;
         }
-        let left = self.space.usable_blocks(&stats).saturating_sub(stats.reserved);
+        let left = self.left(&stats);
         StatFs {
             blocks: stat.blocks.saturating_sub(missing),
             blocks_free: stat.blocks_free.saturating_sub(missing),
             blocks_available: stat.blocks_available.min(left),
             ..stat
         }
+    }
+
+    /// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new data goes to slower
+    /// tiers: what is free above it would be promised again and again, and eat up what the margin keeps of the host.
+    fn left(&self, stats: &varve_store::SpaceStats) -> u64 {
+        let nvm = &stats.tiers[0];
+        let high = u64::from(self.kernel.config().placement_high_percent);
+        let mark = nvm.total.saturating_sub(nvm.kept) * high / 100;
+        let room = mark.saturating_sub(nvm.total.saturating_sub(nvm.free));
+        let slower = self.space.usable_blocks(stats).saturating_sub(nvm.free);
+        (slower + room).saturating_sub(stats.reserved)
     }
 
     /// How many of `blocks` the host can back, beside what is promised already.
@@ -60,7 +71,7 @@ impl HostService {
             // The pool is the bound, and says so itself.
             return blocks;
         }
-        let left = self.space.usable_blocks(&stats).saturating_sub(stats.reserved);
+        let left = self.left(&stats);
         u32::try_from(left).unwrap_or(u32::MAX).min(blocks)
     }
 

@@ -75,6 +75,17 @@ impl HostSpace {
         usable
     }
 
+    /// Blocks that the host can still give to one tier's file, less the margin; no bound for a tier that is not sparse.
+    #[must_use]
+    pub fn room(&self, tier: Tier) -> u64 {
+        let Some(file) = self.files.iter().find(|file| file.tier == tier) else {
+            return u64::MAX;
+        };
+        host_capacity(&file.path).map_or(0, |space| {
+            space.available_bytes.saturating_sub(MARGIN_BYTES) / BLOCK_BYTES
+        })
+    }
+
     /// Blocks that the pool counts as free though its host cannot hold them.
     #[must_use]
     pub fn missing_blocks(&self, stats: &SpaceStats) -> u64 {

@@ -180,6 +180,13 @@ impl KernelFs {
             ));
             return 0;
         }
+        if self.host_room.get().is_some_and(|room| room(job.to) < need) {
+            job.waiting = Some(format!(
+                "waiting: the host's disk has no room for {}",
+                job.to.name()
+            ));
+            return 0;
+        }
         // Until the old blocks are released both are taken: never out of what was promised to sessions.
         if self.store.reserve(need).is_err() {
             job.waiting = Some("waiting: the free space is promised to sessions".into());

@@ -16,7 +16,11 @@ impl Store {
             if self.condemn(ino, at, block)? {
                 report.lost(ino, bytes, "its data is damaged; reads of it fail from now on");
             } else {
-                report.lost(ino, bytes, "its data is damaged; a hole is in its place, which reads as zeros");
+                report.lost(
+                    ino,
+                    bytes,
+                    "its data is damaged; a hole is in its place, which reads as zeros",
+                );
             }
             report.mended(format!("inode {ino}: damaged data taken out of NVM"));
         }

@@ -230,7 +230,9 @@ impl Store {
             let at = BlockNo(start + index);
             let good = self.read_blocks(tier, at.0, &mut block[..]).is_ok()
                 && verify_block(&block).is_ok()
-                && BlockHeader::of(&block).expect(BlockKind::UnitFooter, POOL_INO, at).is_ok();
+                && BlockHeader::of(&block)
+                    .expect(BlockKind::UnitFooter, POOL_INO, at)
+                    .is_ok();
             crc = crc
                 .filter(|_| good)
                 .map(|crc| crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]));
@@ -279,7 +281,10 @@ impl Store {
                 .values()
                 .any(|(kind, _)| *kind == BlockKind::Bitmap);
             if set > 0 && !rebuilt {
-                report.mended(format!("{}: {set} blocks in use were marked as free", tier.name()));
+                report.mended(format!(
+                    "{}: {set} blocks in use were marked as free",
+                    tier.name()
+                ));
             }
             if cleared > 0 {
                 report.mended(format!("{}: {cleared} blocks of nobody set free", tier.name()));
@@ -311,7 +316,11 @@ impl Store {
             tx.core.patch(place, &[0; SESSION_ROW_SIZE])?;
             tx.commit()?;
             report.mended(format!("{why}, dropped"));
-            report.lost(Ino(0), None, format!("{why}: what its log held and was not digested, if anything"));
+            report.lost(
+                Ino(0),
+                None,
+                format!("{why}: what its log held and was not digested, if anything"),
+            );
         }
         let mut leases = std::collections::BTreeSet::new();
         for slot in 0..self.layout.grant_slots() {
@@ -393,7 +402,14 @@ impl Store {
                     .any(|block| survey.claims[tier as usize].has(block));
                 if open == Some(unit) {
                     if row.state != UnitRow::OPEN {
-                        self.put_unit_row(tier, unit, UnitRow { state: UnitRow::OPEN, ..UnitRow::default() })?;
+                        self.put_unit_row(
+                            tier,
+                            unit,
+                            UnitRow {
+                                state: UnitRow::OPEN,
+                                ..UnitRow::default()
+                            },
+                        )?;
                         report.mended(format!("{} unit {unit}: its row", tier.name()));
                     }
                     continue;
@@ -452,7 +468,12 @@ impl Store {
     }
 
     /// The inode file's tree and length; blocks that are lost are replaced by empty ones.
-    fn mend_inode_file(&self, survey: &Survey, options: RepairOptions, report: &mut RepairReport) -> Result<()> {
+    fn mend_inode_file(
+        &self,
+        survey: &Survey,
+        options: RepairOptions,
+        report: &mut RepairReport,
+    ) -> Result<()> {
         let state = self.snapshot().lens().state()?;
         if survey.inode_tree.is_none() && state.inode_blocks.get() == survey.inode_blocks {
             return Ok(());
@@ -466,7 +487,13 @@ impl Store {
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
                 let bytes = free_image(survey, Ino(ino), options)?;
                 let offset = (ino % INODES_PER_BLOCK) as usize * INODE_SIZE;
-                core.patch_raw(crate::layout::Place { block: BlockNo(span.start), offset }, &bytes)?;
+                core.patch_raw(
+                    crate::layout::Place {
+                        block: BlockNo(span.start),
+                        offset,
+                    },
+                    &bytes,
+                )?;
             }
             map.insert(index, BlockNo(span.start));
         }
@@ -523,7 +550,10 @@ impl Store {
             .core
             .lens()
             .inode_block(ino.0 / INODES_PER_BLOCK)?
-            .ok_or(StoreError::NoInode(InodeKey { ino, ..InodeKey::default() }))?;
+            .ok_or(StoreError::NoInode(InodeKey {
+                ino,
+                ..InodeKey::default()
+            }))?;
         let offset = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
         tx.core.patch_raw(crate::layout::Place { block, offset }, bytes)?;
         tx.commit().map(drop)
@@ -539,7 +569,11 @@ impl Store {
         });
         if old {
             // A metadata block of which a write was lost: all that it says is old, not only what shows.
-            report.lost(ino, None, "some of its blocks counted as free: its content may be an old one, or another's");
+            report.lost(
+                ino,
+                None,
+                "some of its blocks counted as free: its content may be an old one, or another's",
+            );
         }
         for copy in &found.copies {
             for (other, holder) in &survey.found {
@@ -563,7 +597,12 @@ impl Store {
         let file_changed = !found.dropped.is_empty() || !found.copies.is_empty();
         let mut inode = found.inode.clone();
         let size_wrong = self.size_wrong(&inode);
-        if found.tree.is_none() && found.xattrs.is_none() && found.link.is_none() && !file_changed && !size_wrong {
+        if found.tree.is_none()
+            && found.xattrs.is_none()
+            && found.link.is_none()
+            && !file_changed
+            && !size_wrong
+        {
             return Ok(());
         }
         let mut tx = self.begin()?;
@@ -574,19 +613,31 @@ impl Store {
                 let extents = copy_shared(core, ino, found, report)?;
                 inode.content = Content::File(make_tree(core, ino, &extents)?);
                 for gone in &found.dropped {
-                    report.lost(ino, Some(bytes_of(gone)), "its blocks belong to somebody else or to nobody");
+                    report.lost(
+                        ino,
+                        Some(bytes_of(gone)),
+                        "its blocks belong to somebody else or to nobody",
+                    );
                 }
                 if let Some((what, true)) = &found.tree {
                     let mut at = 0;
                     let end = inode.attr.size_bytes.div_ceil(BLOCK_BYTES);
                     for extent in extents.iter().filter(|extent| extent.file_block.0 < end) {
                         if extent.file_block.0 > at {
-                            report.lost(ino, Some((at * BLOCK_BYTES, extent.file_block.0 * BLOCK_BYTES)), format!("reads as zeros: {what}"));
+                            report.lost(
+                                ino,
+                                Some((at * BLOCK_BYTES, extent.file_block.0 * BLOCK_BYTES)),
+                                format!("reads as zeros: {what}"),
+                            );
                         }
                         at = extent.end().0;
                     }
                     if at < end {
-                        report.lost(ino, Some((at * BLOCK_BYTES, inode.attr.size_bytes)), format!("reads as zeros: {what}"));
+                        report.lost(
+                            ino,
+                            Some((at * BLOCK_BYTES, inode.attr.size_bytes)),
+                            format!("reads as zeros: {what}"),
+                        );
                     }
                 }
                 report.mended(format!("inode {ino}: its extents made again"));
@@ -615,7 +666,14 @@ impl Store {
                 let target = b"lost-by-damage";
                 inode.content = Content::Symlink(target.to_vec());
                 inode.attr.size_bytes = target.len() as u64;
-                report.lost(ino, None, format!("target of a symbolic link: {}", found.link.as_deref().unwrap_or("")));
+                report.lost(
+                    ino,
+                    None,
+                    format!(
+                        "target of a symbolic link: {}",
+                        found.link.as_deref().unwrap_or("")
+                    ),
+                );
                 report.mended(format!("inode {ino}: a target in place of the lost one"));
             }
             _ => {}
@@ -629,7 +687,11 @@ impl Store {
                     Ok(Some(value)) => {
                         xattrs.set(core, &mut root, name, &value)?;
                     }
-                    _ => report.lost(ino, None, format!("attribute {}: {what}", String::from_utf8_lossy(name))),
+                    _ => report.lost(
+                        ino,
+                        None,
+                        format!("attribute {}: {what}", String::from_utf8_lossy(name)),
+                    ),
                 }
             }
             inode.xattrs = root;
@@ -642,7 +704,10 @@ impl Store {
             inode.attr.size_bytes = u64::from(root.node_blocks()) * BLOCK_BYTES;
         }
         if inode.attr.size_bytes > FILE_SIZE_MAX {
-            inode.attr.size_bytes = found.extents.last().map_or(0, |extent| extent.end().0 * BLOCK_BYTES);
+            inode.attr.size_bytes = found
+                .extents
+                .last()
+                .map_or(0, |extent| extent.end().0 * BLOCK_BYTES);
         }
         if size_wrong {
             report.mended(format!("inode {ino}: its size"));
@@ -713,19 +778,36 @@ fn make_tree(core: &mut Core<'_>, ino: Ino, extents: &[Extent]) -> Result<TreeRo
 }
 
 /// The file's extents, with copies of the blocks that another one has too.
-fn copy_shared(core: &mut Core<'_>, ino: Ino, found: &Found, report: &mut RepairReport) -> Result<Vec<Extent>> {
+fn copy_shared(
+    core: &mut Core<'_>,
+    ino: Ino,
+    found: &Found,
+    report: &mut RepairReport,
+) -> Result<Vec<Extent>> {
     let mut extents = found.extents.clone();
     for copy in &found.copies {
         let span = core.alloc_data(DataTarget::prefer(copy.tier).with_reserve(), 1)?;
         if !copy.flags.contains(ExtentFlags::UNWRITTEN) {
             let mut bytes = vec![0; BLOCK_SIZE];
-            if core.store.read_blocks(copy.tier, copy.block.0, &mut bytes).is_err() {
+            if core
+                .store
+                .read_blocks(copy.tier, copy.block.0, &mut bytes)
+                .is_err()
+            {
                 core.free_span(span, true)?;
-                report.lost(ino, Some(bytes_of(copy)), "its block cannot be read, and is another's too");
+                report.lost(
+                    ino,
+                    Some(bytes_of(copy)),
+                    "its block cannot be read, and is another's too",
+                );
                 continue;
             }
             core.write_new(span, &bytes)?;
-            report.lost(ino, Some(bytes_of(copy)), "another file used the same block: one of the two has wrong content");
+            report.lost(
+                ino,
+                Some(bytes_of(copy)),
+                "another file used the same block: one of the two has wrong content",
+            );
         }
         extents.push(Extent {
             tier: span.tier,
@@ -747,9 +829,11 @@ impl Survey {
     /// Names the parts of files that lie in a range of blocks.
     fn doubt(&self, tier: Tier, blocks: std::ops::Range<u64>, what: &str, report: &mut RepairReport) {
         for (ino, found) in &self.found {
-            for extent in found.extents.iter().filter(|extent| {
-                extent.tier == tier && !extent.flags.contains(ExtentFlags::UNWRITTEN)
-            }) {
+            for extent in found
+                .extents
+                .iter()
+                .filter(|extent| extent.tier == tier && !extent.flags.contains(ExtentFlags::UNWRITTEN))
+            {
                 let from = extent.block.0.max(blocks.start);
                 let to = (extent.block.0 + u64::from(extent.len)).min(blocks.end);
                 if from < to && found.inode.attr.kind() == FileKind::Regular {

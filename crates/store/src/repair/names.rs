@@ -301,7 +301,10 @@ impl Store {
             tx.core.put(&inode)?;
             tx.commit()?;
         }
-        report.mended(format!("list of inodes without a name: made again, {} in it", wanted.len()));
+        report.mended(format!(
+            "list of inodes without a name: made again, {} in it",
+            wanted.len()
+        ));
         Ok(())
     }
 

@@ -48,10 +48,7 @@ impl Store {
         let bad = bad_copies(devices, &sb)?;
         if !bad.is_empty() {
             crate::mkfs::write_superblocks(devices, sb, &bad)?;
-            report.mended(format!(
-                "superblock: {} restored from the other copy",
-                bad.len()
-            ));
+            report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
         let journal = open_journal(devices, &layout, report)?;
         Ok(Self::assemble(
@@ -92,7 +89,11 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
     if let Some(damage) = scan.damage {
         journal.skip_damage(nvm_blocks, &mut apply)?;
         report.mended(format!("{damage}: left out, the later ones put in place"));
-        report.lost(Ino(0), None, format!("{damage}: what it changed, if the power failed before it was in place"));
+        report.lost(
+            Ino(0),
+            None,
+            format!("{damage}: what it changed, if the power failed before it was in place"),
+        );
     }
     if scan.records > 0 || damage {
         nvm.fence()?;

@@ -259,7 +259,11 @@ impl Store {
             walk.note("pool state".into(), true);
         }
         let known = survey.inode_file.len() as u64;
-        let holes = survey.inode_blocks > known || survey.inode_file.keys().any(|index| *index >= survey.inode_blocks);
+        let holes = survey.inode_blocks > known
+            || survey
+                .inode_file
+                .keys()
+                .any(|index| *index >= survey.inode_blocks);
         if walk.fault.as_ref().is_some_and(|(_, lossy)| *lossy) || holes {
             for (index, block) in self.scan_for_images(survey)? {
                 if survey.state.is_none() || index < survey.inode_blocks {
@@ -317,7 +321,10 @@ impl Store {
                 out.insert(index, (BlockNo(block), good));
             }
         })?;
-        Ok(out.into_iter().map(|(index, (block, _))| (index, block)).collect())
+        Ok(out
+            .into_iter()
+            .map(|(index, (block, _))| (index, block))
+            .collect())
     }
 
     /// Shows all NVM blocks in use that are not data of a file.
@@ -355,11 +362,17 @@ impl Store {
     }
 
     fn read_images<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) {
-        let places: Vec<_> = survey.inode_file.iter().map(|(index, block)| (*index, *block)).collect();
+        let places: Vec<_> = survey
+            .inode_file
+            .iter()
+            .map(|(index, block)| (*index, *block))
+            .collect();
         let present: HashSet<u64> = places.iter().map(|(index, _)| *index).collect();
         for index in (0..survey.inode_blocks).filter(|index| !present.contains(index)) {
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
-                survey.bad_images.insert(Ino(ino), "its block of the inode file is lost".into());
+                survey
+                    .bad_images
+                    .insert(Ino(ino), "its block of the inode file is lost".into());
             }
         }
         for (index, block) in places {
@@ -368,7 +381,9 @@ impl Store {
                 if ino.0 == 0 {
                     continue;
                 }
-                let slot = lens.view.read_raw(block, |bytes| crate::lens::slot_in(bytes, ino));
+                let slot = lens
+                    .view
+                    .read_raw(block, |bytes| crate::lens::slot_in(bytes, ino));
                 match slot.and_then(|slot| slot) {
                     Ok(InodeSlot::Free(_)) => {}
                     Ok(InodeSlot::Reserved(_)) => {
@@ -480,7 +495,9 @@ impl Store {
         self.scan(survey, |block, bytes| {
             let owner = Ino(BlockHeader::of(bytes).owner.get());
             let fits = wanted.get(&owner).is_some_and(|kind| {
-                BlockHeader::of(bytes).expect(*kind, owner, BlockNo(block)).is_ok()
+                BlockHeader::of(bytes)
+                    .expect(*kind, owner, BlockNo(block))
+                    .is_ok()
             });
             if fits && verify_block(bytes).is_ok() {
                 leaves.push((owner, BlockNo(block), Box::new(*bytes)));
@@ -526,8 +543,7 @@ impl Store {
             .extents
             .iter()
             .all(|known| known.end() <= extent.file_block || extent.end() <= known.file_block);
-        let usable =
-            self.layout.usable(extent.tier, extent.block.0) && self.layout.usable(extent.tier, last);
+        let usable = self.layout.usable(extent.tier, extent.block.0) && self.layout.usable(extent.tier, last);
         if !free || !usable || (extent.block.0..=last).any(|block| claims[extent.tier as usize].has(block)) {
             return;
         }
@@ -564,19 +580,22 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
         Content::Dir(_) => {
             let names = &mut found.names;
             if let Ok(root) = dir_root(inode) {
-                lens.directory(ino).check(lens.view, &root, &mut walk, |_, entry| {
-                    names.push(Name {
-                        name: entry.name.to_vec(),
-                        key: entry.key,
-                        kind: entry.kind,
+                lens.directory(ino)
+                    .check(lens.view, &root, &mut walk, |_, entry| {
+                        names.push(Name {
+                            name: entry.name.to_vec(),
+                            key: entry.key,
+                            kind: entry.kind,
+                        });
                     });
-                });
             }
         }
         Content::Symlink(_) => {}
         Content::SymlinkBlock(block) => {
             let fits = lens.view.read(*block, |bytes| {
-                BlockHeader::of(bytes).expect(BlockKind::Symlink, ino, *block).is_ok()
+                BlockHeader::of(bytes)
+                    .expect(BlockKind::Symlink, ino, *block)
+                    .is_ok()
                     && inode.attr.size_bytes <= varve_format::SYMLINK_MAX as u64
             });
             match fits {
