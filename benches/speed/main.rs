@@ -105,13 +105,13 @@ fn main() -> anyhow::Result<()> {
             std::process::exit(2);
         }
     };
+    timing::end_in_order()?;
     let places = Places::prepare(options.pick(2 << 30, 3 << 30))?;
     let mut report = Report::begin(&options, &places);
     for (name, run) in GROUPS {
-        if options.only.is_empty() || options.only.iter().any(|wanted| wanted == name) {
-            if let Err(error) = run(&options, &places, &mut report) {
-                report.failed(name, &error);
-            }
+        let wanted = options.only.is_empty() || options.only.iter().any(|wanted| wanted == name);
+        if wanted && let Err(error) = run(&options, &places, &mut report) {
+            report.failed(name, &error);
         }
     }
     report.end(&options)

@@ -181,7 +181,7 @@ impl Drop for Daemon {
 }
 
 enum Server {
-    Process(Daemon),
+    Process { _daemon: Daemon },
     Here(Option<Embedded>),
 }
 
@@ -217,7 +217,9 @@ impl Ours {
     /// A session with a daemon of its own process.
     pub fn daemon(plan: &Plan, places: &Places) -> anyhow::Result<Self> {
         let files = make(plan, places)?;
-        let server = Server::Process(files.serve()?);
+        let server = Server::Process {
+            _daemon: files.serve()?,
+        };
         let fs = files.session()?;
         Ok(Self::over(plan, fs, server, files))
     }
@@ -258,7 +260,7 @@ impl Ours {
     /// Has everything digested, and the log's space given back.
     pub fn settle(&self) -> anyhow::Result<()> {
         match &self.server {
-            Server::Process(_) => self.files.digest(),
+            Server::Process { .. } => self.files.digest(),
             Server::Here(Some(embedded)) => Ok(embedded.kernel().digest_all()?),
             Server::Here(None) => Ok(()),
         }

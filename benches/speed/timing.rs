@@ -1,6 +1,26 @@
 //! Rounds, medians and a cheap generator. Knows nothing of what is timed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+
+static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// From now on Ctrl-C and SIGTERM end the run at the next round, so that mounts and daemons are taken down.
+pub fn end_in_order() -> anyhow::Result<()> {
+    let flag = INTERRUPTED.get_or_init(Arc::default);
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(flag))?;
+    }
+    Ok(())
+}
+
+/// Fails after a signal.
+pub fn go_on() -> anyhow::Result<()> {
+    let over = INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed));
+    anyhow::ensure!(!over, "interrupted");
+    Ok(())
+}
 
 /// One side of a row: its name, and what runs one round and gives nanoseconds an operation.
 pub struct Side<'a> {
@@ -24,6 +44,7 @@ pub fn rounds(count: usize, sides: &mut [Side<'_>]) -> anyhow::Result<Vec<(&'sta
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     for round in 0..=count {
         for (side, values) in sides.iter_mut().zip(&mut values) {
+            go_on()?;
             let value = (side.round)()?;
             if round > 0 {
                 values.push(value);
@@ -45,6 +66,7 @@ pub fn median(values: &mut [f64]) -> f64 {
 
 /// Nanoseconds an operation.
 pub fn per_op(count: u64, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    go_on()?;
     let start = Instant::now();
     for step in 0..count {
         run(step)?;
