@@ -40,6 +40,8 @@ pub(crate) struct Session {
     pub logged: AtomicU64,
     pub mediated: AtomicU64,
     pub revoked: AtomicU64,
+    /// The kernel was told, or is being told, to drop what it keeps of files.
+    data_dropped: AtomicBool,
 }
 
 impl Session {
@@ -97,6 +99,7 @@ impl Session {
             logged: AtomicU64::new(0),
             mediated: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
+            data_dropped: AtomicBool::new(false),
         });
         worker::start(&session, inbox, withdrawals)?;
         Ok(session)
@@ -111,10 +114,42 @@ impl Session {
         self.page.state() == PageState::Live && !self.leases.is_lost()
     }
 
-    /// Ends all waiting in this session: it is over.
+    /// Ends all waiting in this session: it is over, and its mount goes on with another.
     pub(crate) fn lose(&self) {
+        self.end();
+        if !self.data_dropped.swap(true, Ordering::SeqCst) {
+            self.drop_kernel_data();
+        }
+    }
+
+    /// Ends all waiting in this session: it is over, and its mount with it.
+    pub(crate) fn end(&self) {
         self.leases.lose();
         let _ = self.events.send(Event::Stop);
+    }
+
+    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on. On a thread of its own, since
+    /// the kernel may wait for requests, and one of them may be here.
+    fn drop_kernel_data(&self) {
+        let Some(observer) = self.observer() else { return };
+        let nodes = self.leases.all().into_iter();
+        let keys: Vec<_> = nodes
+            .filter(|node| node.kernel_data.load(Ordering::SeqCst))
+            .map(|node| node.key())
+            .collect();
+        if keys.is_empty() {
+            return;
+        }
+        let drop_all = move || {
+            keys.into_iter()
+                .for_each(|key| observer.invalidate_data(key, 0, 0))
+        };
+        if let Err(error) = std::thread::Builder::new()
+            .name("varve-drop".into())
+            .spawn(drop_all)
+        {
+            tracing::error!(%error, "no thread to drop the kernel's data: what others write may not be seen");
+        }
     }
 
     pub(crate) fn now_ns(&self) -> TimeNs {

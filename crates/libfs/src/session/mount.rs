@@ -223,6 +223,7 @@ impl Mount {
             seal: connection.welcome.seal.clone().filter(|_| known),
             last_mediated: connection.welcome.last_mediated,
         };
+        self.tell_kernel(connection.welcome.company);
         let session = Session::start(connection, &self.options, &self.opens, &self.company)
             .map_err(|_| Errno(libc::EIO))?;
         for keys in rest.chunks(HELD_MAX) {
@@ -243,6 +244,29 @@ impl Mount {
         Ok(end)
     }
 
+    /// Whether the kernel may believe names, as the daemon has it of the new session. Before the session's own threads say otherwise.
+    fn tell_kernel(&self, company: bool) {
+        let Some(observer) = self.options.observer.clone() else {
+            return;
+        };
+        if !company {
+            observer.solo();
+            return;
+        }
+        // The others are there already: new answers are not believed from now on, and nobody waits until the old ones have run out.
+        let switch = {
+            let observer = Arc::clone(&observer);
+            move || observer.company()
+        };
+        if std::thread::Builder::new()
+            .name("varve-company".into())
+            .spawn(switch)
+            .is_err()
+        {
+            observer.company();
+        }
+    }
+
     /// Operations logged, mediated; lease requests; leases given back.
     pub(crate) fn totals(&self) -> [u64; 4] {
         let now = counts(&self.session());
@@ -261,7 +285,7 @@ impl Mount {
                 // The daemon frees what is left; a daemon that is away seals the session itself.
                 let _ = session.link.call(Request::Bye);
             }
-            session.lose();
+            session.end();
         }
         synced
     }
@@ -282,6 +306,6 @@ impl Drop for Mount {
         if !self.unmounted.load(Ordering::Acquire) && session.is_live() {
             let _ = session.link.call(Request::Bye);
         }
-        session.lose();
+        session.end();
     }
 }
