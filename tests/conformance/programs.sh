@@ -1,0 +1,89 @@
+#!/bin/bash
+# Programs as people run them, under `varve run` and on the plain mount of the same pool: what they print must agree, their own checkers must
+# be content, and calls must have been served in-process. Prints a table in Markdown. Ends with 1 if a program does worse.
+#
+#   VARVE=path/to/varve OUT=directory tests/conformance/programs.sh [NAME...]
+#
+# A program that is not installed is named and left out.
+. "$(dirname "$0")/common.sh"
+
+find_varve
+out=${OUT:-$work}
+mkdir -p "$out"
+failed=0
+wanted=("$@")
+
+# number KEY FILE: a number of the counters at the end of a run's standard error.
+number() { tail -n 1 "$2" | tr ',{}' '\n\n\n' | sed -n "s/^\"$1\":\([0-9.]*\)$/\1/p"; }
+
+# try NAME NEEDS LIMIT SCRIPT: both ways, in a fresh directory each.
+try() {
+  local name=$1 needs=$2 limit=$3 script=$4 program
+  if [ "${#wanted[@]}" -gt 0 ] && ! printf '%s\n' "${wanted[@]}" | grep -qx "$name"; then return; fi
+  for program in $needs; do
+    if ! command -v "$program" >/dev/null 2>&1; then
+      say "| $name | – | – | SKIPPED: $program is not installed |"
+      return
+    fi
+  done
+  local file=$out/$name plain=0 ours=0 verdict
+  rm -rf "$mnt/plain" "$mnt/served"
+  mkdir "$mnt/plain" "$mnt/served"
+  (cd "$mnt/plain" && timeout "$limit" bash -euo pipefail -c "$script") >"$file.plain.out" 2>"$file.plain.err" || plain=$?
+  (cd "$mnt/served" && timeout "$limit" "$varve" run --stats --mount "$mnt" -- bash -euo pipefail -c "$script") \
+    >"$file.served.out" 2>"$file.served.err" || ours=$?
+  local calls share
+  calls=$(number served_total "$file.served.err")
+  share=$(number share "$file.served.err")
+  if [ "$ours" != "$plain" ]; then
+    verdict="FAILED: exit $ours, on the plain mount $plain: $(tail -n 2 "$file.served.err" | head -n 1 | tr '|\n' '  ' | cut -c 1-100)"
+  elif ! cmp -s "$file.plain.out" "$file.served.out"; then
+    verdict="FAILED: prints something else: $(diff "$file.plain.out" "$file.served.out" | sed -n 2p | tr '|' ' ' | cut -c 1-100)"
+  elif [ "${calls:-0}" = 0 ]; then
+    verdict="FAILED: nothing was served"
+  else
+    verdict="same (exit $ours)"
+  fi
+  case $verdict in FAILED*) failed=1 ;; esac
+  say "| $name | ${calls:-?} | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
+}
+
+make_pool --nvm shm:512M --ssd 2G --hdd 0
+start_daemon
+start_mount
+python=$(command -v python3 || true)
+say "| program | calls served | share | result |"
+say "| --- | ---: | ---: | --- |"
+tree=$(ls -d /usr/share/doc/git /usr/share/doc/coreutils /usr/share/perl 2>/dev/null | head -n 1)
+try "ls -lR" "ls" 60 "cp -r $tree t; ls -lR t | sed 's/  *[A-Z][a-z][a-z] .*:[0-9][0-9]//' | grep -v ^total"
+try "cp -a" "cp diff" 60 "cp -a $tree a; cp -a a b; diff -r a b && echo equal"
+try "mv, rm -r" "mv rm" 60 "cp -r $tree a; mv a b; find b | wc -l; rm -r b; ls"
+try "dd" "dd" 60 "dd if=/dev/zero of=f bs=64k count=500 conv=fsync 2>/dev/null; dd if=f of=g bs=1M 2>/dev/null; cksum f g"
+try "sort with temporary files" "sort" 60 "seq 1 300000 | sort -R --random-source=/bin/bash > n; sort -n -S 1M -T . n -o o; cksum o; ls"
+try "tail -f" "tail" 60 "touch f; timeout 3 tail -f -s 0.1 f > o & sleep 1; for i in 1 2 3; do echo \$i >> f; sleep 0.2; done; wait || true; cat o"
+try "tar" "tar" 60 "tar cf a.tar -C / ${tree#/}; mkdir x; tar xf a.tar -C x; diff -r $tree x$tree && echo equal"
+try "rsync" "rsync" 60 "rsync -a $tree/ a/; rsync -a --delete a/ b/; diff -r a b && echo equal"
+try "find" "find" 60 "cp -r $tree t; find t -type f -size +1k | sort | cksum"
+try "grep -r" "grep" 60 "cp -r $tree t; grep -rc e t | sort | cksum"
+try "sed -i" "sed" 60 "seq 1000 > f; sed -i s/1/x/ f; cksum f"
+try "vim" "vim" 60 "seq 100 > f; vim -n -es -u NONE -c '%s/1/x/' -c wq f </dev/null; cksum f"
+try "make, gcc" "make gcc" 120 'for i in 1 2 3 4 5 6; do echo "int f$i(void){return $i;}" > f$i.c; done; echo "int f1(void);int main(void){return f1()-1;}" > main.c; printf "%s\n" "p: main.o f1.o f2.o f3.o f4.o f5.o f6.o" "	gcc -o p \$^" > Makefile; make -j2 >/dev/null; ./p; echo built'
+try "git" "git" 120 "export HOME=\$PWD GIT_CONFIG_NOSYSTEM=1; git init -q r; cp -r $tree r/a; cd r; git add .; git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; git clone -q r s; diff -r r/a s/a; git -C s log --format=%s"
+for mode in delete wal; do
+  try "sqlite3, $mode" "sqlite3" 120 "sqlite3 d 'pragma journal_mode=$mode; create table t(a integer primary key, b)' ; for p in 1 2 3; do (for i in \$(seq 40); do sqlite3 -cmd '.timeout 60000' d \"insert into t(b) values(\$p)\"; done) & done; wait; sqlite3 d 'select count(*), sum(b) from t; pragma integrity_check'"
+done
+try "redis, AOF always" "redis-server redis-cli redis-benchmark" 120 'redis-server --port 0 --unixsocket $PWD/s --appendonly yes --appendfsync always --save "" --dir $PWD --daemonize no >log & p=$!; for i in $(seq 100); do redis-cli -s $PWD/s ping >/dev/null 2>&1 && break; sleep 0.1; done; redis-benchmark -s $PWD/s -q -n 3000 -c 8 -t set,lpush -d 100 -r 1000 >/dev/null; redis-cli -s $PWD/s bgrewriteaof >/dev/null; redis-benchmark -s $PWD/s -q -n 1000 -c 8 -t sadd >/dev/null; redis-cli -s $PWD/s bgsave >/dev/null; sleep 1; redis-cli -s $PWD/s set last 1; redis-cli -s $PWD/s shutdown nosave || true; wait $p || true; redis-check-aof appendonlydir/*.manifest | tail -n 1'
+for suite in test_os test_shutil test_tempfile test_mmap test_fcntl test_fileio test_io test_glob test_pathlib; do
+  if [ -n "$python" ] && "$python" -c "import test.$suite" 2>/dev/null; then
+    try "python $suite" "python3" 400 "export TMPDIR=\$PWD; $python -m test -q $suite 2>/dev/null | grep -E '^(Result|test_)' || true"
+  else
+    say "| python $suite | – | – | SKIPPED: python3 or its test suite is not installed |"
+  fi
+done
+try "fio, psync and mmap" "fio" 120 'for e in psync mmap; do fio --name=j --ioengine=$e --rw=randwrite --bs=4k --size=8M --verify=crc32c --do_verify=1 --directory=$PWD --output=/dev/null && echo good; done'
+try "fio, libaio and io_uring" "fio" 120 'for e in libaio io_uring; do fio --name=j --ioengine=$e --rw=randwrite --bs=4k --size=8M --verify=crc32c --do_verify=1 --directory=$PWD --output=/dev/null && echo good; done'
+rm -rf "$mnt/plain" "$mnt/served"
+stop_mount
+fsck_clean >/dev/null
+stop_daemon
+exit "$failed"
