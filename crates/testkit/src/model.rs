@@ -1,10 +1,11 @@
 //! The reference file system: plain maps, POSIX semantics as `docs/SEMANTICS.md` states them, the superuser as its only caller.
 
 use crate::ops::{Op, Path, pattern};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Number of a node in the model.
-type NodeId = u64;
+pub type NodeId = u64;
 const ROOT: NodeId = 1;
 
 /// What a node is.
@@ -53,6 +54,14 @@ pub struct Seen {
 /// Everything that is seen, by path.
 pub type Tree = BTreeMap<String, Seen>;
 
+/// A number for a tree: equal trees have equal ones.
+#[must_use]
+pub fn tree_hash(tree: &Tree) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    tree.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The reference file system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Model {
@@ -84,6 +93,16 @@ impl Model {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Nodes that are not the same in both.
+    #[must_use]
+    pub fn changed(&self, other: &Self) -> BTreeSet<NodeId> {
+        let (here, there) = (self.nodes.keys(), other.nodes.keys());
+        here.chain(there)
+            .filter(|id| self.nodes.get(id) != other.nodes.get(id))
+            .copied()
+            .collect()
     }
 
     fn dir(&self, id: NodeId) -> Outcome<&BTreeMap<String, NodeId>> {

@@ -1,15 +1,16 @@
 //! A whole pool in one process on a simulated machine: store, daemon, sessions; a manual clock, no background threads of the daemon. Owns
 //! starting, killing, and the machine's crash; refuses to know what is done in between.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
-use varve_format::{InodeKey, SessionId, Tier};
+use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
 use varve_ipc::{
-    ClientKind, Hello, IpcError, Link, ManualClock, Peer, Request, Response, Service, SessionPage, Upcall,
-    UpcallQueue,
+    ClientKind, Clock, Hello, IpcError, Link, ManualClock, Peer, Request, Response, Service, SessionPage,
+    Upcall, UpcallQueue,
 };
-use varve_kernelfs::digest::Placement;
+use varve_kernelfs::placement::{Catalog, Cause, Job, Move, Placement};
 use varve_kernelfs::{Config, KernelError, KernelFs, Parts, SimLogs};
 use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError};
 use varve_media::sim::{SimMedium, SimWorld};
@@ -29,6 +30,19 @@ pub struct Shape {
     pub journal_bytes: u64,
     /// Bytes of the SSD and of the HDD; 0: none.
     pub blocks_bytes: u64,
+    /// Where data goes, and what moves.
+    pub policy: Policy,
+}
+
+/// Where data goes, and what moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// New data of every inode to one of the tiers, so that all of them are in use; nothing moves.
+    Scatter,
+    /// The same, and each step of placement moves data to the next tier, round and round.
+    Rotate,
+    /// The product's policy, with low marks, so that a small pool has something to move.
+    Hierarchy,
 }
 
 impl Shape {
@@ -40,7 +54,26 @@ impl Shape {
             nvm_bytes: 16 * MIB,
             journal_bytes: 512 << 10,
             blocks_bytes: 8 * MIB,
+            policy: Policy::Scatter,
         }
+    }
+
+    /// A smaller one, of which an image is checked faster.
+    #[must_use]
+    pub const fn tiny(medium: SimMedium) -> Self {
+        Self {
+            medium,
+            nvm_bytes: 6 * MIB,
+            journal_bytes: 256 << 10,
+            blocks_bytes: 4 * MIB,
+            policy: Policy::Scatter,
+        }
+    }
+
+    /// The same pool with another policy.
+    #[must_use]
+    pub const fn with(self, policy: Policy) -> Self {
+        Self { policy, ..self }
     }
 }
 
@@ -61,8 +94,13 @@ pub enum RigError {
     Check(String),
 }
 
-/// New data of every inode to one of the tiers, so that all of them are in use.
-struct Scatter;
+/// See [`Policy::Scatter`] and [`Policy::Rotate`].
+struct Scatter {
+    rotate: bool,
+}
+
+/// Most files that one step of rotation looks at.
+const ROTATED_MAX: usize = 64;
 
 impl Placement for Scatter {
     fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget {
@@ -75,25 +113,99 @@ impl Placement for Scatter {
         let tier = there.get((dice % 5) as usize).copied().unwrap_or(Tier::Nvm);
         DataTarget::prefer(tier).with_reserve()
     }
+
+    fn plan(&self, _: &SpaceStats, catalog: &dyn Catalog, most: u64) -> Vec<Job> {
+        let mut jobs = Vec::new();
+        if !self.rotate {
+            return jobs;
+        }
+        let (files, _) = catalog.files(Ino(0), ROTATED_MAX);
+        let mut left = most;
+        for from in Tier::ALL {
+            let mut moves = Vec::new();
+            for key in &files {
+                for extent in catalog.extents(*key, FileBlock(0), ROTATED_MAX) {
+                    if extent.tier == from && u64::from(extent.len) <= left {
+                        left -= u64::from(extent.len);
+                        moves.push(Move {
+                            key: *key,
+                            at: extent.file_block,
+                            len: extent.len,
+                            block: extent.block,
+                        });
+                    }
+                }
+            }
+            jobs.push(Job {
+                from,
+                to: Tier::ALL[(from as usize + 1) % Tier::ALL.len()],
+                cause: Cause::Full,
+                moves,
+                waiting: None,
+            });
+        }
+        jobs
+    }
+}
+
+/// A session that the daemon knows.
+#[derive(Clone)]
+struct Seat {
+    id: SessionId,
+    mount: usize,
+    upcalls: Arc<UpcallQueue>,
 }
 
 #[derive(Default)]
 struct Gate {
     kernel: Option<Arc<KernelFs>>,
-    sessions: Vec<(SessionId, Arc<UpcallQueue>)>,
+    sessions: Vec<Seat>,
+    /// Mounts whose process is stopped.
+    frozen: BTreeSet<usize>,
 }
 
 /// Where sessions find the daemon of the moment.
-#[derive(Default)]
-struct Door(Mutex<Gate>);
+struct Door {
+    gate: Mutex<Gate>,
+    clock: Arc<RigClock>,
+}
 
 impl Door {
     fn lock(&self) -> MutexGuard<'_, Gate> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A clock that tests move. While a client is stopped, each look at it takes a tenth of a second: whoever waits for that client waits long
+/// enough, in a time that does not depend on the machine.
+pub struct RigClock {
+    manual: ManualClock,
+    hung: AtomicBool,
+}
+
+impl RigClock {
+    /// Moves the clock on.
+    pub fn advance_ms(&self, ms: u64) {
+        self.manual.advance_ms(ms);
+    }
+}
+
+impl Clock for RigClock {
+    fn now_ns(&self) -> varve_format::TimeNs {
+        self.manual.now_ns()
+    }
+
+    fn monotonic_ms(&self) -> u64 {
+        if self.hung.load(Ordering::Relaxed) {
+            self.manual.advance_ms(100);
+        }
+        self.manual.monotonic_ms()
     }
 }
 
 struct DoorLink {
+    door: Arc<Door>,
+    mount: usize,
     kernel: Weak<KernelFs>,
     session: SessionId,
     upcalls: Arc<UpcallQueue>,
@@ -112,8 +224,19 @@ impl Link for DoorLink {
     }
 
     fn upcall(&self, timeout: Duration) -> Result<Option<Upcall>, IpcError> {
+        // A stopped process does not hear of a broken connection either.
+        if self.door.lock().frozen.contains(&self.mount) {
+            std::thread::sleep(timeout.min(Duration::from_millis(1)));
+            return Ok(None);
+        }
         self.upcalls.pop(timeout)
     }
+}
+
+/// The way in of one mount.
+struct Entrance {
+    door: Arc<Door>,
+    mount: usize,
 }
 
 impl Drop for DoorLink {
@@ -124,18 +247,24 @@ impl Drop for DoorLink {
     }
 }
 
-impl Connector for Door {
+impl Connector for Entrance {
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
-        let kernel = self.lock().kernel.clone().ok_or_else(gone)?;
+        let kernel = self.door.lock().kernel.clone().ok_or_else(gone)?;
         let opened = kernel.open_session(Peer::this_process(), hello)?;
-        let session = opened.welcome.session;
-        let mut gate = self.lock();
-        gate.sessions.retain(|(_, upcalls)| !upcalls.is_closed());
-        gate.sessions.push((session, Arc::clone(&opened.upcalls)));
+        let id = opened.welcome.session;
+        let mut gate = self.door.lock();
+        gate.sessions.retain(|seat| !seat.upcalls.is_closed());
+        gate.sessions.push(Seat {
+            id,
+            mount: self.mount,
+            upcalls: Arc::clone(&opened.upcalls),
+        });
         Ok(Connection {
             link: Arc::new(DoorLink {
+                door: Arc::clone(&self.door),
+                mount: self.mount,
                 kernel: Arc::downgrade(&kernel),
-                session,
+                session: id,
                 upcalls: opened.upcalls,
             }),
             welcome: opened.welcome,
@@ -151,13 +280,18 @@ pub struct Rig {
     /// The machine.
     pub world: SimWorld,
     /// Time.
-    pub clock: Arc<ManualClock>,
+    pub clock: Arc<RigClock>,
     shape: Shape,
     logs: Arc<SimLogs>,
     config: Config,
     door: Arc<Door>,
-    restarts: AtomicUsize,
+    mounts: AtomicUsize,
+    tokens: Arc<AtomicU64>,
 }
+
+/// A mount of a rig, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MountNo(usize);
 
 fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     let region = |name: &str| {
@@ -204,22 +338,37 @@ impl Rig {
     /// # Errors
     /// Of the store and the daemon.
     pub fn start(world: SimWorld, shape: Shape) -> Result<Self, RigError> {
+        let seed = world.content_hash();
         let logs = Arc::new(SimLogs::new(world.clone(), shape.medium));
         let config = Config {
             min_hold_ms: 0,
             sync_ms: 0,
             log_initial_bytes: 2 * MIB,
             log_max_bytes: 8 * MIB,
+            // A stopped client is waited for until it is late, whatever the machine does meanwhile.
+            wait_ms: 600_000,
+            placement_high_percent: 20,
+            placement_low_percent: 10,
+            placement_step_blocks: 64,
             ..Config::default()
         };
+        let clock = Arc::new(RigClock {
+            manual: ManualClock::new(START_NS + 1_000_000_000),
+            hung: AtomicBool::new(false),
+        });
         let rig = Self {
             world,
-            clock: Arc::new(ManualClock::new(START_NS + 1_000_000_000)),
+            clock: Arc::clone(&clock),
             shape,
             logs,
             config,
-            door: Arc::default(),
-            restarts: AtomicUsize::new(0),
+            door: Arc::new(Door {
+                gate: Mutex::default(),
+                clock,
+            }),
+            mounts: AtomicUsize::new(0),
+            // Other numbers than those that this pool gave out before.
+            tokens: Arc::new(AtomicU64::new(seed)),
         };
         rig.raise()?;
         rig.settle();
@@ -234,7 +383,16 @@ impl Rig {
             self.config.clone(),
             Arc::clone(&self.clock) as _,
         );
-        parts.placement = Box::new(Scatter);
+        // The same work leaves the same bytes.
+        let tokens = Arc::clone(&self.tokens);
+        parts.tokens = Some(Box::new(move || {
+            u128::from(tokens.fetch_add(1, Ordering::Relaxed))
+        }));
+        match self.shape.policy {
+            Policy::Scatter => parts.placement = Box::new(Scatter { rotate: false }),
+            Policy::Rotate => parts.placement = Box::new(Scatter { rotate: true }),
+            Policy::Hierarchy => {}
+        }
         self.door.lock().kernel = Some(KernelFs::open(parts)?);
         Ok(())
     }
@@ -275,19 +433,42 @@ impl Rig {
         // Nobody gets at it from here on; what is inside ends first, since two daemons at once are not what is tested.
         let old = kernel.as_ref().map(Arc::downgrade);
         drop(kernel);
-        sessions.iter().for_each(|(_, upcalls)| upcalls.close());
+        sessions.iter().for_each(|seat| seat.upcalls.close());
         while old.as_ref().is_some_and(|kernel| kernel.strong_count() > 0) {
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.restarts.fetch_add(1, Ordering::Relaxed);
         self.raise()
     }
 
     /// Cuts the connections of all sessions: their logs are sealed and digested, the clients resume.
     pub fn seal_all(&self) {
+        self.cut(|_| true);
+    }
+
+    /// Cuts the connection of one mount: its log is sealed and digested. The client resumes if it is used again.
+    pub fn seal(&self, mount: MountNo) {
+        self.cut(|seat| seat.mount == mount.0);
+    }
+
+    fn cut(&self, which: impl Fn(&Seat) -> bool) {
         let sessions = self.door.lock().sessions.clone();
         let kernel = self.kernel();
-        sessions.iter().for_each(|(id, _)| kernel.gone(*id));
+        let cut = sessions.iter().filter(|seat| which(seat));
+        cut.for_each(|seat| kernel.gone(seat.id));
+    }
+
+    /// Stops the process of a mount (it hears nothing), or continues it. Others that wait for it do not wait in real time.
+    pub fn freeze(&self, mount: MountNo, frozen: bool) {
+        let mut gate = self.door.lock();
+        if frozen {
+            gate.frozen.insert(mount.0);
+        } else {
+            gate.frozen.remove(&mount.0);
+        }
+        self.door
+            .clock
+            .hung
+            .store(!gate.frozen.is_empty(), Ordering::Relaxed);
     }
 
     /// A new session.
@@ -295,12 +476,25 @@ impl Rig {
     /// # Errors
     /// Of the daemon.
     pub fn mount(&self) -> Result<Fs, RigError> {
+        self.mount_no().map(|(fs, _)| fs)
+    }
+
+    /// A new session, and its number.
+    ///
+    /// # Errors
+    /// Of the daemon.
+    pub fn mount_no(&self) -> Result<(Fs, MountNo), RigError> {
+        let mount = self.mounts.fetch_add(1, Ordering::Relaxed);
         let options = FsOptions {
             kind: ClientKind::Linked,
             clock: Arc::clone(&self.clock) as _,
             ..FsOptions::default()
         };
-        Ok(Fs::mount(Arc::clone(&self.door) as _, options)?)
+        let entrance = Entrance {
+            door: Arc::clone(&self.door),
+            mount,
+        };
+        Ok((Fs::mount(Arc::new(entrance), options)?, MountNo(mount)))
     }
 
     /// Requires that all structures are sound, and that data matches its checksums.

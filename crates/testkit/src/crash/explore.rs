@@ -1,0 +1,463 @@
+//! Which crash points and which images are tried, and the judgement of one: recover, check, compare, go on. Knows no workload.
+
+use super::oracle::{Cut, State};
+use super::{Recorded, Script, say};
+use crate::lockstep;
+use crate::model::{Model, tree_hash};
+use crate::ops::Op;
+use crate::rig::{Rig, Shape};
+use crate::target;
+use crate::workload::Rng;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
+
+/// How much is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// All points, instead of those before fences, syncs, flushes and at the end.
+    pub every_point: bool,
+    /// Only one in so many points (from a seeded start).
+    pub stride: usize,
+    /// Seeded subsets at each point.
+    pub seeds: u64,
+    /// Where at most four units are pending: every combination of them.
+    pub combinations: bool,
+    /// One in so many images is also crashed during its recovery; 0: none.
+    pub recovery_stride: usize,
+    /// Seed of everything.
+    pub seed: u64,
+}
+
+impl Effort {
+    /// For the ordinary run of the tests: points of durability, one seeded subset.
+    #[must_use]
+    pub const fn ordinary(seed: u64) -> Self {
+        Self {
+            every_point: false,
+            stride: 1,
+            seeds: 1,
+            combinations: false,
+            recovery_stride: 0,
+            seed,
+        }
+    }
+
+    /// Every point, several subsets at each.
+    #[must_use]
+    pub const fn thorough(seed: u64) -> Self {
+        Self {
+            every_point: true,
+            seeds: 2,
+            combinations: true,
+            ..Self::ordinary(seed)
+        }
+    }
+
+    /// Everything.
+    #[must_use]
+    pub const fn all(seed: u64) -> Self {
+        Self {
+            seeds: 4,
+            recovery_stride: 97,
+            ..Self::thorough(seed)
+        }
+    }
+
+    /// As it is, but one image in `stride` is crashed in its recovery.
+    #[must_use]
+    pub const fn with_recovery(self, stride: usize) -> Self {
+        Self {
+            recovery_stride: stride,
+            ..self
+        }
+    }
+}
+
+/// What was tried.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Workloads recorded.
+    pub workloads: usize,
+    /// Crash points.
+    pub points: usize,
+    /// Images built.
+    pub built: usize,
+    /// Distinct images recovered and judged.
+    pub images: usize,
+    /// Of these, images of a recovery.
+    pub of_recovery: usize,
+    /// Images by what came next at their point.
+    pub by_kind: BTreeMap<&'static str, usize>,
+    /// Images by what was going on.
+    pub by_activity: BTreeMap<&'static str, usize>,
+    /// Images whose state has an operation that had not returned.
+    pub ahead: usize,
+    /// Images whose state lacks a returned operation (allowed where that was not durable).
+    pub behind: usize,
+    /// Operations that the daemon did for sessions, in the workloads.
+    pub mediated: u64,
+    /// Sessions lost and continued, in the workloads.
+    pub resumed: u64,
+    /// Blocks moved between tiers, in the workloads.
+    pub moved: u64,
+}
+
+impl Tally {
+    /// Adds another one.
+    pub fn add(&mut self, other: &Self) {
+        self.workloads += other.workloads;
+        self.points += other.points;
+        self.built += other.built;
+        self.images += other.images;
+        self.of_recovery += other.of_recovery;
+        self.ahead += other.ahead;
+        self.behind += other.behind;
+        self.mediated += other.mediated;
+        self.resumed += other.resumed;
+        self.moved += other.moved;
+        for (kind, count) in &other.by_kind {
+            *self.by_kind.entry(kind).or_default() += count;
+        }
+        for (activity, count) in &other.by_activity {
+            *self.by_activity.entry(activity).or_default() += count;
+        }
+    }
+}
+
+/// Images that were recovered before, and the tree that came out. Shared, so that no content is recovered twice.
+#[derive(Debug, Default)]
+pub struct Known(Mutex<HashMap<u64, u64>>);
+
+impl Known {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, image: u64) -> Option<u64> {
+        self.lock().get(&image).copied()
+    }
+
+    /// `false`: it was known.
+    fn put(&self, image: u64, tree: u64) -> bool {
+        self.lock().insert(image, tree).is_none()
+    }
+}
+
+const fn kind_name(kind: PointKind) -> &'static str {
+    match kind {
+        PointKind::Store => "store",
+        PointKind::Fence => "fence",
+        PointKind::Sync => "sync",
+        PointKind::Flush => "flush",
+        PointKind::Trim => "trim",
+        PointKind::Device => "device",
+        PointKind::End => "end",
+    }
+}
+
+fn kinds_of_crash(
+    recording: &Recording,
+    point: &CrashPoint,
+    medium: SimMedium,
+    effort: &Effort,
+    rng: &mut Rng,
+) -> Vec<Crash> {
+    let mut crashes = vec![Crash::Kill];
+    if effort.every_point && point.next == PointKind::Store {
+        crashes.push(Crash::KillTorn(rng.next_u64()));
+    }
+    // On memory a power cut leaves nothing to recover.
+    if medium == SimMedium::Shm {
+        return crashes;
+    }
+    crashes.extend([Crash::PowerNone, Crash::PowerAll]);
+    crashes.extend((0..effort.seeds).map(|_| Crash::PowerSeeded(rng.next_u64())));
+    if effort.combinations {
+        let pending = recording.pending_units(point.index);
+        if pending <= 4 {
+            // None and all are there already.
+            crashes.extend((1..(1_u64 << pending).saturating_sub(1)).map(Crash::PowerUnits));
+        }
+    }
+    crashes
+}
+
+/// One image that is judged.
+struct Trial<'k> {
+    known: &'k Known,
+    effort: &'k Effort,
+    rng: Rng,
+    tally: Tally,
+}
+
+impl Recorded {
+    /// What was going on at this point.
+    fn activity(&self, at: usize) -> &'static str {
+        let under_way = self.activities.iter().find(|(end, _)| at < *end);
+        under_way
+            .or(self.activities.last())
+            .map_or("nothing", |(_, what)| *what)
+    }
+
+    /// Explores the crash points; the error names the workload, the point and the crash.
+    ///
+    /// # Errors
+    /// The first image that is wrong, and what was tried until then.
+    pub fn explore(&self, effort: &Effort) -> Result<Tally, (Tally, String)> {
+        self.explore_knowing(effort, &Known::default())
+    }
+
+    /// [`explore`](Self::explore) without the images that are known.
+    ///
+    /// # Errors
+    /// As `explore`.
+    pub fn explore_knowing(&self, effort: &Effort, known: &Known) -> Result<Tally, (Tally, String)> {
+        let mut trial = Trial {
+            known,
+            effort,
+            rng: Rng::new(effort.seed),
+            tally: Tally {
+                workloads: 1,
+                mediated: self.mediated,
+                resumed: self.resumed,
+                moved: self.moved,
+                ..Tally::default()
+            },
+        };
+        match self.explore_points(&mut trial) {
+            Ok(()) => Ok(trial.tally),
+            Err(why) => Err((trial.tally, why)),
+        }
+    }
+
+    fn explore_points(&self, trial: &mut Trial<'_>) -> Result<(), String> {
+        let effort = trial.effort;
+        let points = if effort.every_point {
+            self.recording.points()
+        } else {
+            self.recording.durability_points()
+        };
+        let first = trial.rng.below(effort.stride as u64) as usize;
+        let last = points.len() - 1;
+        let chosen = points
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| *i % effort.stride == first || *i == last);
+        for (_, point) in chosen {
+            trial.tally.points += 1;
+            let medium = self.shape.medium;
+            for crash in kinds_of_crash(&self.recording, point, medium, effort, &mut trial.rng) {
+                self.try_image(point, crash, trial).map_err(|why| {
+                    format!(
+                        "{}\n  crash {crash:?} before event {} ({}, {:?}) during {}: {why}",
+                        self.what,
+                        point.index,
+                        kind_name(point.next),
+                        point.device,
+                        self.activity(point.index),
+                    )
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn try_image(&self, point: &CrashPoint, crash: Crash, trial: &mut Trial<'_>) -> Result<(), String> {
+        let bounds = self.history.bounds(point.index, crash, self.shape.medium);
+        let image = self.recording.image(point.index, crash);
+        trial.tally.built += 1;
+        let content = image.content_hash();
+        if let Some(tree) = trial.known.get(content) {
+            return match self.history.find(&bounds, tree) {
+                Some(_) => Ok(()),
+                None => Err(format!(
+                    "an image seen before is not allowed here: not of {bounds:?}"
+                )),
+            };
+        }
+        let stride = trial.effort.recovery_stride;
+        let again = stride > 0 && (trial.tally.images + 1).is_multiple_of(stride);
+        let world = image.into_world();
+        let (hash, cut) = if again {
+            let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
+            let found = self.judge(rig.map_err(say)?, &bounds)?;
+            self.crash_recovery(&recovery, &bounds, found.0, trial, 2)?;
+            found
+        } else {
+            self.judge(Rig::start(world, self.shape).map_err(say)?, &bounds)?
+        };
+        if trial.known.put(content, hash) {
+            let tally = &mut trial.tally;
+            tally.images += 1;
+            *tally.by_kind.entry(kind_name(point.next)).or_default() += 1;
+            *tally.by_activity.entry(self.activity(point.index)).or_default() += 1;
+            let returned = self.history.returned(point.index);
+            let mut pairs = cut.iter().zip(&returned);
+            tally.ahead += usize::from(pairs.clone().any(|(cut, returned)| cut > returned));
+            tally.behind += usize::from(pairs.any(|(cut, returned)| cut < returned));
+        }
+        Ok(())
+    }
+
+    /// Judges a recovered pool; the hash of its tree, and the operations that count.
+    fn judge(&self, rig: Rig, bounds: &(Cut, Cut)) -> Result<(u64, Cut), String> {
+        rig.check().map_err(|error| format!("after recovery: {error}"))?;
+        let fs = rig.mount().map_err(say)?;
+        let got = target::tree(&fs).map_err(|errno| format!("the tree cannot be read: {errno:?}"))?;
+        let hash = tree_hash(&got);
+        let Some((cut, state)) = self.history.find(bounds, hash) else {
+            let (least, most) = bounds;
+            // A tree of another moment is one fault, a tree of none is another.
+            let all = (vec![0; least.len()], self.history.returned(usize::MAX));
+            if let Some((cut, _)) = self.history.find(&all, hash) {
+                return Err(format!(
+                    "the state is that after {cut:?} operations, not {least:?} to {most:?}"
+                ));
+            }
+            let near: Option<Arc<State>> = self.history.state(most);
+            let lines = near.map_or_else(Vec::new, |state| target::difference(&state.tree, &got));
+            return Err(format!(
+                "the tree is that of no moment; from the one after {most:?} operations it differs by:\n    {}",
+                lines.join("\n    ")
+            ));
+        };
+        let mut model = state.model.clone();
+        go_on(&rig, &fs, &mut model).map_err(|why| format!("after recovery it does not go on: {why}"))?;
+        Ok((hash, cut))
+    }
+
+    /// Crashes a recovery: what comes out of the next one is the same.
+    fn crash_recovery(
+        &self,
+        recovery: &Recording,
+        bounds: &(Cut, Cut),
+        tree: u64,
+        trial: &mut Trial<'_>,
+        depth: usize,
+    ) -> Result<(), String> {
+        let effort = Effort {
+            every_point: false,
+            combinations: false,
+            seeds: trial.effort.seeds,
+            ..*trial.effort
+        };
+        for point in &recovery.durability_points() {
+            for crash in kinds_of_crash(recovery, point, self.shape.medium, &effort, &mut trial.rng) {
+                let image = recovery.image(point.index, crash);
+                trial.tally.built += 1;
+                let content = image.content_hash();
+                if trial.known.get(content).is_some_and(|known| known == tree) {
+                    continue;
+                }
+                // Now and then the recovery of the recovery crashes too.
+                let deeper = depth > 1 && (trial.tally.of_recovery + 1).is_multiple_of(40);
+                let world = image.into_world();
+                let told = |why: String| {
+                    let (at, next) = (point.index, kind_name(point.next));
+                    format!("recovery crashed ({crash:?} before event {at}, {next}): {why}")
+                };
+                let (again, rig) = if deeper {
+                    let (again, rig) = world.clone().record(|| Rig::start(world, self.shape));
+                    (Some(again), rig)
+                } else {
+                    (None, Rig::start(world, self.shape))
+                };
+                let rig = rig.map_err(|error| told(say(error)))?;
+                let (found, _) = self.judge(rig, bounds).map_err(told)?;
+                if found != tree {
+                    return Err(told("another state than without that crash".into()));
+                }
+                if let Some(again) = again {
+                    self.crash_recovery(&again, bounds, tree, trial, depth - 1)
+                        .map_err(told)?;
+                }
+                if trial.known.put(content, found) {
+                    trial.tally.images += 1;
+                    trial.tally.of_recovery += 1;
+                    *trial.tally.by_kind.entry(kind_name(point.next)).or_default() += 1;
+                    *trial.tally.by_activity.entry("recovery").or_default() += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A few operations on a recovered pool, which touch what there may be and make something new.
+fn go_on(rig: &Rig, fs: &varve_libfs::Fs, model: &mut Model) -> Result<(), String> {
+    let ops = [
+        Op::Append {
+            path: vec!["f"],
+            len: 300,
+            seed: 77,
+        },
+        Op::Create(vec!["after"]),
+        Op::Write {
+            path: vec!["after"],
+            offset: 10,
+            len: 5000,
+            seed: 78,
+        },
+        Op::Unlink(vec!["g"]),
+        Op::Rename(vec!["d", "f"], vec!["moved"]),
+    ];
+    for op in &ops {
+        lockstep::both(model, fs, op)?;
+    }
+    rig.kernel().digest_all().map_err(say)?;
+    let (want, got) = (
+        model.tree(),
+        target::tree(fs).map_err(|errno| format!("{errno:?}"))?,
+    );
+    if want != got {
+        return Err(target::difference(&want, &got).join("; "));
+    }
+    rig.check().map_err(say)
+}
+
+/// Threads that explore at once.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(8)
+}
+
+/// Records and explores workloads, several at once. No image is recovered twice.
+///
+/// # Errors
+/// The first image that was found wrong, with its workload.
+pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
+    let (known, next, stop) = (Known::default(), AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        let mut sum = Tally::default();
+        while !stop.load(Ordering::Relaxed) {
+            let Some((script, shape, effort)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                break;
+            };
+            let explored = script
+                .record(*shape)
+                .and_then(|recorded| recorded.explore_knowing(effort, &known).map_err(|(_, why)| why));
+            match explored {
+                Ok(tally) => sum.add(&tally),
+                Err(why) => {
+                    stop.store(true, Ordering::Relaxed);
+                    return Err(why);
+                }
+            }
+        }
+        Ok(sum)
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(work)).collect();
+        let mut sum = Ok(Tally::default());
+        for thread in threads {
+            let part = thread.join().unwrap_or_else(|_| Err("a thread panicked".into()));
+            match (&mut sum, part) {
+                (Ok(sum), Ok(part)) => sum.add(&part),
+                (sum @ Ok(_), Err(why)) => *sum = Err(why),
+                (Err(_), _) => {}
+            }
+        }
+        sum
+    })
+}

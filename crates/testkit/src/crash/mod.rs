@@ -1,0 +1,301 @@
+//! Crash exploration: a workload is recorded on the simulated machine; at each crash point the images that a kill or a power cut may leave
+//! are recovered and judged. Owns what a workload is and how it is recorded; what is allowed after it is in [`oracle`], how much is tried
+//! and the judgement in [`explore`]. Refuses to know how recovery works.
+
+mod explore;
+mod generate;
+mod oracle;
+
+pub use explore::{Effort, Known, Tally, explore_all};
+pub use generate::{Flavour, company};
+
+use crate::lockstep;
+use crate::model::Model;
+use crate::ops::{Op, Path};
+use crate::rig::{MountNo, Rig, Shape};
+use crate::target;
+use oracle::History;
+use std::fmt;
+use varve_libfs::{Fs, OpenFile, OpenFlags};
+use varve_media::sim::Recording;
+
+/// What is done while the machine is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// An operation of the first session.
+    Op(Op),
+    /// An operation of one of the sessions.
+    By(usize, Op),
+    /// Everything in the logs is digested.
+    Digest,
+    /// The daemon looks around: frees, forgets.
+    Tick,
+    /// A step of placement: data moves between tiers.
+    Place,
+    /// The journal is emptied.
+    Checkpoint,
+    /// All sessions are sealed by force and resume.
+    Seal,
+    /// One session is sealed by force; it resumes when it is used again.
+    SealOne(usize),
+    /// The client of a session dies; a new one takes its place.
+    Die(usize),
+    /// The session is ended properly; a new one takes its place.
+    Remount(usize),
+    /// The client is stopped: whoever needs its leases waits until it is late, and seals it.
+    Freeze(usize),
+    /// The stopped client goes on.
+    Thaw(usize),
+    /// The first session opens a file and keeps it open.
+    Hold(Path),
+    /// It closes all that it keeps open.
+    LetGo,
+    /// The daemon is killed and starts again.
+    Restart,
+}
+
+impl fmt::Display for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Op(op) => write!(f, "{op}"),
+            Self::By(session, op) => write!(f, "{session}: {op}"),
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+impl Act {
+    /// What is going on, for counting.
+    const fn activity(&self) -> &'static str {
+        match self {
+            Self::Op(Op::Fsync(_)) | Self::By(_, Op::Fsync(_)) => "fsync",
+            Self::Op(_) => "operation",
+            Self::By(..) => "operation with leases passed on",
+            Self::Digest => "digest",
+            Self::Tick | Self::Hold(_) | Self::LetGo => "tick",
+            Self::Place => "migration",
+            Self::Checkpoint => "checkpoint",
+            Self::Seal | Self::SealOne(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
+            Self::Die(_) => "death of a client",
+            Self::Remount(_) => "unmount",
+            Self::Restart => "restart",
+        }
+    }
+}
+
+/// What is done before, and while, the machine is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// Done before.
+    pub before: Vec<Act>,
+    /// Recorded.
+    pub acts: Vec<Act>,
+}
+
+/// A finished recording and what is allowed after it.
+pub struct Recorded {
+    recording: Recording,
+    shape: Shape,
+    history: History,
+    /// Last event of each act, and what it was.
+    activities: Vec<(usize, &'static str)>,
+    /// The workload, for people.
+    what: String,
+    /// Operations that the daemon did for the sessions.
+    pub mediated: u64,
+    /// Sessions that were lost and continued.
+    pub resumed: u64,
+    /// Blocks moved between tiers.
+    pub moved: u64,
+}
+
+fn say(error: impl fmt::Display) -> String {
+    error.to_string()
+}
+
+/// A client, as long as it lives.
+struct Client {
+    fs: Fs,
+    no: MountNo,
+}
+
+/// A pool with its clients, and the model beside it.
+struct Stage {
+    rig: Rig,
+    clients: Vec<Client>,
+    held: Vec<OpenFile>,
+    model: Model,
+    mediated: u64,
+    resumed: u64,
+    moved: u64,
+}
+
+impl Script {
+    /// Sessions that take part.
+    fn sessions(&self) -> usize {
+        let used = self.before.iter().chain(&self.acts).map(|act| match act {
+            Act::By(session, _)
+            | Act::SealOne(session)
+            | Act::Die(session)
+            | Act::Remount(session)
+            | Act::Freeze(session)
+            | Act::Thaw(session) => session + 1,
+            _ => 1,
+        });
+        used.max().unwrap_or(1)
+    }
+
+    /// Runs it on a new pool.
+    ///
+    /// # Errors
+    /// When the file system does not agree with the model although nothing crashed.
+    pub fn record(&self, shape: Shape) -> Result<Recorded, String> {
+        let list = |acts: &[Act]| acts.iter().map(Act::to_string).collect::<Vec<_>>().join(", ");
+        let (before, acts) = (list(&self.before), list(&self.acts));
+        let what = format!(
+            "[{before}] then [{acts}] on {:?}, {:?}",
+            shape.medium, shape.policy
+        );
+        self.record_as(shape, &what)
+            .map_err(|why| format!("{what}\n  without a crash: {why}"))
+    }
+
+    fn record_as(&self, shape: Shape, what: &str) -> Result<Recorded, String> {
+        let sessions = self.sessions();
+        let rig = Rig::new(shape).map_err(say)?;
+        let mut stage = Stage {
+            rig,
+            clients: Vec::new(),
+            held: Vec::new(),
+            model: Model::new(),
+            mediated: 0,
+            resumed: 0,
+            moved: 0,
+        };
+        for _ in 0..sessions {
+            stage.join()?;
+        }
+        for act in &self.before {
+            stage.perform(act)?;
+        }
+        let world = stage.rig.world.clone();
+        world.start_recording();
+        let mut history = History::new(stage.model.clone(), sessions);
+        let mut activities = Vec::new();
+        for act in &self.acts {
+            let begin = world.events_len();
+            let before = matches!(act, Act::Op(_) | Act::By(..)).then(|| stage.model.clone());
+            let done = stage.perform(act)?;
+            let end = world.events_len();
+            if let Some(before) = before {
+                let (session, op) = match act {
+                    Act::By(session, op) => (*session, op),
+                    Act::Op(op) => (0, op),
+                    _ => continue,
+                };
+                let touched = stage.model.changed(&before);
+                history.operation(session, op, (begin, end), touched, stage.model.clone());
+                if done && matches!(op, Op::Fsync(_)) {
+                    history.durable(Some(session), end);
+                }
+            }
+            match act {
+                Act::Digest | Act::Seal | Act::Restart => history.durable(None, end),
+                Act::SealOne(session) | Act::Die(session) | Act::Remount(session) => {
+                    history.durable(Some(*session), end);
+                }
+                _ => {}
+            }
+            activities.push((end, act.activity()));
+        }
+        let recording = world.finish_recording();
+        for index in 0..sessions {
+            stage.rig.freeze(stage.clients[index].no, false);
+        }
+        let want = stage.model.tree();
+        for (index, client) in stage.clients.iter().enumerate() {
+            let got = target::tree(&client.fs).map_err(|errno| format!("session {index}: {errno:?}"))?;
+            if want != got {
+                let lines = target::difference(&want, &got).join("; ");
+                return Err(format!("session {index} sees another tree: {lines}"));
+            }
+        }
+        stage.held.clear();
+        stage.rig.check().map_err(say)?;
+        (0..sessions).for_each(|index| stage.note(index));
+        Ok(Recorded {
+            recording,
+            shape,
+            history,
+            activities,
+            what: what.to_owned(),
+            mediated: stage.mediated,
+            resumed: stage.resumed,
+            moved: stage.moved,
+        })
+    }
+}
+
+impl Stage {
+    fn join(&mut self) -> Result<(), String> {
+        let (fs, no) = self.rig.mount_no().map_err(say)?;
+        self.clients.push(Client { fs, no });
+        Ok(())
+    }
+
+    /// Keeps the counters of a client that is about to go.
+    fn note(&mut self, index: usize) {
+        let counters = self.clients[index].fs.counters();
+        self.mediated += counters.mediated;
+        self.resumed += counters.resumed;
+    }
+
+    fn replace(&mut self, index: usize) -> Result<(), String> {
+        self.join()?;
+        self.clients.swap_remove(index);
+        Ok(())
+    }
+
+    /// Does it; `false`: an operation that the model refuses too.
+    fn perform(&mut self, act: &Act) -> Result<bool, String> {
+        match act {
+            Act::Op(op) => return lockstep::both(&mut self.model, &self.clients[0].fs, op),
+            Act::By(session, op) => return lockstep::both(&mut self.model, &self.clients[*session].fs, op),
+            Act::Digest => self.rig.kernel().digest_all().map_err(say)?,
+            Act::Tick => self.rig.settle(),
+            Act::Place => self.moved += self.rig.kernel().place(),
+            Act::Checkpoint => self.rig.kernel().store().checkpoint().map_err(say)?,
+            Act::Seal => self.rig.seal_all(),
+            Act::SealOne(session) => self.rig.seal(self.clients[*session].no),
+            Act::Die(session) => {
+                // Its connection breaks with it, and nobody comes back within the grace time.
+                self.note(*session);
+                self.rig.seal(self.clients[*session].no);
+                self.replace(*session)?;
+                self.rig.settle();
+            }
+            Act::Remount(session) => {
+                self.note(*session);
+                let unmounted = self.clients[*session].fs.unmount();
+                unmounted.map_err(|errno| format!("unmount: {errno:?}"))?;
+                self.replace(*session)?;
+            }
+            Act::Freeze(session) => self.rig.freeze(self.clients[*session].no, true),
+            Act::Thaw(session) => self.rig.freeze(self.clients[*session].no, false),
+            Act::Hold(path) => {
+                let fs = &self.clients[0].fs;
+                let flags = OpenFlags {
+                    read: true,
+                    ..OpenFlags::default()
+                };
+                let file = target::find(fs, path)
+                    .and_then(|attr| fs.open(attr.key, flags, &varve_ipc::Cred::root()))
+                    .map_err(|errno| format!("open: {errno:?}"))?;
+                self.held.push(file);
+            }
+            Act::LetGo => self.held.clear(),
+            Act::Restart => self.rig.restart().map_err(say)?,
+        }
+        Ok(true)
+    }
+}

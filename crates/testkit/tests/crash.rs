@@ -1,0 +1,320 @@
+//! Crashes in the model of the machine: every operation kind, every pair of kinds on shared names, sessions that pass leases on and die,
+//! digests, migration, deletion, restarts, recovery itself.
+//!
+//! The ordinary run covers all single operations and all pairs, and seeded parts of the rest, within a time of its own. `VARVE_SEED=n`
+//! chooses other parts; `VARVE_CRASH_EVERY=1` tries much more; `VARVE_CRASH_SCALE=n` does n times as many random workloads.
+
+use varve_media::sim::SimMedium;
+use varve_testkit::crash::{Act, Effort, Flavour, Script, Tally, company, explore_all};
+use varve_testkit::ops::Op;
+use varve_testkit::rig::{Policy, Shape};
+use varve_testkit::workload::{self, Rng};
+
+fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}")),
+        Err(_) => default,
+    }
+}
+
+fn seed() -> u64 {
+    number("VARVE_SEED", 1)
+}
+
+fn every() -> bool {
+    number("VARVE_CRASH_EVERY", 0) == 1
+}
+
+fn scale() -> u64 {
+    number("VARVE_CRASH_SCALE", 1)
+}
+
+/// `given`, or everything if that is asked for.
+fn effort(given: Effort) -> Effort {
+    if every() { Effort::all(given.seed) } else { given }
+}
+
+type Job = (Script, Shape, Effort);
+
+fn explore(what: &str, jobs: &[Job]) -> Tally {
+    let started = std::time::Instant::now();
+    let tally = explore_all(jobs).unwrap_or_else(|why| panic!("VARVE_SEED={}: {why}", seed()));
+    let secs = started.elapsed().as_secs_f64();
+    println!(
+        "{what}: {} images of {} workloads in {secs:.1} s: {tally:?}",
+        tally.images, tally.workloads
+    );
+    tally
+}
+
+fn setup(digested: bool) -> Vec<Act> {
+    let mut acts = ops(&workload::setup());
+    if digested {
+        acts.push(Act::Digest);
+    }
+    acts
+}
+
+fn ops(ops: &[Op]) -> Vec<Act> {
+    ops.iter().cloned().map(Act::Op).collect()
+}
+
+fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
+    Op::Write {
+        path: vec![path],
+        offset,
+        len,
+        seed,
+    }
+}
+
+const MEDIA: [SimMedium; 3] = [SimMedium::Dax, SimMedium::File, SimMedium::Shm];
+
+#[test]
+fn every_single_operation_is_atomic_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for (index, op) in workload::singles().into_iter().enumerate() {
+        for medium in MEDIA {
+            // In turn: what came before is in the log still, or digested.
+            let script = Script {
+                before: setup(index % 2 == 0),
+                acts: vec![Act::Op(op.clone()), Act::Digest, Act::Tick],
+            };
+            jobs.push((
+                script,
+                Shape::tiny(medium),
+                effort(Effort::thorough(seed() + index as u64)),
+            ));
+        }
+    }
+    let sum = explore("single operations", &jobs);
+    assert!(sum.images > 2_000 && sum.ahead > 50, "{sum:?}");
+}
+
+#[test]
+fn pairs_of_operations_keep_their_order_when_they_crash() {
+    let mut rng = Rng::new(seed());
+    let mut jobs = Vec::new();
+    for pair in workload::pairs() {
+        let media: &[SimMedium] = match rng.below(16) {
+            _ if every() => &MEDIA,
+            0 => &MEDIA[2..],
+            1..=8 => &MEDIA[..1],
+            _ => &MEDIA[1..2],
+        };
+        for medium in media {
+            let script = Script {
+                before: setup(rng.below(2) == 0),
+                acts: [ops(&pair), vec![Act::Digest]].concat(),
+            };
+            jobs.push((
+                script,
+                Shape::tiny(*medium),
+                effort(Effort::thorough(rng.next_u64())),
+            ));
+        }
+    }
+    let sum = explore("pairs", &jobs);
+    assert!(sum.workloads >= 961 && sum.images > 10_000, "{sum:?}");
+}
+
+#[test]
+fn sequences_of_three_to_five_operations_keep_their_order_when_they_crash() {
+    let mut rng = Rng::new(seed() ^ 0x5e9);
+    let mut jobs = Vec::new();
+    for index in 0..40 * scale() {
+        let mut acts = Vec::new();
+        for _ in 0..3 + rng.below(3) {
+            acts.push(Act::Op(rng.pick(&workload::singles()).clone()));
+            if rng.below(4) == 0 {
+                acts.push(Act::Op(Op::Fsync(Vec::new())));
+            }
+        }
+        acts.push(Act::Digest);
+        let script = Script {
+            before: setup(rng.below(2) == 0),
+            acts,
+        };
+        let shape = Shape::tiny(MEDIA[(index % 2) as usize]);
+        jobs.push((script, shape, effort(Effort::thorough(rng.next_u64()))));
+    }
+    let sum = explore("sequences", &jobs);
+    assert!(sum.images > 1_000, "{sum:?}");
+}
+
+/// Random workloads of one to three sessions.
+fn companies(what: &str, flavour: Flavour, policy: Policy, runs: u64, acts: usize, given: Effort) -> Tally {
+    let mut jobs = Vec::new();
+    for run in 0..runs * scale() * if every() { 10 } else { 1 } {
+        let sessions = [2, 3, 1, 2][(run % 4) as usize];
+        let medium = MEDIA[(run / 4 % 8 % 3 % 2) as usize];
+        let seed = seed() * 100_000 + run;
+        let script = company(seed, sessions, acts, flavour);
+        let shape = Shape::tiny(medium).with(policy);
+        jobs.push((script, shape, effort(Effort { seed, ..given })));
+    }
+    explore(what, &jobs)
+}
+
+#[test]
+fn sessions_that_pass_leases_on_keep_a_causal_prefix_when_they_crash() {
+    let effort = Effort {
+        seeds: 2,
+        ..Effort::ordinary(0)
+    };
+    let sum = companies(
+        "passing leases on",
+        Flavour::Calm,
+        Policy::Scatter,
+        24,
+        24,
+        effort,
+    );
+    assert!(sum.images > 1_000 && sum.behind > 20, "{sum:?}");
+}
+
+#[test]
+fn sessions_that_are_sealed_die_or_hang_lose_nothing_when_it_crashes() {
+    let effort = Effort {
+        seeds: 2,
+        ..Effort::ordinary(0)
+    };
+    let sum = companies("rough company", Flavour::Rough, Policy::Scatter, 24, 24, effort);
+    assert!(sum.images > 1_000 && sum.resumed > 0, "{sum:?}");
+    assert!(sum.by_activity.contains_key("death of a client"), "{sum:?}");
+}
+
+#[test]
+fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
+    let effort = Effort {
+        seeds: 2,
+        ..Effort::ordinary(0)
+    };
+    let sum = companies("moving data", Flavour::Moving, Policy::Rotate, 24, 24, effort);
+    assert!(sum.moved > 100 && sum.by_activity["migration"] > 300, "{sum:?}");
+}
+
+#[test]
+fn restart_of_the_daemon_can_crash_too() {
+    let effort = Effort {
+        seeds: 2,
+        ..Effort::ordinary(0)
+    };
+    let sum = companies("restarts", Flavour::All, Policy::Rotate, 24, 30, effort);
+    assert!(sum.by_activity["restart"] > 100, "{sum:?}");
+}
+
+#[test]
+fn recovery_can_crash_again_and_again() {
+    let effort = Effort::ordinary(0).with_recovery(7);
+    let sum = companies("recovery", Flavour::All, Policy::Rotate, 8, 20, effort);
+    assert!(sum.of_recovery > 500, "{sum:?}");
+}
+
+/// Writes of single blocks with holes between: as many extents.
+fn fragments(path: &'static str, count: u64) -> Vec<Act> {
+    let writes = (0..count).map(|i| write(path, i * 8192, 4096, i as u8));
+    let all: Vec<_> = std::iter::once(Op::Create(vec![path])).chain(writes).collect();
+    ops(&all)
+}
+
+#[test]
+fn deletion_of_big_files_can_crash_between_its_records() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        // More extents than are freed in one record; one file is open when its name goes, one is cut short.
+        let before = [
+            setup(true),
+            fragments("a", 300),
+            vec![Act::Digest],
+            fragments("b", 280),
+            vec![Act::Digest],
+        ]
+        .concat();
+        let acts = vec![
+            Act::Op(Op::Truncate {
+                path: vec!["a"],
+                size: 5,
+            }),
+            Act::Digest,
+            Act::Hold(vec!["b"]),
+            Act::Op(Op::Unlink(vec!["b"])),
+            Act::Digest,
+            Act::Op(Op::Create(vec!["g"])),
+            Act::LetGo,
+            Act::Tick,
+            Act::Op(write("g", 0, 9000, 4)),
+            Act::Op(Op::Unlink(vec!["a"])),
+            Act::Digest,
+            Act::Tick,
+            Act::Checkpoint,
+        ];
+        let thorough = Effort::thorough(seed()).with_recovery(37);
+        jobs.push((Script { before, acts }, Shape::tiny(medium), effort(thorough)));
+    }
+    let sum = explore("deletion", &jobs);
+    assert!(sum.images > 100, "{sum:?}");
+}
+
+#[test]
+fn big_files_on_all_tiers_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let before = [
+            setup(true),
+            ops(&[
+                Op::Create(vec!["a"]),
+                Op::Create(vec!["b"]),
+                Op::Create(vec!["c"]),
+                write("a", 0, 300_000, 1),
+            ]),
+            vec![Act::Digest],
+        ]
+        .concat();
+        let acts = [
+            ops(&[
+                write("b", 0, 200_000, 2),
+                write("c", 5, 200_000, 3),
+                write("a", 100_001, 90_000, 4),
+            ]),
+            vec![Act::Digest],
+            ops(&[
+                Op::Truncate {
+                    path: vec!["a"],
+                    size: 5,
+                },
+                Op::Unlink(vec!["b"]),
+                Op::Fsync(vec![]),
+            ]),
+            vec![Act::Digest, Act::Tick, Act::Checkpoint],
+        ]
+        .concat();
+        let ordinary = Effort {
+            seeds: 6,
+            ..Effort::ordinary(seed())
+        };
+        jobs.push((Script { before, acts }, Shape::small(medium), effort(ordinary)));
+    }
+    let sum = explore("big files", &jobs);
+    assert!(sum.images > 100, "{sum:?}");
+}
+
+#[test]
+fn failed_fsync_promises_nothing() {
+    // The name is gone when it is synced: ENOENT, and what came before may be lost.
+    let script = Script {
+        before: setup(true),
+        acts: ops(&[
+            Op::Rename(vec!["f"], vec!["d", "f"]),
+            Op::Fsync(vec!["f"]),
+            Op::Create(vec!["g"]),
+        ]),
+    };
+    let sum = explore(
+        "failed fsync",
+        &[(script, Shape::tiny(SimMedium::File), Effort::thorough(1))],
+    );
+    assert!(sum.images > 3, "{sum:?}");
+}
