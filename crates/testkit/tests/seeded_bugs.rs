@@ -391,7 +391,7 @@ fn log_and_calls() {
         Shape::tiny(SimMedium::Dax),
         &ordinary(),
     );
-    // `AckWithoutPageCheck` needs a thread amid a call: it is caught under `shuttle`, in `libfs::log`.
+    // `AckWithoutPageCheck` needs a thread amid a call: see docs/results/seeded-bugs.md.
     by_run(Bug::CacheKeptAfterRevocation, &taking_turns());
 }
 
