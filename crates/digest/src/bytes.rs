@@ -126,7 +126,14 @@ impl<'a> FileFold<'a> {
     }
 
     fn insert(&mut self, start: u64, end: u64, data: Option<&'a [u8]>) {
-        self.clear(start, end);
+        // Most writes go to the end: nothing to clear there.
+        if self
+            .segments
+            .last_key_value()
+            .is_some_and(|(_, last)| last.end > start)
+        {
+            self.clear(start, end);
+        }
         self.segments.insert(start, Segment { end, data });
     }
 

@@ -10,6 +10,7 @@ use fuser::{
     ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -26,6 +27,11 @@ const DIR_BATCH: usize = 256;
 const DOTS: u64 = 2;
 /// Requests that the kernel may have under way in the background.
 const MAX_BACKGROUND: u16 = 64;
+
+thread_local! {
+    /// What a thread reads into; the kernel asks for at most a megabyte at once.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 type Outcome<T> = Result<T, varve_libfs::Errno>;
 
@@ -528,16 +534,19 @@ impl Filesystem for Shim {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let outcome = self.handle(fh).and_then(|handle| {
-            let mut buffer = vec![0; size as usize];
-            let count = handle.file.read_at(offset, &mut buffer)?;
-            buffer.truncate(count);
-            Ok(buffer)
-        });
+        let mut buffer = BUFFER.take();
+        let size = size as usize;
+        if buffer.len() < size {
+            buffer.resize(size, 0);
+        }
+        let outcome = self
+            .handle(fh)
+            .and_then(|handle| handle.file.read_at(offset, &mut buffer[..size]));
         match outcome {
-            Ok(data) => reply.data(&data),
+            Ok(count) => reply.data(&buffer[..count]),
             Err(error) => reply.error(errno(error)),
         }
+        BUFFER.set(buffer);
     }
 
     fn write(

@@ -19,6 +19,6 @@ pub use messages::{
     LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, PROTOCOL_VERSION, ReleaseItem, Request,
     Response, StatFs, Upcall, Want, Welcome,
 };
-pub use page::{Page, PageState, SessionPage};
+pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;

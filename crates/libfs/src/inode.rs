@@ -3,9 +3,10 @@
 //!
 //! Three kinds of access: [`Inode::read`] (shared), [`Inode::write`] (exclusive), and *overwrites in place*, which the data path
 //! runs under neither: whole blocks below the size are logged and published in the `Radix` by compare-and-swap, so that threads
-//! that overwrite one file do not meet on a lock. `write` keeps them out and waits for those under way.
+//! that overwrite one file do not meet on a lock. `write` keeps them out and waits for those under way. And one kind of look without
+//! any: *reads that are tried* note [`Inode::version`], copy, and count only if the version is the same afterwards ([`Inode::is_still`]).
 
-use crate::data::ExtentCache;
+use crate::data::{ExtentCache, Places};
 use crate::errno::Errno;
 use crate::log::slots;
 use crate::overlay::{Pieces, Radix};
@@ -22,10 +23,18 @@ pub struct Inode {
     pub lease: AtomicU64,
     /// Never 0, never given out twice in a process: how thread slots name this inode.
     id: u64,
-    /// Some thread has or wants the exclusive lock: overwrites in place go through the lock.
-    exclusive: AtomicBool,
-    /// Copy of the size for overwrites in place; follows `body` when an exclusive lock is let go.
+    /// Grows when the exclusive lock is taken (it is odd then: overwrites in place go through the lock) and when it is let go.
+    version: AtomicU64,
+    /// Copy of the size for overwrites in place and reads that are tried; follows `body` when an exclusive lock is let go, as those below.
     size: AtomicU64,
+    /// A regular file of whose blocks the log holds no parts: reads may be tried.
+    plain: AtomicBool,
+    /// The mode has set-id bits.
+    set_id: AtomicBool,
+    /// It has no name.
+    nameless: AtomicBool,
+    /// A read at this time or later moves the time of the last read.
+    atime_due_ns: AtomicI64,
     /// Time of the newest overwrite in place (0: none since it was last folded into the attributes).
     overwrite_time: AtomicI64,
     /// Overwrites in place were logged since the last release.
@@ -36,6 +45,8 @@ pub struct Inode {
     pub(crate) listed: AtomicBool,
     /// Whole blocks in the log.
     pub(crate) radix: Radix,
+    /// Digested blocks in NVM, as far as reads under the lock have met them.
+    pub(crate) places: Places,
     body: RwLock<InodeBody>,
 }
 
@@ -79,13 +90,18 @@ impl Inode {
             key: attr.key,
             lease: AtomicU64::new(0),
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            exclusive: AtomicBool::new(false),
+            version: AtomicU64::new(0),
             size: AtomicU64::new(attr.size_bytes),
+            plain: AtomicBool::new(is_regular(&attr)),
+            set_id: AtomicBool::new(attr.mode & SET_ID != 0),
+            nameless: AtomicBool::new(attr.nlink == 0),
+            atime_due_ns: AtomicI64::new(atime_due_ns(&attr)),
             overwrite_time: AtomicI64::new(0),
             overwritten: AtomicBool::new(false),
             read_end: AtomicU64::new(0),
             listed: AtomicBool::new(false),
             radix: Radix::new(),
+            places: Places::new(),
             body: RwLock::new(InodeBody {
                 attr,
                 pieces: Pieces::new(),
@@ -101,6 +117,14 @@ impl Inode {
         self.body.read()
     }
 
+    /// As [`attr`](Self::attr), if nobody has or wants the exclusive lock now.
+    #[inline]
+    pub(crate) fn try_attr(&self) -> Option<InodeAttr> {
+        let mut attr = self.body.try_read()?.attr.clone();
+        fold_time(&mut attr, self.overwrite_time.load(Ordering::Relaxed));
+        Some(attr)
+    }
+
     /// Exclusive access: waits for readers and for overwrites in place.
     pub fn write(&self) -> InodeWrite<'_> {
         self.own(self.body.write())
@@ -112,8 +136,11 @@ impl Inode {
     }
 
     fn own<'a>(&'a self, mut body: RwLockWriteGuard<'a, InodeBody>) -> InodeWrite<'a> {
-        // SeqCst pairs with the overwriter, which names the inode in its slot, passes a full barrier and loads this flag.
-        self.exclusive.swap(true, Ordering::SeqCst);
+        // SeqCst pairs with the overwriter, which names the inode in its slot, passes a full barrier and loads this word. Only who has
+        // the lock changes it.
+        self.version.fetch_add(1, Ordering::SeqCst);
+        // What is changed from here on is seen changed only by those who see the word odd, or later.
+        std::sync::atomic::fence(Ordering::Release);
         slots::wait_for_overwrites(self.id);
         let time = self.overwrite_time.load(Ordering::Relaxed);
         if time != 0 {
@@ -160,7 +187,41 @@ impl Inode {
 
     /// Whether an overwrite in place must use the lock. The caller has named the inode in its slot and passed a full barrier.
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.exclusive.load(Ordering::SeqCst)
+        self.version.load(Ordering::SeqCst) & 1 != 0
+    }
+
+    /// Begins a read without a lock; `None` if somebody has the inode, or if it is no file whose blocks are all whole.
+    #[inline]
+    pub(crate) fn version(&self) -> Option<u64> {
+        let version = self.version.load(Ordering::Acquire);
+        (version & 1 == 0 && self.plain.load(Ordering::Relaxed)).then_some(version)
+    }
+
+    /// Whether nobody has had the exclusive lock since `version`: what was loaded meanwhile belongs together, and nothing that it
+    /// points to was used again before.
+    #[inline]
+    pub(crate) fn is_still(&self, version: u64) -> bool {
+        std::sync::atomic::fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// Whether it has a name, and nobody is changing that. What the caller did before (with a lock or another full barrier) is seen by
+    /// whoever changes it later.
+    pub(crate) fn is_surely_named(&self) -> bool {
+        let version = self.version.load(Ordering::SeqCst);
+        version & 1 == 0 && !self.nameless.load(Ordering::Relaxed) && self.is_still(version)
+    }
+
+    /// Whether a change of the data by an ordinary user may have to clear set-id bits.
+    #[inline]
+    pub(crate) fn may_have_set_id(&self) -> bool {
+        self.set_id.load(Ordering::Acquire)
+    }
+
+    /// Whether a read now may have to move the time of the last read.
+    #[inline]
+    pub(crate) fn is_atime_due(&self, now_ns: TimeNs) -> bool {
+        now_ns >= self.atime_due_ns.load(Ordering::Relaxed)
     }
 
     /// Size for overwrites in place.
@@ -176,6 +237,22 @@ impl Inode {
         if !self.overwritten.load(Ordering::Relaxed) {
             self.overwritten.store(true, Ordering::Release);
         }
+    }
+}
+
+fn is_regular(attr: &InodeAttr) -> bool {
+    attr.kind() == varve_format::FileKind::Regular
+}
+
+const SET_ID: u32 = 0o6000;
+const DAY_NS: TimeNs = 86_400_000_000_000;
+
+/// From when on a read moves the time of the last read (as [`crate::attrs::atime_is_due`] decides).
+const fn atime_due_ns(attr: &InodeAttr) -> TimeNs {
+    if attr.atime_ns <= attr.mtime_ns || attr.atime_ns <= attr.ctime_ns {
+        TimeNs::MIN
+    } else {
+        attr.atime_ns.saturating_add(DAY_NS)
     }
 }
 
@@ -210,10 +287,21 @@ impl InodeWrite<'_> {
 }
 
 impl Drop for InodeWrite<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.inode
-            .size
-            .store(self.body.attr.size_bytes, Ordering::Release);
-        self.inode.exclusive.store(false, Ordering::Release);
+        let (inode, body) = (self.inode, &*self.body);
+        inode.size.store(body.attr.size_bytes, Ordering::Release);
+        let plain = body.pieces.is_empty() && is_regular(&body.attr);
+        inode.plain.store(plain, Ordering::Relaxed);
+        inode.nameless.store(body.attr.nlink == 0, Ordering::Relaxed);
+        inode
+            .set_id
+            .store(body.attr.mode & SET_ID != 0, Ordering::Relaxed);
+        inode
+            .atime_due_ns
+            .store(atime_due_ns(&body.attr), Ordering::Relaxed);
+        inode.places.count_from(body.extents.version());
+        let version = inode.version.load(Ordering::Relaxed);
+        inode.version.store(version + 1, Ordering::Release);
     }
 }

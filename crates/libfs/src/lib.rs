@@ -10,6 +10,7 @@ mod connect;
 pub mod data;
 mod errno;
 mod fs;
+mod hash;
 pub mod inode;
 mod lease;
 pub mod log;

@@ -1,8 +1,8 @@
 //! Open files: what keeps an inode alive, and reading and writing through it.
 
 use parking_lot::RwLock;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use varve_format::log::PAYLOAD_MAX;
 use varve_format::{
     EntryFlags, FallocateMode, FileKind, InodeAttr, InodeKey, LogOp, SessionId, SetAttr, SetAttrMask,
@@ -11,7 +11,7 @@ use varve_ipc::{Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::lease::{Event, Node, Pin, Use};
+use crate::lease::{Event, Node, Pin, SlotPin, Use};
 use crate::names::{attr_of, begin, commit};
 use crate::session::{Mediated, Mount, Session, Try};
 use crate::setattr::clears;
@@ -26,8 +26,26 @@ struct Description {
     mount: Arc<Mount>,
     key: InodeKey,
     flags: OpenFlags,
-    /// The node in the session that it was last used in.
+    /// The session and the node that it was first used with: what most calls find without a lock, as long as that session lives.
+    first: OnceLock<(Arc<Session>, Arc<Node>)>,
+    /// The node in the session that it was last used in, when that was not the first.
     node: RwLock<Option<(SessionId, Arc<Node>)>>,
+}
+
+/// A pinned inode.
+enum Pinned<'s> {
+    Slot(SlotPin<'s>),
+    Counted(Pin<'s>),
+}
+
+impl Pinned<'_> {
+    #[inline]
+    fn node(&self) -> &Arc<Node> {
+        match self {
+            Self::Slot(pin) => pin.node(),
+            Self::Counted(pin) => pin.node(),
+        }
+    }
 }
 
 impl OpenFile {
@@ -37,6 +55,7 @@ impl OpenFile {
             mount: Arc::clone(mount),
             key,
             flags,
+            first: OnceLock::new(),
             node: RwLock::new(None),
         };
         Self {
@@ -46,35 +65,28 @@ impl OpenFile {
 
     pub(crate) fn open(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<Self> {
         let mut counted = false;
+        let mut found = None;
         let outcome = mount.look(|session| {
             if flags.write || flags.truncate {
                 session.may_write()?;
             }
-            let pins = session.pin_read(key)?;
-            let body = pins.node(key)?.inode.read();
-            let attr = &body.attr;
-            match attr.kind() {
-                FileKind::Directory if flags.write || flags.truncate => {
-                    return Err(Errno(libc::EISDIR).into());
+            let known = session.leases.get(key);
+            let pinned = known
+                .as_ref()
+                .and_then(|node| session.leases.try_pin_slot(node, LeaseMode::Read, Use::Meta));
+            let node = match &pinned {
+                Some(pin) => {
+                    admit(mount, session, pin.node(), flags, cred, &mut counted)?;
+                    Arc::clone(pin.node())
                 }
-                FileKind::Symlink => return Err(Errno(libc::ELOOP).into()),
-                _ => {}
-            }
-            if session.options.check_permissions {
-                let want =
-                    if flags.read { READ } else { 0 } | if flags.write || flags.truncate { WRITE } else { 0 };
-                may(attr, cred, want)?;
-            }
-            // Under the inode's lock, where an unlink decides whether it is open.
-            if !counted {
-                if attr.nlink == 0 && !mount.opens.open_again(key) {
-                    return Err(Errno(libc::ENOENT).into());
+                None => {
+                    let pins = session.pin_read(key)?;
+                    let node = pins.node(key)?;
+                    admit(mount, session, node, flags, cred, &mut counted)?;
+                    Arc::clone(node)
                 }
-                if attr.nlink > 0 {
-                    mount.opens.open(key);
-                }
-                counted = true;
-            }
+            };
+            found = Some((Arc::clone(session), node));
             Ok(())
         });
         if let Err(errno) = outcome {
@@ -84,6 +96,9 @@ impl OpenFile {
             return Err(errno);
         }
         let file = Self::over(mount, key, flags);
+        if let Some(found) = found {
+            let _ = file.description.first.set(found);
+        }
         if flags.truncate {
             file.resize(0, cred)?;
         }
@@ -106,8 +121,28 @@ impl OpenFile {
         &self.description.mount
     }
 
+    /// Runs an operation, in the session that the file was first used in if that lives.
+    #[inline]
+    fn with_session<T>(&self, op: impl FnMut(&Arc<Session>, &mut Try) -> OpResult<T, T>) -> Result<T> {
+        match self.description.first.get() {
+            Some((session, _)) => self.mount().with_session_from(session, op),
+            None => self.mount().with_session(op),
+        }
+    }
+
     /// Pins the inode, without looking it up where it was used before.
-    fn pin<'s, T>(&self, session: &'s Session, mode: LeaseMode) -> OpResult<Pin<'s>, T> {
+    #[inline]
+    fn pin<'s, T>(&'s self, session: &'s Arc<Session>, mode: LeaseMode) -> OpResult<Pinned<'s>, T> {
+        if let Some((first, node)) = self.description.first.get()
+            && Arc::ptr_eq(first, session)
+            && let Some(pin) = session.leases.try_pin_slot(node, mode, Use::Data)
+        {
+            return Ok(Pinned::Slot(pin));
+        }
+        self.pin_slowly(session, mode).map(Pinned::Counted)
+    }
+
+    fn pin_slowly<'s, T>(&self, session: &'s Arc<Session>, mode: LeaseMode) -> OpResult<Pin<'s>, T> {
         if let Some((id, node)) = &*self.description.node.read()
             && *id == session.id()
             && let Some(pin) = session.leases.try_pin_node(node, mode, Use::Data)
@@ -115,7 +150,11 @@ impl OpenFile {
             return Ok(pin);
         }
         let pin = session.leases.pin_one(self.key(), mode, Use::Data)?;
-        *self.description.node.write() = Some((session.id(), Arc::clone(pin.node())));
+        let known = || (Arc::clone(session), Arc::clone(pin.node()));
+        // A node is its session's for good while a description refers to it: only the session can change.
+        if !Arc::ptr_eq(&self.description.first.get_or_init(known).0, session) {
+            *self.description.node.write() = Some((session.id(), Arc::clone(pin.node())));
+        }
         Ok(pin)
     }
 
@@ -153,7 +192,20 @@ impl OpenFile {
         if !self.flags().read {
             return Err(Errno(libc::EBADF));
         }
-        self.mount().with_session(|session, _| {
+        if let Some((session, node)) = self.description.first.get() {
+            let may = || session.leases.may_look(node, Use::Data);
+            if !self.mount().is_unmounted()
+                && let Some(count) = session.data.try_read(&node.inode, offset, out, may)
+            {
+                note_read(session, node);
+                return Ok(count);
+            }
+        }
+        self.read_pinned(offset, out)
+    }
+
+    fn read_pinned(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.with_session(|session, _| {
             let pin = self.pin(session, LeaseMode::Read)?;
             let node = pin.node();
             if node.inode.read().attr.is_dir() {
@@ -174,7 +226,7 @@ impl OpenFile {
     /// As the system call of that name.
     pub fn write_at(&self, offset: u64, data: &[u8], cred: &Cred) -> Result<usize> {
         self.for_writing()?;
-        self.mount().with_session(|session, attempt| {
+        self.with_session(|session, attempt| {
             let done = match self.pin(session, LeaseMode::Write) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
@@ -185,7 +237,6 @@ impl OpenFile {
                 Err(OpError::Mediate) => self.mediate_write(session, attempt, Some(offset), data, cred)?.1,
                 Err(error) => return Err(error),
             };
-            session.logged.fetch_add(1, Ordering::Relaxed);
             self.settle(session, done)
         })
     }
@@ -196,7 +247,7 @@ impl OpenFile {
     /// As the system call of that name.
     pub fn append(&self, data: &[u8], cred: &Cred) -> Result<(u64, usize)> {
         self.for_writing()?;
-        self.mount().with_session(|session, attempt| {
+        self.with_session(|session, attempt| {
             let done = match self.pin(session, LeaseMode::Write) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
@@ -205,13 +256,12 @@ impl OpenFile {
                 Err(OpError::Mediate) => self.mediate_write(session, attempt, None, data, cred)?,
                 Err(error) => return Err(error),
             };
-            session.logged.fetch_add(1, Ordering::Relaxed);
             self.settle(session, done)
         })
     }
 
     fn clears(&self, inode: &crate::inode::Inode, cred: &Cred) -> EntryFlags {
-        if cred.uid == 0 {
+        if cred.uid == 0 || !inode.may_have_set_id() {
             EntryFlags::empty()
         } else {
             clears(&inode.read().attr, cred)
@@ -404,6 +454,42 @@ impl OpenFile {
     }
 }
 
+/// Whether a pinned inode may be opened so; counts the open, once.
+fn admit<T>(
+    mount: &Mount,
+    session: &Session,
+    node: &Node,
+    flags: OpenFlags,
+    cred: &Cred,
+    counted: &mut bool,
+) -> OpResult<(), T> {
+    let key = node.key();
+    let body = node.inode.read();
+    let attr = &body.attr;
+    match attr.kind() {
+        FileKind::Directory if flags.write || flags.truncate => {
+            return Err(Errno(libc::EISDIR).into());
+        }
+        FileKind::Symlink => return Err(Errno(libc::ELOOP).into()),
+        _ => {}
+    }
+    if session.options.check_permissions {
+        let want = if flags.read { READ } else { 0 } | if flags.write || flags.truncate { WRITE } else { 0 };
+        may(attr, cred, want)?;
+    }
+    // Under the inode's lock, where an unlink decides whether it is open.
+    if !*counted {
+        if attr.nlink == 0 && !mount.opens.open_again(key) {
+            return Err(Errno(libc::ENOENT).into());
+        }
+        if attr.nlink > 0 {
+            mount.opens.open(key);
+        }
+        *counted = true;
+    }
+    Ok(())
+}
+
 fn op_end(offset: u64, len: usize) -> Result<u64> {
     let end = offset.saturating_add(len as u64);
     if end > varve_format::FILE_SIZE_MAX {
@@ -415,9 +501,17 @@ fn op_end(offset: u64, len: usize) -> Result<u64> {
 
 /// Moves the time of the last read in memory (relatime). It is logged at the last close, if the write lease is still there; it is lost when
 /// the lease goes before that.
+#[inline]
 fn note_read(session: &Session, node: &Node) {
+    if !session.welcome.read_only && node.inode.is_atime_due(session.now_ns()) {
+        move_atime(session, node);
+    }
+}
+
+#[cold]
+fn move_atime(session: &Session, node: &Node) {
     let now = session.now_ns();
-    if session.welcome.read_only || !atime_is_due(&node.inode.read().attr, now) {
+    if !atime_is_due(&node.inode.read().attr, now) {
         return;
     }
     if let Some(mut body) = node.inode.try_write() {
@@ -476,21 +570,38 @@ impl Drop for Description {
         if !self.mount.opens.close(self.key) || self.mount.is_unmounted() {
             return;
         }
-        let session = self.mount.session();
-        if !session.is_live() {
-            // The next session does not name it among those that are held.
-            return;
-        }
-        if let Some(node) = session.node(self.key)
-            && node.mode() == Some(LeaseMode::Write)
-        {
-            // Failures here lose an access time, or leave a file to the end of the session: nothing that a close reports.
-            if node.inode.attr().nlink == 0 {
-                let _ = log_forget(&session, &node);
-            } else if node.atime_moved.swap(false, Ordering::Relaxed) {
-                let _ = log_atime(&session, &node);
+        match self.first.get() {
+            Some((session, node)) if session.is_live() => closed(session, Some(node), self.key),
+            _ => {
+                let session = self.mount.session();
+                // The next session does not name it among those that are held.
+                if session.is_live() {
+                    closed(&session, session.node(self.key).as_ref(), self.key);
+                }
             }
         }
-        session.leases.tell(Event::Closed(self.key));
     }
+}
+
+/// The last close of an inode.
+fn closed(session: &Session, node: Option<&Arc<Node>>, key: InodeKey) {
+    if let Some(node) = node {
+        let (mode, settled) = node.settled();
+        let named = node.inode.is_surely_named();
+        if mode == Some(LeaseMode::Write) {
+            // Failures here lose an access time, or leave a file to the end of the session: nothing that a close reports.
+            if !named && node.inode.attr().nlink == 0 {
+                let _ = log_forget(session, node);
+            } else if node.atime_moved.load(Ordering::Relaxed)
+                && node.atime_moved.swap(false, Ordering::Relaxed)
+            {
+                let _ = log_atime(session, node);
+            }
+        }
+        // A lease that is held and stays says by itself that the file is open or not, when it goes.
+        if named && settled && mode.is_some() {
+            return;
+        }
+    }
+    session.leases.tell(Event::Closed(key));
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -60,6 +60,8 @@ pub struct LiveLog {
     written: Vec<AtomicU64>,
     latch: Latch,
     growing: Mutex<()>,
+    /// The live copy was given back: nothing of it goes to the disk any more.
+    retired: AtomicBool,
 }
 
 impl LiveLog {
@@ -140,7 +142,7 @@ impl LiveLog {
         let disk =
             DirectFile::from_file(File::from(backing)).map_err(|e| MediaError::setup(&name, "use it", &e))?;
         let live = MappedRegion::from_file(File::from(live), name.clone(), Backing::Shm, max_bytes, true)?;
-        Self::new(name, live, disk)
+        Self::new(name, live.retirable(), disk)
     }
 
     fn new(name: DeviceName, live: MappedRegion, backing: DirectFile) -> Result<Self, MediaError> {
@@ -172,6 +174,7 @@ impl LiveLog {
             written,
             latch,
             growing,
+            retired: AtomicBool::new(false),
         })
     }
 
@@ -227,6 +230,12 @@ impl LiveLog {
                 let n = (range.end - at).min(buf.bytes().len() as u64);
                 let blocks = &mut buf.bytes_mut()[..n as usize];
                 self.live.read(at, blocks)?;
+                // After the copy: one that was made before the memory went is good.
+                if self.retired.load(Ordering::SeqCst) {
+                    return Err(MediaError::ReadOnly {
+                        device: self.name.clone(),
+                    });
+                }
                 let done = self.backing.write_durable(at, blocks);
                 done.map_err(|e| MediaError::from_io(&self.name, "durable write", at, n, &e))?;
                 at += n;
@@ -271,6 +280,11 @@ impl Region for LiveLog {
 
     fn fence(&self) -> Result<(), MediaError> {
         self.live.fence()
+    }
+
+    fn retire(&self) {
+        self.retired.store(true, Ordering::SeqCst);
+        self.live.retire();
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {

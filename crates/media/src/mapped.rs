@@ -48,6 +48,8 @@ pub struct MappedRegion {
     backing: Backing,
     latch: Latch,
     growing: Mutex<()>,
+    /// Nobody but its holder uses this mapping, so that it may be given back early.
+    retirable: bool,
 }
 
 impl MappedRegion {
@@ -117,7 +119,15 @@ impl MappedRegion {
             backing,
             latch: Latch::default(),
             growing: Mutex::new(()),
+            retirable: false,
         })
+    }
+
+    /// Lets [`Region::retire`] give the mapping back. Not for one that a daemon reads through, too.
+    #[must_use]
+    pub fn retirable(mut self) -> Self {
+        self.retirable = true;
+        self
     }
 
     /// The file under the mapping, to pass to another process.
@@ -169,6 +179,12 @@ impl Region for MappedRegion {
     fn fence(&self) -> Result<(), MediaError> {
         self.map.fence();
         Ok(())
+    }
+
+    fn retire(&self) {
+        if self.retirable {
+            self.map.retire();
+        }
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
@@ -278,6 +294,23 @@ mod tests {
         assert_eq!(back, [7; 5000]);
         assert!(matches!(region.write(0, b"x"), Err(MediaError::ReadOnly { .. })));
         assert_eq!(region.state(), DeviceState::Ok);
+    }
+
+    #[test]
+    fn retired_region_takes_stores_and_leaves_the_file_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let daemons = MappedRegion::create(&path, options(Backing::Shm, 8192, false)).unwrap();
+        daemons.write(0, b"before").unwrap();
+        daemons.retire();
+        let clients = MappedRegion::open(&path, Backing::Shm, 8 << 20, true)
+            .unwrap()
+            .retirable();
+        clients.retire();
+        clients.write(0, b"later!").unwrap();
+        let mut back = [0; 6];
+        daemons.read(0, &mut back).unwrap();
+        assert_eq!(&back, b"before");
     }
 
     #[test]

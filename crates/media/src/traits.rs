@@ -92,6 +92,10 @@ pub trait Region: Send + Sync {
     /// `Failed` if the region has latched.
     fn fence(&self) -> Result<(), MediaError>;
 
+    /// Gives the memory back while others still refer to the region: what is stored from now on goes nowhere, what is loaded is
+    /// anything. Only for a region whose bytes nobody trusts any more. Does nothing where there is nothing to give back.
+    fn retire(&self) {}
+
     /// Fences, and makes everything fenced in `off..off + len` durable against a power cut. Durable when this returns.
     ///
     /// # Errors

@@ -65,9 +65,26 @@ impl Tx<'_> {
         }
         self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
-            for (first, last) in segments(pieces) {
-                let buffer = core.merge(&inode, pieces, first, last)?;
-                core.write_blocks(&mut inode, first, &buffer, target)?;
+            let mut rest = pieces;
+            while let Some((first, _)) = rest.first() {
+                // Pieces that are whole blocks, one after another, go straight from where they are.
+                let whole = whole_blocks(rest);
+                let (now, later) = rest.split_at(whole);
+                if whole > 0 {
+                    core.write_pieces(&mut inode, first / BLOCK_BYTES, now, target)?;
+                    rest = later;
+                    continue;
+                }
+                let parts = rest
+                    .iter()
+                    .position(|piece| is_whole(piece))
+                    .unwrap_or(rest.len());
+                let (now, later) = rest.split_at(parts);
+                for (first, last) in segments(now) {
+                    let buffer = core.merge(&inode, now, first, last)?;
+                    core.write_blocks(&mut inode, first, &buffer, target)?;
+                }
+                rest = later;
             }
             inode.attr.size_bytes = inode.attr.size_bytes.max(end);
             core.put(&inode)
@@ -199,6 +216,24 @@ fn checked_end(offset: u64, len: u64) -> Result<u64> {
     }
 }
 
+/// Whether a piece is whole blocks.
+fn is_whole((offset, data): &(u64, &[u8])) -> bool {
+    offset.is_multiple_of(BLOCK_BYTES) && data.len().is_multiple_of(BLOCK_SIZE)
+}
+
+/// How many pieces from the first on are whole blocks that lie one after another.
+fn whole_blocks(pieces: &[(u64, &[u8])]) -> usize {
+    let mut end = None;
+    pieces
+        .iter()
+        .take_while(|piece| {
+            let follows = end.is_none_or(|end| end == piece.0);
+            end = Some(piece.0 + piece.1.len() as u64);
+            follows && is_whole(piece)
+        })
+        .count()
+}
+
 /// Runs of blocks (first, last) that the pieces touch, each at most [`MERGE_BLOCKS`] long.
 fn segments(pieces: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -286,16 +321,42 @@ impl Core<'_> {
     }
 
     fn write_blocks(&mut self, inode: &mut Inode, at: u64, data: &[u8], target: DataTarget) -> Result<()> {
-        let blocks = (data.len() / BLOCK_SIZE) as u64;
+        self.write_pieces(inode, at, &[(at * BLOCK_BYTES, data)], target)
+    }
+
+    /// Writes whole blocks that lie one after another in the file, from block `at` on.
+    fn write_pieces(
+        &mut self,
+        inode: &mut Inode,
+        at: u64,
+        pieces: &[(u64, &[u8])],
+        target: DataTarget,
+    ) -> Result<()> {
+        let blocks: u64 = pieces
+            .iter()
+            .map(|(_, data)| (data.len() / BLOCK_SIZE) as u64)
+            .sum();
         if blocks == 0 {
             return Ok(());
         }
+        let mut later = pieces.iter().map(|(_, data)| *data);
+        let mut data: &[u8] = &[];
         let mut new: Vec<Extent> = Vec::new();
+        let mut sums = Vec::new();
         let mut done = 0;
         while done < blocks {
             let span = self.alloc_data(target, (blocks - done).min(STEP_BLOCKS))?;
-            let from = done as usize * BLOCK_SIZE;
-            self.write_new(span, &data[from..from + span.len as usize * BLOCK_SIZE])?;
+            sums.clear();
+            while (sums.len() as u64) < span.len {
+                if data.is_empty() {
+                    data = later.next().ok_or(StoreError::Invalid("pieces of a write"))?;
+                }
+                let left = (span.len - sums.len() as u64) as usize * BLOCK_SIZE;
+                let (now, rest) = data.split_at(left.min(data.len()));
+                self.put_summed(span.tier, span.start + sums.len() as u64, now, &mut sums)?;
+                data = rest;
+            }
+            self.note_checksums(span, &sums)?;
             push(&mut new, extent(at + done, span, ExtentFlags::empty()));
             done += span.len;
         }

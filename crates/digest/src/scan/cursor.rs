@@ -128,20 +128,14 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         Ok(possible.then_some(Head { chunk, header }))
     }
 
-    /// Copies the payload of `head` to the end of `out` and says whether the checksum is right; `out` is unchanged if not.
-    pub(super) fn copy_payload(&self, head: &Head, out: &mut Vec<u8>) -> Result<bool, ScanError<L::Error>> {
-        let start = out.len();
-        out.resize(start + head.payload_len(), 0);
+    /// Copies the payload of `head` to `out`, which is as long, and says whether the checksum is right.
+    pub(super) fn copy_payload(&self, head: &Head, out: &mut [u8]) -> Result<bool, ScanError<L::Error>> {
         let pos = self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64;
         self.log
-            .read(head.chunk as u64 * CHUNK_BYTES + pos, &mut out[start..])
+            .read(head.chunk as u64 * CHUNK_BYTES + pos, out)
             .map_err(ScanError::Device)?;
-        let good = entry_crc(payload_crc(self.seed, &out[start..]), &head.header) == head.header.crc32c.get()
-            || armed(Bug::EntryChecksumIgnored);
-        if !good {
-            out.truncate(start);
-        }
-        Ok(good)
+        let sum = entry_crc(payload_crc(self.seed, out), &head.header);
+        Ok(sum == head.header.crc32c.get() || armed(Bug::EntryChecksumIgnored))
     }
 
     /// Steps over `head`, whose checksum was right.

@@ -2,6 +2,7 @@
 
 use super::cursor::{Head, Walker, stable_below};
 use super::{Cursors, LogBytes, ScanError};
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use varve_format::log::{TX_ENTRIES_MAX, entry_size};
@@ -11,6 +12,8 @@ use varve_format::{
 
 /// Bytes of one arena block that payloads are copied to.
 const ARENA_BYTES: usize = 2 << 20;
+/// Blocks that a thread keeps for its next batch.
+const SPARE_BLOCKS_MAX: usize = 20;
 
 /// How much one [`gather`] may take.
 #[derive(Debug, Clone, Copy)]
@@ -133,7 +136,7 @@ pub struct Batch {
     pub log_bytes: u64,
     /// Where the next scan starts, once this batch has been digested.
     pub cursors: Cursors,
-    arena: Vec<Vec<u8>>,
+    arena: Arena,
 }
 
 impl Batch {
@@ -141,7 +144,7 @@ impl Batch {
     #[must_use]
     pub fn payload(&self, entry: &Entry) -> &[u8] {
         let start = entry.start as usize;
-        &self.arena[entry.block as usize][start..start + entry.header.payload_len.get() as usize]
+        &self.arena.blocks[entry.block as usize][start..start + entry.header.payload_len.get() as usize]
     }
 
     /// The operation of an entry.
@@ -151,20 +154,54 @@ impl Batch {
     pub fn op(&self, entry: &Entry) -> Result<LogOp<'_>, varve_format::log::LogFormatError> {
         LogOp::parse(&entry.header, self.payload(entry))
     }
+}
 
-    fn arena_block(&mut self, need: usize) -> usize {
-        let fits = self
-            .arena
+/// Where a batch keeps its payloads: blocks that are used again by the thread's next batch, so that they are zeroed and faulted in once.
+#[derive(Debug, Default)]
+struct Arena {
+    blocks: Vec<Vec<u8>>,
+    /// Bytes used of the last block.
+    used: usize,
+}
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Arena {
+    /// Room for `need` bytes: the block, and where in it.
+    fn room(&mut self, need: usize) -> (usize, usize) {
+        if self
+            .blocks
             .last()
-            .is_some_and(|block| block.capacity() - block.len() >= need);
-        if !fits {
-            self.arena.push(Vec::with_capacity(if self.arena.is_empty() {
-                need.max(64 << 10)
+            .is_none_or(|block| block.len() - self.used < need)
+        {
+            let spare = SPARE.with_borrow_mut(|spare| {
+                let at = spare.iter().rposition(|block| block.len() >= need);
+                at.map(|at| spare.swap_remove(at))
+            });
+            // The first one is small, for the many batches that are.
+            let len = if self.blocks.is_empty() {
+                64 << 10
             } else {
-                need.max(ARENA_BYTES)
-            }));
+                ARENA_BYTES
+            };
+            self.blocks.push(spare.unwrap_or_else(|| vec![0; need.max(len)]));
+            self.used = 0;
         }
-        self.arena.len() - 1
+        (self.blocks.len() - 1, self.used)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let blocks = std::mem::take(&mut self.blocks);
+        // A thread that is ending keeps nothing.
+        let _ = SPARE.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            spare.extend(blocks);
+            spare.truncate(SPARE_BLOCKS_MAX);
+        });
     }
 }
 
@@ -334,6 +371,8 @@ pub fn gather<L: LogBytes>(
     };
     let (mut taken_bytes, mut taken_entries) = (0, 0);
     let mut skipped = Vec::new();
+    // Chunks whose cursors have moved since the batch took them over.
+    let mut moved = Vec::new();
     while let Some(wanted) = expect.wanted() {
         let head = heads.lowest();
         if head.is_none_or(|head| head.seq() > wanted) {
@@ -347,19 +386,22 @@ pub fn gather<L: LogBytes>(
         heads.pop();
         if head.seq() < wanted {
             // Digested before, not covered by the seal, or a second entry with the same number: stepped over.
-            skipped.clear();
-            if walker.copy_payload(&head, &mut skipped)? {
+            skipped.resize(skipped.len().max(head.payload_len()), 0);
+            if walker.copy_payload(&head, &mut skipped[..head.payload_len()])? {
                 walker.step(&head);
+                moved.push(head.chunk);
                 heads.refill(&walker, head.chunk)?;
             }
             continue;
         }
-        let block = batch.arena_block(head.payload_len());
-        let start = batch.arena[block].len();
-        if !walker.copy_payload(&head, &mut batch.arena[block])? {
+        let len = head.payload_len();
+        let (block, start) = batch.arena.room(len);
+        if !walker.copy_payload(&head, &mut batch.arena.blocks[block][start..start + len])? {
             continue;
         }
+        batch.arena.used += len;
         walker.step(&head);
+        moved.push(head.chunk);
         heads.refill(&walker, head.chunk)?;
         expect.next = wanted + 1;
         taken_bytes += head.payload_len();
@@ -374,11 +416,16 @@ pub fn gather<L: LogBytes>(
         }
         match chain.push(&head.header, entry) {
             Link::Open => continue,
-            Link::Whole => batch.accept(&chain.take(), newest_tx()),
+            Link::Whole => {
+                batch.accept(&chain.entries, newest_tx());
+                chain.entries.clear();
+            }
             Link::Broken => batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted))),
         }
         batch.upto = LogSeq(wanted);
-        batch.cursors.clone_from(&walker.cursors);
+        for chunk in moved.drain(..) {
+            batch.cursors.chunks[chunk] = walker.cursors.chunks[chunk];
+        }
         if taken_bytes >= limits.bytes || taken_entries >= limits.entries {
             batch.more = expect.wanted().is_some();
             break;
@@ -450,8 +497,8 @@ pub fn seal_scan<L: LogBytes>(
     let mut payload = Vec::new();
     while let Some(head) = heads.lowest() {
         heads.pop();
-        payload.clear();
-        if !walker.copy_payload(&head, &mut payload)? {
+        payload.resize(payload.len().max(head.payload_len()), 0);
+        if !walker.copy_payload(&head, &mut payload[..head.payload_len()])? {
             continue;
         }
         walker.step(&head);

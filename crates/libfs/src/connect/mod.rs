@@ -54,7 +54,7 @@ fn map_log(live: OwnedFd, backing: Option<OwnedFd>, welcome: &Welcome) -> Result
         }
         None => {
             let region = MappedRegion::from_file(File::from(live), name, Backing::Shm, max, true);
-            Arc::new(region.map_err(|error| unmapped(&error))?)
+            Arc::new(region.map_err(|error| unmapped(&error))?.retirable())
         }
     })
 }

@@ -62,7 +62,7 @@ impl ExtentCache {
         }
     }
 
-    pub(super) const fn version(&self) -> u64 {
+    pub(crate) const fn version(&self) -> u64 {
         self.version
     }
 
@@ -88,6 +88,20 @@ impl ExtentCache {
             Some(run) => Below::Zeros(run.file_block.0.min(self.to) - block),
             None => Below::Zeros(self.to - block),
         }
+    }
+
+    /// Blocks of NVM around `block`, within `least..limit`, that lie one after another: first block, its place, how many.
+    pub(super) fn around(&self, block: u64, least: u64, limit: u64) -> Option<(u64, u64, u64)> {
+        let at = self
+            .runs
+            .partition_point(|run| run.file_block.0 + u64::from(run.len) <= block);
+        let run = self.runs.get(at)?;
+        if run.file_block.0 > block || run.unwritten || run.tier != Tier::Nvm {
+            return None;
+        }
+        let first = run.file_block.0.max(least);
+        let end = (run.file_block.0 + u64::from(run.len)).min(limit);
+        Some((first, run.block.0 + (first - run.file_block.0), end - first))
     }
 
     /// Takes the answer to a question for the map from `from` on, asked when the version was `version`. `end`: nothing is beyond.

@@ -4,6 +4,7 @@
 mod cache;
 mod credits;
 mod extents;
+mod places;
 mod read;
 mod seek;
 #[cfg(test)]
@@ -11,6 +12,7 @@ pub(crate) mod tests;
 mod write;
 
 pub(crate) use extents::ExtentCache;
+pub(crate) use places::Places;
 
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;
@@ -121,6 +123,13 @@ impl DataPlane {
         match &self.log {
             Some(log) => log.sync_upto(log.last_seq()),
             None => Ok(()),
+        }
+    }
+
+    /// The session is over, and its log digested: its memory goes back to the host, whatever still refers to this.
+    pub(crate) fn retire(&self) {
+        if let Some(log) = &self.log {
+            log.region().retire();
         }
     }
 

@@ -14,6 +14,8 @@ use varve_ipc::{DATA_MAX, Request, Response};
 const ASKS_MAX: u32 = 100_000;
 /// Slow reads above this many bytes go past the cache.
 const CACHED_MAX: usize = 256 << 10;
+/// Blocks whose places a read under the lock notes at once, for those that come after without it.
+const NOTED: u64 = 512;
 
 /// What a pass over a range found missing.
 enum Pass {
@@ -77,6 +79,60 @@ impl DataPlane {
         }
     }
 
+    /// Reads without a lock what lies whole in log and NVM at known places. `None`: nothing was read, and [`read`](Self::read) must do it.
+    /// `may` says whether the lease suffices; it is asked before and after, so that no pin is needed: what is returned was there at the
+    /// moment of the last look. Bytes of `out` may have changed in any case.
+    #[inline]
+    pub(crate) fn try_read(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        out: &mut [u8],
+        may: impl Fn() -> bool,
+    ) -> Option<usize> {
+        if !may() {
+            return None;
+        }
+        let version = inode.version()?;
+        let size = inode.size_hint();
+        let end = size.min(offset.saturating_add(out.len() as u64));
+        let mut pos = offset;
+        while pos < end {
+            let block = pos / BLOCK_BYTES;
+            let mut stop = end.min((block + 1) * BLOCK_BYTES);
+            let at = (pos - offset) as usize;
+            if let Some(word) = inode.radix.get(block) {
+                let addr = word.addr() + pos % BLOCK_BYTES;
+                while stop < end
+                    && inode
+                        .radix
+                        .get(stop / BLOCK_BYTES)
+                        .is_some_and(|next| next.addr() == addr + (stop - pos))
+                {
+                    stop = end.min(stop + BLOCK_BYTES);
+                }
+                let into = &mut out[at..(stop - offset) as usize];
+                self.log.as_ref()?.region().read(addr, into).ok()?;
+            } else {
+                let place = inode.places.get(block)?;
+                let logged = !inode.radix.is_empty();
+                while stop < end
+                    && inode.places.get(stop / BLOCK_BYTES) == Some(place + stop / BLOCK_BYTES - block)
+                    && !(logged && inode.radix.get(stop / BLOCK_BYTES).is_some())
+                {
+                    stop = end.min(stop + BLOCK_BYTES);
+                }
+                let into = &mut out[at..(stop - offset) as usize];
+                let from = place * BLOCK_BYTES + pos % BLOCK_BYTES;
+                self.nvm.as_ref()?.read(from, into).ok()?;
+            }
+            pos = stop;
+        }
+        // Act, then check: what was copied is discarded if anything that it rests on went meanwhile. The lease first: one that went and
+        // came again has changed the version before it counts.
+        (may() && inode.is_still(version) && self.is_live()).then_some(pos.saturating_sub(offset) as usize)
+    }
+
     /// Copies what lies in log and NVM, notes what must be asked for.
     #[inline]
     fn copy<T>(
@@ -130,7 +186,7 @@ impl DataPlane {
                             .map_or(end, |next| next * BLOCK_BYTES);
                     }
                     let into = &mut out[at..(stop - offset) as usize];
-                    if let Pass::Unmapped(block) = self.copy_below(body, pos, into, mediated)? {
+                    if let Pass::Unmapped(block) = self.copy_below(inode, body, pos, into, mediated)? {
                         return Ok(Pass::Unmapped(block));
                     }
                 }
@@ -143,6 +199,7 @@ impl DataPlane {
     /// Copies digested data.
     fn copy_below<T>(
         &self,
+        inode: &Inode,
         body: &InodeBody,
         mut pos: u64,
         out: &mut [u8],
@@ -170,6 +227,12 @@ impl DataPlane {
                 Below::Mapped(Tier::Nvm, place, _) => {
                     nvm.read(place * BLOCK_BYTES + within, into)
                         .map_err(|e| OpError::from(&e))?;
+                    let end = (block + (within + len as u64).div_ceil(BLOCK_BYTES)).next_multiple_of(NOTED);
+                    if let Some((first, place, count)) =
+                        body.extents.around(block, block / NOTED * NOTED, end)
+                    {
+                        inode.places.note(first, place, count);
+                    }
                 }
                 Below::Mapped(..) => note(mediated, pos, len),
                 Below::Zeros(_) | Below::Unknown => into.fill(0),

@@ -32,5 +32,5 @@ mod table;
 mod withdraw;
 
 pub(crate) use node::{Node, Use};
-pub(crate) use table::{Leases, Pin, Pins};
+pub(crate) use table::{Leases, Pin, Pins, SlotPin};
 pub(crate) use withdraw::{Event, Surroundings, Withdrawals};

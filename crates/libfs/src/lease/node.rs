@@ -1,7 +1,9 @@
 //! The lease on one inode: its state, and the word that requests pin it with.
 //!
 //! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do; `CLOSED` bars new pins. The
-//! flags change under the state's lock; pins are counted without it.
+//! flags change under the state's lock; pins are counted without it. A thread's first pin is not counted in the word but named in its
+//! slot ([`slots::pin`]), so that threads that use one file do not take the word from each other: *name, light barrier, look at the word*
+//! against *bar, heavy barrier, look at the slots*.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -10,6 +12,7 @@ use varve_format::{InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::LeaseMode;
 
 use crate::inode::Inode;
+use crate::log::slots;
 use crate::names::DirNames;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -153,6 +156,43 @@ impl Node {
         }
     }
 
+    /// Pins in the calling thread's slot. `Err`: it is taken, or what is held does not suffice, or something bars it; `true` with it if
+    /// the worker may have seen the attempt and must look again.
+    #[inline]
+    pub(crate) fn try_pin_slot(&self, mode: LeaseMode) -> Result<usize, bool> {
+        let lane = slots::pin(self.inode.id()).ok_or(false)?;
+        if self.suffices(mode) {
+            self.note_recent();
+            return Ok(lane);
+        }
+        Err(self.unpin_slot(lane))
+    }
+
+    /// Notes a use, for those who look for idle leases.
+    #[inline]
+    pub(crate) fn note_recent(&self) {
+        if !self.recent.load(Ordering::Relaxed) {
+            self.recent.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends a pin in a slot; `true` if somebody may wait for that.
+    #[inline]
+    pub(crate) fn unpin_slot(&self, lane: usize) -> bool {
+        slots::unpin(lane);
+        self.word().load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// Whether what is held suffices, and nothing bars its use.
+    #[inline]
+    pub(crate) fn suffices(&self, mode: LeaseMode) -> bool {
+        let need = match mode {
+            LeaseMode::Read => MAY_READ,
+            LeaseMode::Write => MAY_WRITE,
+        };
+        self.word().load(Ordering::Acquire) & (need | CLOSED) == need
+    }
+
     /// Ends a pin; `true` if it was the last and somebody waits for that.
     #[inline]
     pub(crate) fn unpin(&self) -> bool {
@@ -160,14 +200,25 @@ impl Node {
         before & COUNT == 1 && before & CLOSED != 0
     }
 
-    /// Requests that use the lease now.
+    /// Requests that use the lease now. New ones are barred; one that is missed here looks again when it ends.
     pub(crate) fn pins(&self) -> u64 {
-        self.word().load(Ordering::Acquire) & COUNT
+        slots::pins(self.inode.id()) + (self.word().load(Ordering::Acquire) & COUNT)
+    }
+
+    /// Whether any request seems to use the lease.
+    pub(crate) fn seems_pinned(&self) -> bool {
+        self.word().load(Ordering::Relaxed) & COUNT != 0 || slots::pins_about(self.inode.id()) != 0
     }
 
     /// The slow half, locked.
     pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
         self.state.lock()
+    }
+
+    /// What is held, and whether it stays so as far as is known.
+    pub(crate) fn settled(&self) -> (Option<LeaseMode>, bool) {
+        let state = self.state.lock();
+        (state.mode, state.phase == Phase::Settled)
     }
 
     /// What is held.

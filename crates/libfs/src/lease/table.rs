@@ -24,7 +24,7 @@ const ROUNDS_MAX: usize = 1000;
 pub(crate) struct Leases {
     link: Arc<dyn Link>,
     page: Arc<dyn SessionPage>,
-    nodes: RwLock<HashMap<InodeKey, Arc<Node>>>,
+    nodes: RwLock<crate::hash::KeyMap<Arc<Node>>>,
     /// Revocations that came before the grant that they mean.
     early: Mutex<HashMap<InodeKey, LeaseNo>>,
     /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
@@ -83,6 +83,30 @@ impl Drop for Pin<'_> {
     }
 }
 
+/// One lease pinned in the calling thread's slot.
+pub(crate) struct SlotPin<'l> {
+    leases: &'l Leases,
+    node: &'l Arc<Node>,
+    lane: usize,
+    // It must end on the thread that it began on.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+impl SlotPin<'_> {
+    pub(crate) const fn node(&self) -> &Arc<Node> {
+        self.node
+    }
+}
+
+impl Drop for SlotPin<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.node.unpin_slot(self.lane) {
+            self.leases.tell(Event::Look(self.node.key()));
+        }
+    }
+}
+
 impl Leases {
     pub(crate) fn new(
         link: Arc<dyn Link>,
@@ -94,7 +118,7 @@ impl Leases {
         Self {
             link,
             page,
-            nodes: RwLock::new(HashMap::new()),
+            nodes: RwLock::new(crate::hash::KeyMap::default()),
             early: Mutex::new(HashMap::new()),
             reserved: Mutex::new(HashSet::new()),
             spare: Mutex::new(HashMap::new()),
@@ -132,6 +156,12 @@ impl Leases {
     /// The node of an inode that is known.
     pub(crate) fn get(&self, key: InodeKey) -> Option<Arc<Node>> {
         self.nodes.read().get(&key).cloned()
+    }
+
+    /// Shows the nodes that are known, under a lock: `see` must not wait for any other.
+    #[inline]
+    pub(crate) fn see<T>(&self, see: impl FnOnce(&crate::hash::KeyMap<Arc<Node>>) -> T) -> T {
+        see(&self.nodes.read())
     }
 
     /// A node whose lease is held, by number alone: a number that is in use has one generation.
@@ -177,6 +207,45 @@ impl Leases {
             leases: self,
             node: Arc::clone(node),
         })
+    }
+
+    /// As [`try_pin_node`](Self::try_pin_node), in the thread's slot.
+    #[inline]
+    pub(crate) fn try_pin_slot<'s>(
+        &'s self,
+        node: &'s Arc<Node>,
+        mode: LeaseMode,
+        usage: Use,
+    ) -> Option<SlotPin<'s>> {
+        match node.try_pin_slot(mode) {
+            Ok(lane) => {
+                self.note_use(node, usage);
+                Some(SlotPin {
+                    leases: self,
+                    node,
+                    lane,
+                    _here: std::marker::PhantomData,
+                })
+            }
+            Err(seen) => {
+                if seen {
+                    self.tell(Event::Look(node.key()));
+                }
+                None
+            }
+        }
+    }
+
+    /// Whether an inode may be read at this moment. Ask before and after: what was seen between counts if both say so and the session
+    /// still counts.
+    #[inline]
+    pub(crate) fn may_look(&self, node: &Node, usage: Use) -> bool {
+        let may = node.suffices(LeaseMode::Read);
+        if may {
+            node.note_recent();
+            self.note_use(node, usage);
+        }
+        may
     }
 
     /// Pins one inode.
@@ -448,7 +517,7 @@ impl Leases {
                 let state = node.state();
                 let settled = state.phase == Phase::Settled && state.mode.is_some();
                 drop(state);
-                let take = !used && settled && node.pins() == 0;
+                let take = !used && settled && !node.seems_pinned();
                 if take {
                     idle.push(Arc::clone(node));
                 }

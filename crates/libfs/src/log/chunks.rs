@@ -9,6 +9,10 @@ use varve_format::LogSeq;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
 use varve_ipc::IpcError;
 
+/// How long a digest's next record may take before its end is waited for.
+const MOMENT: Duration = Duration::from_millis(5);
+const PROGRESS_NAP: Duration = Duration::from_micros(50);
+
 /// A full chunk.
 #[derive(Debug, Clone, Copy)]
 struct Retired {
@@ -140,6 +144,9 @@ impl Log {
                     if start.elapsed() >= bound {
                         return Err(OpError::Failed(Errno(libc::ENOSPC)));
                     }
+                    if self.sees_progress(host, digested).map_err(ipc)? {
+                        continue;
+                    }
                     host.digest(self.last_seq(), true).map_err(ipc)?;
                     if self.droppable() <= digested {
                         // The answer came, and nothing moved: numbers of other threads are in flight.
@@ -149,6 +156,28 @@ impl Log {
                 }
             }
         }
+    }
+
+    /// Waits a moment for a digest that is under way, or is asked for now: its records give chunks back one after another, long before
+    /// everything is digested. `false`: nothing moved.
+    fn sees_progress(&self, host: &dyn LogHost, digested: u64) -> Result<bool, IpcError> {
+        let upto = {
+            let mut pool = self.pool.lock();
+            let asked = pool.asked > digested;
+            pool.asked = pool.asked.max(self.last_seq().0);
+            (!asked).then_some(pool.asked)
+        };
+        if let Some(upto) = upto {
+            host.digest(LogSeq(upto), false)?;
+        }
+        let start = Instant::now();
+        while self.droppable() <= digested {
+            if start.elapsed() >= MOMENT || !self.is_live() {
+                return Ok(false);
+            }
+            std::thread::sleep(PROGRESS_NAP);
+        }
+        Ok(true)
     }
 
     /// Pointers at or below this may be dropped, and chunks up to it used again: digested, and no publication is still to come.

@@ -1,4 +1,5 @@
-//! Slots of appending threads, for the whole process: which lane a thread uses, and which inode it overwrites in place right now.
+//! Slots of threads, for the whole process: which lane a thread uses, which inode it overwrites in place right now, and which inode's lease
+//! it uses right now.
 //! Knows neither logs nor files.
 //!
 //! A slot belongs to one thread until that thread ends, so its words have a single writer. Threads beyond the slots share lane
@@ -7,6 +8,7 @@
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use varve_format::log::LANES_MAX;
+use varve_ipc::{heavy_barrier, light_barrier};
 
 /// The lane of all threads without a slot.
 pub(crate) const SHARED: usize = LANES_MAX - 1;
@@ -16,12 +18,15 @@ struct Slot {
     taken: AtomicU64,
     /// Id of the inode that its thread overwrites in place, or 0.
     overwriting: AtomicU64,
+    /// Id of the inode whose lease its thread has pinned here, or 0.
+    pinned: AtomicU64,
 }
 
 static SLOTS: [CachePadded<Slot>; SHARED] = [const {
     CachePadded::new(Slot {
         taken: AtomicU64::new(0),
         overwriting: AtomicU64::new(0),
+        pinned: AtomicU64::new(0),
     })
 }; SHARED];
 /// Slots at and above this were never taken.
@@ -88,6 +93,44 @@ pub(crate) fn leave_overwrite(lane: usize) {
     }
 }
 
+/// The calling thread says that it uses the lease of inode `id`: the slot to [`unpin`], unless it pins another one there. What it loads
+/// afterwards is what those who count with [`pins`] stored before.
+#[inline]
+pub(crate) fn pin(id: u64) -> Option<usize> {
+    let lane = lane();
+    let slot = SLOTS.get(lane)?;
+    if slot.pinned.load(Ordering::Relaxed) != 0 {
+        return None;
+    }
+    slot.pinned.store(id, Ordering::Relaxed);
+    light_barrier();
+    Some(lane)
+}
+
+/// Ends what [`pin`] began. As there for what is loaded afterwards: who is missed by `pins` sees why it was counted.
+#[inline]
+pub(crate) fn unpin(lane: usize) {
+    if let Some(slot) = SLOTS.get(lane) {
+        slot.pinned.store(0, Ordering::Release);
+        light_barrier();
+    }
+}
+
+/// Threads that have pinned inode `id` in their slots. The caller has barred new pins before; one that this misses sees the bar when it
+/// ends.
+pub(crate) fn pins(id: u64) -> u64 {
+    heavy_barrier();
+    pins_about(id)
+}
+
+/// [`pins`] as a hint.
+pub(crate) fn pins_about(id: u64) -> u64 {
+    let slots = SLOTS[..used().min(SHARED)].iter();
+    slots
+        .filter(|slot| slot.pinned.load(Ordering::Acquire) == id)
+        .count() as u64
+}
+
 /// Waits until no thread overwrites inode `id` in place. The caller has barred new ones with a sequentially consistent store.
 #[inline]
 pub(crate) fn wait_for_overwrites(id: u64) {
@@ -110,6 +153,7 @@ pub fn reset_after_fork() {
     let own = lane();
     for (index, slot) in SLOTS.iter().enumerate() {
         slot.overwriting.store(0, Ordering::SeqCst);
+        slot.pinned.store(0, Ordering::SeqCst);
         if index != own {
             slot.taken.store(0, Ordering::SeqCst);
         }

@@ -37,7 +37,6 @@ pub(crate) struct Session {
     events: Sender<Event>,
     /// Number of the last mediated operation; held while one is under way, so that `last_mediated` tells of exactly one.
     mediating: Mutex<u64>,
-    pub logged: AtomicU64,
     pub mediated: AtomicU64,
     pub revoked: AtomicU64,
     /// The kernel was told, or is being told, to drop what it keeps of files.
@@ -96,7 +95,6 @@ impl Session {
             company: Arc::clone(company),
             events,
             mediating: Mutex::new(0),
-            logged: AtomicU64::new(0),
             mediated: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
@@ -110,6 +108,7 @@ impl Session {
     }
 
     /// Whether what was seen under this session's leases counts: to be asked *after* it was seen.
+    #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.page.state() == PageState::Live && !self.leases.is_lost()
     }

@@ -50,6 +50,8 @@ pub(crate) struct Mount {
     pub opens: Arc<Opens>,
     company: Arc<AtomicBool>,
     session: RwLock<Arc<Session>>,
+    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory was given back when it ended.
+    first: Arc<Session>,
     ends: Mutex<VecDeque<End>>,
     unmounted: AtomicBool,
     pub resumed: AtomicU64,
@@ -104,7 +106,8 @@ impl Mount {
             options,
             opens,
             company,
-            session: RwLock::new(session),
+            session: RwLock::new(Arc::clone(&session)),
+            first: session,
             ends: Mutex::new(VecDeque::new()),
             unmounted: AtomicBool::new(false),
             resumed: AtomicU64::new(0),
@@ -128,17 +131,34 @@ impl Mount {
     }
 
     /// Runs an operation, as often as sessions are lost under it. A commit that the loss overtook counts iff the seal covers it.
+    #[inline]
     pub(crate) fn with_session<T>(
         &self,
+        op: impl FnMut(&Arc<Session>, &mut Try) -> OpResult<T, T>,
+    ) -> Result<T> {
+        self.with_session_from(&self.first, op)
+    }
+
+    /// [`with_session`](Self::with_session), in `known` as long as that lives: it saves the look for the session that does.
+    #[inline]
+    pub(crate) fn with_session_from<T>(
+        &self,
+        known: &Arc<Session>,
         mut op: impl FnMut(&Arc<Session>, &mut Try) -> OpResult<T, T>,
     ) -> Result<T> {
         let mut attempt = Try::default();
+        let mut newest;
         loop {
             if self.is_unmounted() {
                 return Err(Errno(libc::EIO));
             }
-            let session = self.session();
-            let (committed, otherwise) = match op(&session, &mut attempt) {
+            let session = if known.is_live() {
+                known
+            } else {
+                newest = self.session();
+                &newest
+            };
+            let (committed, otherwise) = match op(session, &mut attempt) {
                 Ok(value) => return Ok(value),
                 // What fails under leases that were lost meanwhile may not fail: look again.
                 Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => return Err(errno),
@@ -147,7 +167,7 @@ impl Mount {
                 Err(OpError::Mediate) => return Err(Errno(libc::EIO)),
                 Err(OpError::SessionLost { committed, otherwise }) => (committed, otherwise),
             };
-            let end = self.resume(&session)?;
+            let end = self.resume(session)?;
             if let Some((seqs, value)) = committed {
                 let Some(seal) = &end.seal else {
                     return Err(Errno(libc::EIO));
@@ -236,6 +256,7 @@ impl Mount {
             sum.fetch_add(value, Ordering::Relaxed);
         }
         *self.session.write() = session;
+        lost.data.retire();
         self.resumed.fetch_add(1, Ordering::Relaxed);
         ends.push_back(end.clone());
         if ends.len() > ENDS_MAX {
@@ -293,7 +314,7 @@ impl Mount {
 
 fn counts(session: &Session) -> [u64; 4] {
     [
-        session.logged.load(Ordering::Relaxed),
+        session.data.log().map_or(0, |log| log.last_seq().0),
         session.mediated.load(Ordering::Relaxed),
         session.leases.acquires(),
         session.revoked.load(Ordering::Relaxed),

@@ -1,8 +1,9 @@
 //! Which inodes this mount has open, across sessions. Knows keys only.
 
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use varve_format::InodeKey;
+
+use crate::hash::KeyMap;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Open {
@@ -14,7 +15,7 @@ struct Open {
 /// Open file descriptions by inode.
 #[derive(Debug, Default)]
 pub(crate) struct Opens {
-    table: Mutex<HashMap<InodeKey, Open>>,
+    table: Mutex<KeyMap<Open>>,
 }
 
 impl Opens {

@@ -135,6 +135,23 @@ impl Mapping {
         }
     }
 
+    /// Puts private memory, zero until it is stored to, in the file's place.
+    pub(crate) fn retire(&self) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: replaces exactly the range of this mapping, at once and by memory with the same rights, to which only raw copies are
+        // made, as before. If it fails the file stays mapped.
+        unsafe {
+            libc::mmap(
+                self.base.as_ptr().cast(),
+                self.reserved_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
+    }
+
     fn check(&self, off: u64, len: usize) -> Result<usize, MediaError> {
         check_range(&self.name, off, len as u64, self.len_bytes())?;
         Ok(off as usize)

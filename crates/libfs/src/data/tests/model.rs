@@ -114,6 +114,10 @@ proptest! {
                     let start = (at as usize).min(model.len());
                     assert_eq!(&out[..got], &model[start..(start + len).min(model.len())]);
                     assert!(out[got..].iter().all(|byte| *byte == 0xAA), "bytes behind the end were touched");
+                    let mut again = vec![0xAA; len];
+                    if let Some(got) = rig.plane.try_read(&inode, at, &mut again, || true) {
+                        assert_eq!(&again[..got], &model[start..(start + len).min(model.len())]);
+                    }
                 }
                 Call::Digest(back) => rig.fake.digest(rig.plane.log().unwrap().last_seq().0.saturating_sub(back)),
                 Call::Reclaim => rig.plane.reclaim(),

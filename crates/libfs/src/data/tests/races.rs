@@ -50,7 +50,7 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
                             .write(inode, block * 4096, &bytes, EntryFlags::empty())
                             .unwrap();
                         let mut back = vec![0; 4096];
-                        rig.plane.read(inode, block * 4096, &mut back).unwrap();
+                        rig.read(inode, block * 4096, &mut back);
                         assert_eq!(version(block, &back), step, "a writer reads what it wrote");
                     }
                 })
@@ -63,7 +63,7 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
                 let mut step = reader;
                 while !done.load(Ordering::SeqCst) {
                     let first = step * 17 % (BLOCKS - 3);
-                    rig.plane.read(inode, first * 4096, &mut out).unwrap();
+                    rig.read(inode, first * 4096, &mut out);
                     for (index, bytes) in out.chunks(4096).enumerate() {
                         let block = first + index as u64;
                         let seen = version(block, bytes);
@@ -96,6 +96,38 @@ fn readers_see_whole_blocks_while_writers_overwrite_and_the_log_is_recycled() {
         rig.fake.bytes(inode.key) == all,
         "what is digested is what was read"
     );
+    // The first read learns where the blocks are now, the second needs no lock.
+    let mut out = vec![0; all.len()];
+    assert_eq!(rig.plane.read(&inode, 0, &mut out), Ok(all.len()));
+    out.fill(0);
+    assert_eq!(rig.read(&inode, 0, &mut out), (all.len(), true));
+    assert!(out == all);
+}
+
+#[test]
+fn read_without_a_lock_is_refused_when_the_lease_or_the_session_went_meanwhile() {
+    let rig = Rig::new(2, 6);
+    let inode = Rig::inode(7);
+    rig.plane
+        .write(&inode, 0, &image(0, 1), EntryFlags::empty())
+        .unwrap();
+    let mut out = [0; 4096];
+    let try_read = |out: &mut [u8], may: &dyn Fn() -> bool| rig.plane.try_read(&inode, 0, out, may);
+    assert_eq!(try_read(&mut out, &|| true), Some(4096));
+    let asked = std::cell::Cell::new(0);
+    let once = || asked.replace(asked.get() + 1) == 0;
+    assert_eq!(try_read(&mut out, &once), None);
+    // Somebody changes the inode between the two looks.
+    let change = || {
+        drop(inode.write());
+        true
+    };
+    assert_eq!(try_read(&mut out, &change), None);
+    let body = inode.write();
+    assert_eq!(try_read(&mut out, &|| true), None);
+    drop(body);
+    rig.fake.page.seal();
+    assert_eq!(try_read(&mut out, &|| true), None);
 }
 
 #[test]
@@ -117,7 +149,7 @@ fn appends_of_threads_never_interleave() {
                     let (at, written) = rig.plane.append(inode, &record, EntryFlags::empty()).unwrap();
                     assert_eq!(written, len);
                     let mut back = vec![0; len];
-                    rig.plane.read(inode, at, &mut back).unwrap();
+                    rig.read(inode, at, &mut back);
                     assert!(back == record);
                 }
             });
