@@ -8,7 +8,7 @@ use varve_ipc::{Cred, LeaseMode, Request, Response};
 use crate::attrs::{READ, WRITE, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Node;
-use crate::names::{attr_of, begin, commit, settle};
+use crate::names::{attr_of, begin, commit, give_up, settle};
 use crate::session::{Mediated, Mount, Session};
 
 /// Names and values.
@@ -168,10 +168,16 @@ pub(crate) fn change(
         load(session, node)?;
         let slot = begin(session, &op)?;
         let mut body = node.inode.write();
-        body.check_alive()?;
         let mut xattrs = node.xattrs.lock();
+        let allowed = body.check_alive().and_then(|()| {
+            let known = xattrs.as_ref().ok_or(Errno(libc::EIO))?;
+            verdict(&body.attr, known)
+        });
+        if let Err(errno) = allowed {
+            give_up(slot, &op);
+            return Err(errno.into());
+        }
         let known = xattrs.as_mut().ok_or(Errno(libc::EIO))?;
-        verdict(&body.attr, known)?;
         let now = session.now_ns();
         let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
         match value {

@@ -155,7 +155,8 @@ fn create_once<T>(
     let now = session.now_ns();
     let parent = locked.attr(dir)?.clone();
     if !name.is_empty() && node.names.lock().get(name).is_some_and(|known| known.is_some()) {
-        drop((locked, slot));
+        drop(locked);
+        super::give_up(slot, &create_op(&draft, dir, name, making.target));
         give_back_number(session, node, number);
         return Ok(None);
     }
@@ -168,7 +169,8 @@ fn create_once<T>(
         may_change(session, &parent, cred).err()
     };
     if let Some(errno) = refused {
-        drop((locked, slot));
+        drop(locked);
+        super::give_up(slot, &create_op(&draft, dir, name, making.target));
         return Err(give_up(errno.into()));
     }
     let op = create_op(&attr, dir, name, making.target);
@@ -320,22 +322,24 @@ pub(crate) fn link(
             let slot = begin(session, &op)?;
             let mut locked = Locked::new(&[node, file]);
             if node.names.lock().get(name).is_some_and(|known| known.is_some()) {
+                super::give_up(slot, &op);
                 continue;
             }
-            let parent = locked.attr(dir)?.clone();
-            if parent.nlink == 0 {
-                return Err(Errno(libc::ENOENT).into());
-            }
-            may_change(session, &parent, cred)?;
-            let attr = locked.attr(key)?.clone();
-            if attr.is_dir() {
-                return Err(Errno(libc::EPERM).into());
-            }
-            if attr.nlink == 0 && !mount.opens.is_linkable(key) {
-                return Err(Errno(libc::ENOENT).into());
-            }
-            if attr.nlink >= LINK_MAX {
-                return Err(Errno(libc::EMLINK).into());
+            let (parent, attr) = (locked.attr(dir)?.clone(), locked.attr(key)?.clone());
+            let refused = if parent.nlink == 0 {
+                Some(Errno(libc::ENOENT))
+            } else if let Err(errno) = may_change(session, &parent, cred) {
+                Some(errno)
+            } else if attr.is_dir() {
+                Some(Errno(libc::EPERM))
+            } else if attr.nlink == 0 && !mount.opens.is_linkable(key) {
+                Some(Errno(libc::ENOENT))
+            } else {
+                (attr.nlink >= LINK_MAX).then_some(Errno(libc::EMLINK))
+            };
+            if let Some(errno) = refused {
+                super::give_up(slot, &op);
+                return Err(errno.into());
             }
             let now = session.now_ns();
             let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;

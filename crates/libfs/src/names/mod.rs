@@ -98,6 +98,11 @@ pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slo
         .begin(entry_size(body.len() + op.data().len()), varve_format::charge(op))
 }
 
+/// Ends what [`begin`] began for `op`, with nothing logged: what it would have cost is there again.
+pub(crate) fn give_up(slot: Slot<'_>, op: &LogOp<'_>) {
+    slot.pay_back(varve_format::charge(op));
+}
+
 /// Commits one operation. The caller publishes its effects, then ends with [`settle`].
 pub(crate) fn commit<'s, T>(
     session: &Session,

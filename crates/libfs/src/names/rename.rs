@@ -248,13 +248,17 @@ fn rename_once(
         known.is_some_and(|known| known.map(|target| target.key) == want.map(|target| target.key))
     };
     if !is(node, moving.name, Some(ends.from)) || !is(new_node, moving.new_name, ends.to) {
+        super::give_up(slot, op);
         return Ok(None);
     }
-    if replaced_dir.is_some_and(|victim| victim.names.lock().has_any()) {
-        return Err(Errno(libc::ENOTEMPTY).into());
-    }
-    if locked.attr(moving.new_dir)?.nlink == 0 {
-        return Err(Errno(libc::ENOENT).into());
+    let refused = if replaced_dir.is_some_and(|victim| victim.names.lock().has_any()) {
+        Some(Errno(libc::ENOTEMPTY))
+    } else {
+        (locked.attr(moving.new_dir)?.nlink == 0).then_some(Errno(libc::ENOENT))
+    };
+    if let Some(errno) = refused {
+        super::give_up(slot, op);
+        return Err(errno.into());
     }
     let now = session.now_ns();
     let flags = match ends.to {
