@@ -171,6 +171,35 @@ impl Pool {
         for pid in pids.into_iter().flatten() {
             wait_until("the end of a killed process", || !alive(pid));
         }
+        self.wait_unlocked();
+    }
+
+    /// Waits until no process has the pool. A killed process may look dead while some of its threads still end.
+    pub fn wait_unlocked(&self) {
+        for name in ["lock", "up.lock"] {
+            wait_until("the end of what had the pool", || {
+                let file = std::fs::File::options().write(true).open(self.dir().join(name));
+                file.is_ok_and(|file| {
+                    let how = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+                    rustix::fs::flock(&file, how).is_ok()
+                })
+            });
+        }
+    }
+
+    /// Daemons and mounts of this pool that run, whoever started them.
+    pub fn processes(&self) -> Vec<u32> {
+        let dir = self.dir();
+        let dir = dir.as_os_str().as_encoded_bytes();
+        let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|&pid: &u32| {
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+                let ours = matches!(words.get(1), Some(&b"serve" | &b"mount"));
+                ours && words.contains(&dir) && alive(pid)
+            })
+            .collect()
     }
 
     /// `varve fsck` must find nothing.
@@ -254,6 +283,9 @@ impl Drop for Pool {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
+        }
+        for pid in self.processes() {
+            kill(pid);
         }
         let _ = varve().args(["umount", "--force"]).arg(self.mnt()).output();
         for live in self.live_dirs() {

@@ -17,8 +17,8 @@ pub use fold::Fold;
 pub use op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, View};
 pub use plan::{Fate, InodePlan, NameChange, Plan};
 pub use scan::{
-    Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, NewestTx, Refused, ScanError, SealScan, Transaction,
-    gather, pending_bytes, seal_scan,
+    Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, NewestTx, Refused, ScanError, SealScan,
+    Transaction, gather, pending_bytes, seal_scan,
 };
 
 #[cfg(test)]

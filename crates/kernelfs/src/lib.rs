@@ -47,7 +47,7 @@ pub use config::{Config, ConfigError};
 pub use daemon::Daemon;
 pub use error::{KernelError, errno};
 pub use hello::LocalSession;
-pub use kernel::{HostRoom, Hook, KernelFs, Parts, Tokens};
+pub use kernel::{Hook, HostRoom, KernelFs, Parts, Tokens};
 pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;
 pub use status::{DigestStatus, LeaseStatus, SessionStatus, Status, TierStatus};

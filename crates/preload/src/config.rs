@@ -56,7 +56,11 @@ impl Config {
         }
         // Doubled slashes and dots before the mount's last component.
         let mut rest = path;
-        for part in self.mount.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
+        for part in self
+            .mount
+            .split(|byte| *byte == b'/')
+            .filter(|part| !part.is_empty())
+        {
             loop {
                 rest = rest.strip_prefix(b"/")?;
                 let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
@@ -81,7 +85,13 @@ mod tests {
     use super::Config;
 
     fn config() -> Config {
-        Config { mount: b"/a/mnt".to_vec(), socket: "/a/sock".into(), device: 7, read_only: false, stats: None }
+        Config {
+            mount: b"/a/mnt".to_vec(),
+            socket: "/a/sock".into(),
+            device: 7,
+            read_only: false,
+            stats: None,
+        }
     }
 
     #[test]
@@ -99,7 +109,11 @@ mod tests {
             ("/b/mnt/x", None),
             ("/a/b/../mnt/x", None),
         ] {
-            assert_eq!(config.under_mount(path.as_bytes()), rest.map(str::as_bytes), "{path}");
+            assert_eq!(
+                config.under_mount(path.as_bytes()),
+                rest.map(str::as_bytes),
+                "{path}"
+            );
         }
     }
 }

@@ -22,13 +22,19 @@ static STARTING: AtomicUsize = AtomicUsize::new(0);
 /// Whether `fd` is the library's own.
 #[must_use]
 pub fn is_own(fd: i32) -> bool {
-    fd >= LOWEST.load(Ordering::Relaxed) && fd >= 0 && OWN.iter().any(|slot| slot.load(Ordering::Relaxed) == fd)
+    fd >= LOWEST.load(Ordering::Relaxed)
+        && fd >= 0
+        && OWN.iter().any(|slot| slot.load(Ordering::Relaxed) == fd)
 }
 
 /// The library's own descriptors.
 #[must_use]
 pub fn own() -> Vec<i32> {
-    let mut own: Vec<i32> = OWN.iter().map(|slot| slot.load(Ordering::Relaxed)).filter(|fd| *fd >= 0).collect();
+    let mut own: Vec<i32> = OWN
+        .iter()
+        .map(|slot| slot.load(Ordering::Relaxed))
+        .filter(|fd| *fd >= 0)
+        .collect();
     own.sort_unstable();
     own
 }
@@ -43,7 +49,10 @@ pub fn adopt(fd: i32) -> i32 {
     } else {
         fd
     };
-    let free = OWN.iter().find(|slot| slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok());
+    let free = OWN.iter().find(|slot| {
+        slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
+    });
     if free.is_some() {
         LOWEST.fetch_min(fd, Ordering::Relaxed);
     }
@@ -70,11 +79,26 @@ pub fn drop_all() {
 
 /// A call of a thread that is in LibFS. `None`: as it is.
 pub fn call(args: &Args) -> Option<isize> {
-    let adopted = |result: isize| if result >= 0 { adopt(result as i32) as isize } else { result };
+    let adopted = |result: isize| {
+        if result >= 0 {
+            adopt(result as i32) as isize
+        } else {
+            result
+        }
+    };
     match args.number() as libc::c_long {
-        libc::SYS_socket | libc::SYS_open | libc::SYS_openat | libc::SYS_dup | libc::SYS_memfd_create | libc::SYS_eventfd2
-        | libc::SYS_epoll_create1 | libc::SYS_io_uring_setup | libc::SYS_pidfd_open => Some(adopted(args.call())),
-        libc::SYS_fcntl if matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => Some(adopted(args.call())),
+        libc::SYS_socket
+        | libc::SYS_open
+        | libc::SYS_openat
+        | libc::SYS_dup
+        | libc::SYS_memfd_create
+        | libc::SYS_eventfd2
+        | libc::SYS_epoll_create1
+        | libc::SYS_io_uring_setup
+        | libc::SYS_pidfd_open => Some(adopted(args.call())),
+        libc::SYS_fcntl if matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
+            Some(adopted(args.call()))
+        }
         libc::SYS_close => {
             forget(args.int(0));
             None
@@ -99,7 +123,9 @@ pub fn call(args: &Args) -> Option<isize> {
 pub fn named(args: &Args) {
     let ours = STARTING.load(Ordering::Relaxed) > 0
         && args.int(0) == libc::PR_SET_NAME
-        && args.text(1, 16).is_ok_and(|name| name.is_some_and(|name| name.starts_with(b"varve-")));
+        && args
+            .text(1, 16)
+            .is_ok_and(|name| name.is_some_and(|name| name.starts_with(b"varve-")));
     if ours {
         STARTING.fetch_sub(1, Ordering::Relaxed);
         thread::with(|thread| thread.internal.set(true));

@@ -74,7 +74,8 @@ impl Ofd {
 
     /// `F_SETFL`.
     pub fn set_status(&self, flags: i32) {
-        self.status.store(self.status() & !SETTABLE | flags & SETTABLE, Ordering::Relaxed);
+        self.status
+            .store(self.status() & !SETTABLE | flags & SETTABLE, Ordering::Relaxed);
         if let Some(side) = &*self.side.lock() {
             kernel::fcntl(side.0, libc::F_SETFL, flags as usize);
         }

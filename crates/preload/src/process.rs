@@ -87,7 +87,9 @@ pub fn switch_off() {
 pub fn after_fork(parent: &Process) {
     internal::drop_all();
     let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
-    child.off.store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
+    child
+        .off
+        .store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
 }
@@ -156,8 +158,13 @@ impl Process {
     pub fn fs(&self) -> Here<&Fs> {
         let opened = self.fs.get_or_init(|| {
             let anchor = self.open_anchor()?;
-            let connector = Arc::new(SocketConnector { path: self.config.socket.clone() });
-            let options = FsOptions { read_only: self.config.read_only, ..FsOptions::default() };
+            let connector = Arc::new(SocketConnector {
+                path: self.config.socket.clone(),
+            });
+            let options = FsOptions {
+                read_only: self.config.read_only,
+                ..FsOptions::default()
+            };
             let fs = Fs::mount(connector, options).ok()?;
             self.anchor.store(anchor, Ordering::Release);
             Some(fs)
@@ -170,7 +177,9 @@ impl Process {
 
     fn open_anchor(&self) -> Option<i32> {
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
-        let fd = i32::try_from(kernel::open(&ended(self.config.mount.clone()), flags, 0)).ok().filter(|fd| *fd >= 0)?;
+        let fd = i32::try_from(kernel::open(&ended(self.config.mount.clone()), flags, 0))
+            .ok()
+            .filter(|fd| *fd >= 0)?;
         // The mount may have gone, or another one may lie over it.
         if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
             Some(internal::adopt(fd))
@@ -185,7 +194,11 @@ impl Process {
     /// # Errors
     /// EMFILE; [`Stop::Kernel`] for numbers beyond the table.
     pub fn place(&self, ofd: Arc<Ofd>, cloexec: bool) -> Here<i32> {
-        let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+        let command = if cloexec {
+            libc::F_DUPFD_CLOEXEC
+        } else {
+            libc::F_DUPFD
+        };
         let fd = kernel::fcntl(self.anchor.load(Ordering::Acquire), command, 0);
         if fd < 0 {
             return fail(-fd as i32);
@@ -206,21 +219,40 @@ impl Process {
         if self.off.load(Ordering::Acquire) {
             return Ok(None);
         }
+        if path.is_empty() && !self.table.has(dirfd) {
+            return Ok(None);
+        }
         if path.starts_with(b"/") {
-            let Some(rest) = self.config.under_mount(path) else { return Ok(None) };
-            return Ok(Some(Start { dir: self.fs()?.root(), route: Vec::new(), rest }));
+            let Some(rest) = self.config.under_mount(path) else {
+                return Ok(None);
+            };
+            return Ok(Some(Start {
+                dir: self.fs()?.root(),
+                route: Vec::new(),
+                rest,
+            }));
         }
         if dirfd == libc::AT_FDCWD {
-            return Ok(self.cwd_key()?.map(|(dir, route)| Start { dir, route, rest: path }));
+            return Ok(self.cwd_key()?.map(|(dir, route)| Start {
+                dir,
+                route,
+                rest: path,
+            }));
         }
-        let Some(ofd) = self.table.get(dirfd) else { return Ok(None) };
+        let Some(ofd) = self.table.get(dirfd) else {
+            return Ok(None);
+        };
         if path.is_empty() {
             return fail(libc::ENOENT);
         }
         if !ofd.is_dir {
             return fail(libc::ENOTDIR);
         }
-        Ok(Some(Start { dir: ofd.key(), route: ofd.route.clone(), rest: path }))
+        Ok(Some(Start {
+            dir: ofd.key(),
+            route: ofd.route.clone(),
+            rest: path,
+        }))
     }
 
     fn cwd_key(&self) -> Here<Option<(InodeKey, Vec<u8>)>> {
@@ -230,22 +262,36 @@ impl Process {
             return Ok(Some((key, route)));
         }
         let fs = self.fs()?;
-        let start = Start { dir: fs.root(), route: Vec::new(), rest: &route };
-        let found = walk(fs, &self.config, start, false, &Cred::root()).ok().and_then(|walked| walked.target);
-        let key = found.filter(|attr| kernel::identity(-1) == Some((self.config.device, attr.key.ino.0))).map(|attr| attr.key);
+        let start = Start {
+            dir: fs.root(),
+            route: Vec::new(),
+            rest: &route,
+        };
+        let found = walk(fs, &self.config, start, false, &Cred::root())
+            .ok()
+            .and_then(|walked| walked.target);
+        let key = found
+            .filter(|attr| kernel::identity(-1) == Some((self.config.device, attr.key.ino.0)))
+            .map(|attr| attr.key);
         let Some(key) = key else {
             // It was moved or removed: the kernel knows where it stands.
             *self.cwd.write() = Cwd::default();
             return Ok(None);
         };
-        *self.cwd.write() = Cwd { route: Some(route.clone()), key: Some(key) };
+        *self.cwd.write() = Cwd {
+            route: Some(route.clone()),
+            key: Some(key),
+        };
         Ok(Some((key, route)))
     }
 
     /// The working directory changed.
     pub fn moved(&self) {
         let path = kernel::getcwd();
-        let route = path.as_deref().and_then(|path| self.config.under_mount(path)).map(<[u8]>::to_vec);
+        let route = path
+            .as_deref()
+            .and_then(|path| self.config.under_mount(path))
+            .map(<[u8]>::to_vec);
         *self.cwd.write() = Cwd { route, key: None };
         // Now, while the path is the right one; a process that never touched the mount may do so later.
         if self.fs.get().is_some() {
@@ -353,7 +399,12 @@ impl Process {
     }
 
     fn open_real(&self, ofd: &Ofd) -> Result<KernelFd, Errno> {
-        const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME;
+        const KEPT: i32 = libc::O_ACCMODE
+            | libc::O_APPEND
+            | libc::O_NONBLOCK
+            | libc::O_SYNC
+            | libc::O_DIRECT
+            | libc::O_NOATIME;
         let kind = if ofd.is_dir { libc::O_DIRECTORY } else { 0 };
         let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         let first = self.try_real(ofd, &ofd.route, flags);
@@ -361,7 +412,11 @@ impl Process {
             return first;
         }
         // It was moved since it was opened.
-        let found = if ofd.is_dir { self.route_of(ofd.key()) } else { self.route_in(ofd.parent, ofd.key()) };
+        let found = if ofd.is_dir {
+            self.route_of(ofd.key())
+        } else {
+            self.route_in(ofd.parent, ofd.key())
+        };
         match found {
             Some(route) => self.try_real(ofd, &route, flags),
             None => first,

@@ -25,7 +25,10 @@ pub struct Table {
 
 impl Default for Table {
     fn default() -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS], top: AtomicUsize::new(0) }
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            top: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -48,7 +51,8 @@ impl Table {
     /// Whether `fd` is ours.
     #[must_use]
     pub fn has(&self, fd: i32) -> bool {
-        self.slot(fd).is_some_and(|slot| slot.ours.load(Ordering::Acquire))
+        self.slot(fd)
+            .is_some_and(|slot| slot.ours.load(Ordering::Acquire))
     }
 
     /// Makes `fd` ours. False, and nothing done, if the number is too high.
@@ -78,13 +82,18 @@ impl Table {
     /// All descriptors that are ours.
     #[must_use]
     pub fn all(&self) -> Vec<(i32, Arc<Ofd>)> {
-        (0..self.top.load(Ordering::Acquire) as i32).filter_map(|fd| Some((fd, self.get(fd)?))).collect()
+        (0..self.top.load(Ordering::Acquire) as i32)
+            .filter_map(|fd| Some((fd, self.get(fd)?)))
+            .collect()
     }
 
     /// Ours among `first..=last`.
     #[must_use]
     pub fn between(&self, first: u32, last: u32) -> Vec<i32> {
         let top = self.top.load(Ordering::Acquire).min(last as usize + 1);
-        (first as usize..top).map(|fd| fd as i32).filter(|fd| self.has(*fd)).collect()
+        (first as usize..top)
+            .map(|fd| fd as i32)
+            .filter(|fd| self.has(*fd))
+            .collect()
     }
 }

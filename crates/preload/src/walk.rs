@@ -97,7 +97,11 @@ impl Mounted for crate::config::Config {
 /// As the kernel's own walk; [`Stop::Kernel`] when the path leaves the mount.
 pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cred: &Cred) -> Here<Walked> {
     let root = fs.root();
-    let Start { mut dir, mut route, rest } = start;
+    let Start {
+        mut dir,
+        mut route,
+        rest,
+    } = start;
     let mut slash = rest.ends_with(b"/");
     let mut path = Cow::Borrowed(rest);
     let mut at = 0;
@@ -107,9 +111,18 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
             at += 1;
         }
         if at == path.len() {
-            return Ok(Walked { dir, name: Vec::new(), target: Some(fs.getattr(dir)?), slash: true, route });
+            return Ok(Walked {
+                dir,
+                name: Vec::new(),
+                target: Some(fs.getattr(dir)?),
+                slash: true,
+                route,
+            });
         }
-        let end = path[at..].iter().position(|byte| *byte == b'/').map_or(path.len(), |len| at + len);
+        let end = path[at..]
+            .iter()
+            .position(|byte| *byte == b'/')
+            .map_or(path.len(), |len| at + len);
         let name = &path[at..end];
         let last = path[end..].iter().all(|byte| *byte == b'/');
         if name == b".." && dir == root {
@@ -118,7 +131,13 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
         let attr = match fs.lookup(dir, name, cred) {
             Ok(attr) => attr,
             Err(Errno(libc::ENOENT)) if last => {
-                return Ok(Walked { dir, name: name.to_vec(), target: None, slash, route });
+                return Ok(Walked {
+                    dir,
+                    name: name.to_vec(),
+                    target: None,
+                    slash,
+                    route,
+                });
             }
             Err(errno) => return Err(errno.into()),
         };
@@ -143,7 +162,13 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
             if slash && !attr.is_dir() {
                 return fail(libc::ENOTDIR);
             }
-            return Ok(Walked { dir, name: name.to_vec(), target: Some(attr), slash, route });
+            return Ok(Walked {
+                dir,
+                name: name.to_vec(),
+                target: Some(attr),
+                slash,
+                route,
+            });
         }
         if !attr.is_dir() {
             return fail(libc::ENOTDIR);
@@ -171,7 +196,14 @@ mod tests {
     #[test]
     fn routes_follow_the_components() {
         let mut route = Vec::new();
-        for (name, after) in [("a", "/a"), ("b", "/a/b"), (".", "/a/b"), ("..", "/a"), ("..", ""), ("c", "/c")] {
+        for (name, after) in [
+            ("a", "/a"),
+            ("b", "/a/b"),
+            (".", "/a/b"),
+            ("..", "/a"),
+            ("..", ""),
+            ("c", "/c"),
+        ] {
             step(&mut route, name.as_bytes());
             assert_eq!(route, after.as_bytes());
         }

@@ -6,7 +6,10 @@ use varve_preload::numbers::{LOOKED_AT, NUMBERS};
 /// Names in the first column of the document's table.
 fn documented() -> BTreeSet<String> {
     let text = include_str!("../../../docs/PRELOAD.md");
-    let rows = text.lines().skip_while(|line| !line.starts_with("| system calls")).skip(2);
+    let rows = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| system calls"))
+        .skip(2);
     rows.take_while(|line| line.starts_with('|'))
         .filter_map(|line| line.split('|').nth(1))
         .flat_map(str::split_whitespace)
@@ -16,8 +19,10 @@ fn documented() -> BTreeSet<String> {
 
 #[test]
 fn the_list_of_calls_equals_what_the_library_looks_at() {
-    let looked_at: BTreeSet<String> =
-        LOOKED_AT.iter().map(|(name, _)| name.trim_start_matches("SYS_").to_owned()).collect();
+    let looked_at: BTreeSet<String> = LOOKED_AT
+        .iter()
+        .map(|(name, _)| name.trim_start_matches("SYS_").to_owned())
+        .collect();
     assert_eq!(documented(), looked_at);
     assert_eq!(looked_at.len(), LOOKED_AT.len(), "a call is listed twice");
 }
@@ -37,12 +42,18 @@ fn the_library_exports_nothing_that_a_program_could_call() {
         eprintln!("SKIPPED: {} was not linked for this test", library.display());
         return;
     }
-    let output = std::process::Command::new("nm").args(["-D", "--defined-only"]).arg(&library).output();
+    let output = std::process::Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(&library)
+        .output();
     let Ok(output) = output else {
         eprintln!("SKIPPED: no nm here");
         return;
     };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let exported: Vec<&str> = text.lines().filter(|line| !line.contains(" rust_eh_personality")).collect();
+    let exported: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.contains(" rust_eh_personality"))
+        .collect();
     assert!(exported.is_empty(), "{exported:?}");
 }

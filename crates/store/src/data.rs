@@ -75,10 +75,7 @@ impl Tx<'_> {
                     rest = later;
                     continue;
                 }
-                let parts = rest
-                    .iter()
-                    .position(|piece| is_whole(piece))
-                    .unwrap_or(rest.len());
+                let parts = rest.iter().position(is_whole).unwrap_or(rest.len());
                 let (now, later) = rest.split_at(parts);
                 for (first, last) in segments(now) {
                     let buffer = core.merge(&inode, now, first, last)?;

@@ -13,7 +13,8 @@ mod tests;
 
 pub use cursor::{Cursors, pending_bytes};
 pub use merge::{
-    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan};
+    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan,
+};
 
 /// The bytes of a session's log.
 pub trait LogBytes {

@@ -255,7 +255,10 @@ impl<'l> Slot<'l> {
     /// Gives credits back that were consumed for what is not logged after all.
     pub(crate) fn pay_back(&self, blocks: u32) {
         let credits = self.credits();
-        credits.store(credits.load(Ordering::Relaxed) + u64::from(blocks), Ordering::Relaxed);
+        credits.store(
+            credits.load(Ordering::Relaxed) + u64::from(blocks),
+            Ordering::Relaxed,
+        );
     }
 
     /// Most payload bytes that one entry can have before the lane needs another chunk.

@@ -13,10 +13,10 @@
 //! them.
 
 mod chunks;
-mod lane;
-pub(crate) mod slots;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;
+mod lane;
+pub(crate) mod slots;
 mod sync;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,9 @@ const SECOND: i64 = 1_000_000_000;
 
 /// What a path names.
 fn find(p: &Process, start: Start<'_>, follow: bool) -> Here<InodeAttr> {
-    p.walk(start, follow)?.target.ok_or(Stop::Errno(Errno(libc::ENOENT)))
+    p.walk(start, follow)?
+        .target
+        .ok_or(Stop::Errno(Errno(libc::ENOENT)))
 }
 
 /// Seconds and nanoseconds.
@@ -72,7 +74,9 @@ fn means_fd(a: &Args, i: usize, flags: i32) -> bool {
 }
 
 pub(super) fn fstat(p: &Process, a: &Args) -> Answer {
-    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(a.int(0)) else {
+        return Answer::NotOurs;
+    };
     let stat = || -> Here<isize> {
         a.put(1, to_stat(p, &ofd.file.getattr()?))?;
         Ok(0)
@@ -82,7 +86,9 @@ pub(super) fn fstat(p: &Process, a: &Args) -> Answer {
 
 pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flags: i32) -> Answer {
     if means_fd(a, i, flags) {
-        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let Some(ofd) = p.table.get(dirfd) else {
+            return Answer::NotOurs;
+        };
         let stat = || -> Here<isize> {
             a.put(out, to_stat(p, &ofd.file.getattr()?))?;
             Ok(0)
@@ -100,13 +106,16 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
 }
 
 pub(super) fn statx(p: &Process, a: &Args) -> Answer {
-    const KNOWN: i32 = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_TYPE;
+    const KNOWN: i32 =
+        libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_TYPE;
     let (dirfd, flags, mask) = (a.int(0), a.int(2), a.word(3) as u32);
     if flags & !KNOWN != 0 || mask & !(libc::STATX_BASIC_STATS | libc::STATX_BTIME) != 0 {
         return p.kernels(&[dirfd]);
     }
     if means_fd(a, 1, flags) {
-        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let Some(ofd) = p.table.get(dirfd) else {
+            return Answer::NotOurs;
+        };
         let stat = || -> Here<isize> {
             a.put(4, to_statx(p, &ofd.file.getattr()?))?;
             Ok(0)
@@ -147,7 +156,11 @@ pub(super) fn access(p: &Process, a: &Args, dirfd: i32, i: usize, mode: i32, fla
     }
     p.on_path(a, dirfd, i, |start| {
         let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
-        if may(&attr, &p.cred(), mode as u32) { Ok(0) } else { fail(libc::EACCES) }
+        if may(&attr, &p.cred(), mode as u32) {
+            Ok(0)
+        } else {
+            fail(libc::EACCES)
+        }
     })
 }
 
@@ -165,24 +178,46 @@ pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flag
         if attr.kind() == FileKind::Symlink {
             return fail(libc::EOPNOTSUPP);
         }
-        change(p, attr.key, &AttrChange { mode: Some(mode & 0o7777), ..AttrChange::default() })
+        change(
+            p,
+            attr.key,
+            &AttrChange {
+                mode: Some(mode & 0o7777),
+                ..AttrChange::default()
+            },
+        )
     })
 }
 
 pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
-    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(a.int(0)) else {
+        return Answer::NotOurs;
+    };
     let mode = Some(a.word(1) as u32 & 0o7777);
-    Answer::of(change(p, ofd.key(), &AttrChange { mode, ..AttrChange::default() }))
+    Answer::of(change(
+        p,
+        ofd.key(),
+        &AttrChange {
+            mode,
+            ..AttrChange::default()
+        },
+    ))
 }
 
 fn owners(a: &Args, i: usize) -> AttrChange {
     let id = |i: usize| Some(a.word(i) as u32).filter(|id| *id != u32::MAX);
-    AttrChange { uid: id(i), gid: id(i + 1), ..AttrChange::default() }
+    AttrChange {
+        uid: id(i),
+        gid: id(i + 1),
+        ..AttrChange::default()
+    }
 }
 
 pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, flags: i32) -> Answer {
     if means_fd(a, i, flags) && p.table.has(dirfd) {
-        return p.table.get(dirfd).map_or(Answer::NotOurs, |ofd| Answer::of(change(p, ofd.key(), &owners(a, ids))));
+        return p.table.get(dirfd).map_or(Answer::NotOurs, |ofd| {
+            Answer::of(change(p, ofd.key(), &owners(a, ids)))
+        });
     }
     if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
         return p.kernels(&[dirfd]);
@@ -194,7 +229,9 @@ pub(super) fn chown(p: &Process, a: &Args, dirfd: i32, i: usize, ids: usize, fla
 }
 
 pub(super) fn fchown(p: &Process, a: &Args) -> Answer {
-    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(a.int(0)) else {
+        return Answer::NotOurs;
+    };
     Answer::of(change(p, ofd.key(), &owners(a, 1)))
 }
 
@@ -213,12 +250,23 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        change(p, attr.key, &AttrChange { size: Some(size), ..AttrChange::default() })
+        change(
+            p,
+            attr.key,
+            &AttrChange {
+                size: Some(size),
+                ..AttrChange::default()
+            },
+        )
     })
 }
 
 fn times(atime: Option<SetTime>, mtime: Option<SetTime>) -> AttrChange {
-    AttrChange { atime, mtime, ..AttrChange::default() }
+    AttrChange {
+        atime,
+        mtime,
+        ..AttrChange::default()
+    }
 }
 
 fn at(seconds: i64, ns: i64) -> Option<SetTime> {
@@ -245,7 +293,11 @@ pub(super) fn utimes(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
             let one = |nth| -> Result<Option<SetTime>, Errno> {
                 let time = a.get_nth::<libc::timeval>(i + 1, nth)?;
                 let inside = (0..1_000_000).contains(&time.tv_usec);
-                if inside { Ok(at(time.tv_sec, time.tv_usec * 1000)) } else { Err(Errno(libc::EINVAL)) }
+                if inside {
+                    Ok(at(time.tv_sec, time.tv_usec * 1000))
+                } else {
+                    Err(Errno(libc::EINVAL))
+                }
             };
             times(one(0)?, one(1)?)
         };
@@ -258,8 +310,14 @@ fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
         return Ok(Some(times(Some(SetTime::Now), Some(SetTime::Now))));
     }
     let one = |nth| match a.get_nth::<libc::timespec>(2, nth)? {
-        libc::timespec { tv_nsec: libc::UTIME_NOW, .. } => Ok(Some(SetTime::Now)),
-        libc::timespec { tv_nsec: libc::UTIME_OMIT, .. } => Ok(None),
+        libc::timespec {
+            tv_nsec: libc::UTIME_NOW,
+            ..
+        } => Ok(Some(SetTime::Now)),
+        libc::timespec {
+            tv_nsec: libc::UTIME_OMIT,
+            ..
+        } => Ok(None),
         time if (0..SECOND).contains(&time.tv_nsec) => Ok(at(time.tv_sec, time.tv_nsec)),
         _ => Err(Errno(libc::EINVAL)),
     };
@@ -271,7 +329,9 @@ fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
 pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
     let (dirfd, flags) = (a.int(0), a.int(3));
     if a.word(1) == 0 || means_fd(a, 1, flags) {
-        let Some(ofd) = p.table.get(dirfd) else { return Answer::NotOurs };
+        let Some(ofd) = p.table.get(dirfd) else {
+            return Answer::NotOurs;
+        };
         let set = || match given_times(a)? {
             Some(set) => change(p, ofd.key(), &set),
             None => Ok(0),
@@ -282,7 +342,11 @@ pub(super) fn utimensat(p: &Process, a: &Args) -> Answer {
         return p.kernels(&[dirfd]);
     }
     p.on_path(a, dirfd, 1, |start| match given_times(a)? {
-        Some(set) => change(p, find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?.key, &set),
+        Some(set) => change(
+            p,
+            find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?.key,
+            &set,
+        ),
         None => Ok(0),
     })
 }
@@ -319,11 +383,15 @@ fn get(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
 }
 
 pub(super) fn getxattr(p: &Process, a: &Args, follow: bool) -> Answer {
-    p.on_path(a, libc::AT_FDCWD, 0, |start| get(p, a, find(p, start, follow)?.key))
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        get(p, a, find(p, start, follow)?.key)
+    })
 }
 
 pub(super) fn fgetxattr(p: &Process, a: &Args) -> Answer {
-    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.key())))
+    p.table
+        .get(a.int(0))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(get(p, a, ofd.key())))
 }
 
 fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
@@ -335,16 +403,27 @@ fn set(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
     if a.word(3) > varve_format::XATTR_VALUE_MAX {
         return fail(libc::E2BIG);
     }
-    p.fs()?.setxattr(key, xattr_name(a)?, a.bytes(2, a.word(3))?, create, replace, &p.cred())?;
+    p.fs()?.setxattr(
+        key,
+        xattr_name(a)?,
+        a.bytes(2, a.word(3))?,
+        create,
+        replace,
+        &p.cred(),
+    )?;
     Ok(0)
 }
 
 pub(super) fn setxattr(p: &Process, a: &Args, follow: bool) -> Answer {
-    p.on_path(a, libc::AT_FDCWD, 0, |start| set(p, a, find(p, start, follow)?.key))
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        set(p, a, find(p, start, follow)?.key)
+    })
 }
 
 pub(super) fn fsetxattr(p: &Process, a: &Args) -> Answer {
-    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.key())))
+    p.table
+        .get(a.int(0))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(set(p, a, ofd.key())))
 }
 
 fn list(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
@@ -357,11 +436,15 @@ fn list(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
 }
 
 pub(super) fn listxattr(p: &Process, a: &Args, follow: bool) -> Answer {
-    p.on_path(a, libc::AT_FDCWD, 0, |start| list(p, a, find(p, start, follow)?.key))
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        list(p, a, find(p, start, follow)?.key)
+    })
 }
 
 pub(super) fn flistxattr(p: &Process, a: &Args) -> Answer {
-    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.key())))
+    p.table
+        .get(a.int(0))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(list(p, a, ofd.key())))
 }
 
 fn remove(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
@@ -370,9 +453,13 @@ fn remove(p: &Process, a: &Args, key: InodeKey) -> Here<isize> {
 }
 
 pub(super) fn removexattr(p: &Process, a: &Args, follow: bool) -> Answer {
-    p.on_path(a, libc::AT_FDCWD, 0, |start| remove(p, a, find(p, start, follow)?.key))
+    p.on_path(a, libc::AT_FDCWD, 0, |start| {
+        remove(p, a, find(p, start, follow)?.key)
+    })
 }
 
 pub(super) fn fremovexattr(p: &Process, a: &Args) -> Answer {
-    p.table.get(a.int(0)).map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.key())))
+    p.table
+        .get(a.int(0))
+        .map_or(Answer::NotOurs, |ofd| Answer::of(remove(p, a, ofd.key())))
 }

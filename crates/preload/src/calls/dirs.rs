@@ -40,7 +40,9 @@ fn put(out: &mut [u8], ino: u64, next: u64, kind: FileKind, name: &[u8]) -> usiz
 }
 
 pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
-    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(a.int(0)) else {
+        return Answer::NotOurs;
+    };
     let size = a.word(2) as u32 as usize;
     let list = || -> Here<isize> {
         if !ofd.is_dir {
@@ -60,7 +62,13 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
                 } else {
                     (b"..", fs.lookup(ofd.key(), b"..", &Cred::root())?.key)
                 };
-                let len = put(&mut out[used..], key.ino.0, position.at + 1, FileKind::Directory, name);
+                let len = put(
+                    &mut out[used..],
+                    key.ino.0,
+                    position.at + 1,
+                    FileKind::Directory,
+                    name,
+                );
                 if len == 0 {
                     full = true;
                     return Ok(used);
@@ -108,13 +116,18 @@ pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
     if result == 0 {
         p.moved();
     }
-    if ours { Answer::FellBackMade(result) } else { Answer::Made(result) }
+    if ours {
+        Answer::FellBackMade(result)
+    } else {
+        Answer::Made(result)
+    }
 }
 
 /// Paths may mean something else now, or this thread has a working directory of its own: the kernel knows.
 pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     let number = a.number() as libc::c_long;
-    let harmless = number == libc::SYS_unshare && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES) == 0;
+    let harmless = number == libc::SYS_unshare
+        && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES) == 0;
     if !harmless {
         p.give_up();
     }
@@ -143,4 +156,3 @@ mod tests {
         assert_eq!(put(&mut out[..23], 7, 9, FileKind::Regular, b"name"), 0);
     }
 }
-

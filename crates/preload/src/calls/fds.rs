@@ -18,7 +18,9 @@ pub(super) fn close(p: &Process, a: &Args) -> Answer {
         return Answer::NotOurs;
     }
     let gate = p.gate.read();
-    let Some(ofd) = p.table.take(fd) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.take(fd) else {
+        return Answer::NotOurs;
+    };
     locks::closing(p, &ofd);
     kernel::close(fd);
     drop(gate);
@@ -47,7 +49,11 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
     // Around the library's own.
     let mut from = first;
     let mut result = 0;
-    for fd in internal::own().into_iter().map(|fd| fd as u32).filter(|fd| (first..=last).contains(fd)) {
+    for fd in internal::own()
+        .into_iter()
+        .map(|fd| fd as u32)
+        .filter(|fd| (first..=last).contains(fd))
+    {
         if fd > from {
             result = a.close_range(from, fd - 1);
         }
@@ -69,8 +75,14 @@ fn dup_above(p: &Process, fd: i32, from: usize, cloexec: bool) -> Answer {
         return Answer::NotOurs;
     }
     let _gate = p.gate.read();
-    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
-    let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let Some(ofd) = p.table.get(fd) else {
+        return Answer::NotOurs;
+    };
+    let command = if cloexec {
+        libc::F_DUPFD_CLOEXEC
+    } else {
+        libc::F_DUPFD
+    };
     let new = kernel::fcntl(fd, command, from);
     if new >= 0 && !p.table.put(new as i32, ofd) {
         // Beyond the table: as if there were no more.
@@ -120,7 +132,9 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
     if internal::is_own(fd) {
         return BAD;
     }
-    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(fd) else {
+        return Answer::NotOurs;
+    };
     match a.int(1) {
         // The placeholder has these of its own.
         libc::F_GETFD | libc::F_SETFD => Answer::Served(a.call()),
@@ -131,9 +145,12 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         }
         libc::F_DUPFD => dup_above(p, fd, a.word(2), false),
         libc::F_DUPFD_CLOEXEC => dup_above(p, fd, a.word(2), true),
-        libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_GETLK | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => {
-            locks::fcntl(p, a, &ofd)
-        }
+        libc::F_GETLK
+        | libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_OFD_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW => locks::fcntl(p, a, &ofd),
         libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Answer::Served(error(Errno(libc::EBADF))),
         libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
         _ => p.to_kernel(&[fd]),
@@ -153,10 +170,14 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     if request == FICLONE && !p.table.has(fd) && p.table.has(a.int(2)) {
         return p.to_kernel(&[a.int(2)]);
     }
-    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(fd) else {
+        return Answer::NotOurs;
+    };
     match request {
         request if TERMINAL.contains(&request) => Answer::Served(error(Errno(libc::ENOTTY))),
-        FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => Answer::Served(error(Errno(libc::EOPNOTSUPP))),
+        FICLONE | FICLONERANGE | FIDEDUPERANGE | FS_IOC_FIEMAP => {
+            Answer::Served(error(Errno(libc::EOPNOTSUPP)))
+        }
         libc::FIOCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC as usize)),
         libc::FIONCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, 0)),
         libc::FIONREAD if !ofd.is_dir => {

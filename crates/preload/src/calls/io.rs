@@ -21,11 +21,19 @@ fn readable(ofd: &Ofd) -> Result<(), Errno> {
     if !ofd.access().0 {
         return Err(Errno(libc::EBADF));
     }
-    if ofd.is_dir { Err(Errno(libc::EISDIR)) } else { Ok(()) }
+    if ofd.is_dir {
+        Err(Errno(libc::EISDIR))
+    } else {
+        Ok(())
+    }
 }
 
 fn writable(ofd: &Ofd) -> Result<(), Errno> {
-    if ofd.access().1 { Ok(()) } else { Err(Errno(libc::EBADF)) }
+    if ofd.access().1 {
+        Ok(())
+    } else {
+        Err(Errno(libc::EBADF))
+    }
 }
 
 /// At the description's offset, which moves by what `act` answers.
@@ -46,14 +54,18 @@ fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
 pub(super) fn read(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
-        at_offset(ofd, |at| Ok(a.buffer(1, a.word(2), |out| ofd.file.read_at(at, out))?))
+        at_offset(ofd, |at| {
+            Ok(a.buffer(1, a.word(2), |out| ofd.file.read_at(at, out))?)
+        })
     })
 }
 
 pub(super) fn readv(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
-        at_offset(ofd, |at| Ok(a.scatter(1, 2, |done, out| ofd.file.read_at(at + done, out))?))
+        at_offset(ofd, |at| {
+            Ok(a.scatter(1, 2, |done, out| ofd.file.read_at(at + done, out))?)
+        })
     })
 }
 
@@ -69,7 +81,11 @@ pub(super) fn pread(p: &Process, a: &Args) -> Answer {
 const NO_MATTER: i32 = libc::RWF_HIPRI | libc::RWF_NOWAIT;
 
 pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
-    let flags = if a.number() as libc::c_long == libc::SYS_preadv2 { a.int(5) } else { 0 };
+    let flags = if a.number() as libc::c_long == libc::SYS_preadv2 {
+        a.int(5)
+    } else {
+        0
+    };
     if flags & !NO_MATTER != 0 {
         return p.kernels(&[a.int(0)]);
     }
@@ -118,7 +134,11 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
     }
     let cred = p.cred();
     // As Linux does: also with an offset, a descriptor that appends appends.
-    let count = if ofd.appends() { ofd.file.append(data, &cred)?.1 } else { ofd.file.write_at(at, data, &cred)? };
+    let count = if ofd.appends() {
+        ofd.file.append(data, &cred)?.1
+    } else {
+        ofd.file.write_at(at, data, &cred)?
+    };
     Ok(count as isize)
 }
 
@@ -138,11 +158,17 @@ pub(super) fn writev(p: &Process, a: &Args) -> Answer {
 }
 
 pub(super) fn pwrite(p: &Process, a: &Args) -> Answer {
-    on_file(p, a, |ofd| write_there(p, ofd, offset_of(a, 3)?, a.bytes(1, a.word(2))?))
+    on_file(p, a, |ofd| {
+        write_there(p, ofd, offset_of(a, 3)?, a.bytes(1, a.word(2))?)
+    })
 }
 
 pub(super) fn pwritev(p: &Process, a: &Args) -> Answer {
-    let flags = if a.number() as libc::c_long == libc::SYS_pwritev2 { a.int(5) } else { 0 };
+    let flags = if a.number() as libc::c_long == libc::SYS_pwritev2 {
+        a.int(5)
+    } else {
+        0
+    };
     if flags & !NO_MATTER != 0 {
         return p.kernels(&[a.int(0)]);
     }
@@ -233,7 +259,8 @@ pub(super) fn fallocate(p: &Process, a: &Args) -> Answer {
 
 pub(super) fn fsync(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
-        ofd.file.fsync(a.number() as libc::c_long == libc::SYS_fdatasync)?;
+        ofd.file
+            .fsync(a.number() as libc::c_long == libc::SYS_fdatasync)?;
         Ok(0)
     })
 }
@@ -263,7 +290,9 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
     if a.word(i) == 0 {
         return Ok(None);
     }
-    u64::try_from(a.get::<i64>(i)?).map(Some).map_err(|_| Errno(libc::EINVAL))
+    u64::try_from(a.get::<i64>(i)?)
+        .map(Some)
+        .map_err(|_| Errno(libc::EINVAL))
 }
 
 pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
@@ -285,10 +314,16 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         let (given_from, given_to) = (given_offset(a, 1)?, given_offset(a, 3)?);
         let at = |ofd: &Ofd, given: Option<u64>| {
             let position = ofd.position.lock();
-            if position.moved { Err(Stop::Kernel) } else { Ok(given.unwrap_or(position.at)) }
+            if position.moved {
+                Err(Stop::Kernel)
+            } else {
+                Ok(given.unwrap_or(position.at))
+            }
         };
         let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
-        let count = from.file.copy_range_to(read_at, &to.file, write_at, a.word(4) as u64, &p.cred())?;
+        let count = from
+            .file
+            .copy_range_to(read_at, &to.file, write_at, a.word(4) as u64, &p.cred())?;
         match given_from {
             Some(_) => a.put(1, (read_at + count) as i64)?,
             None => from.position.lock().at = read_at + count,
@@ -306,7 +341,9 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
 const PIECE: usize = 256 << 10;
 
 pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
-    let Some(from) = p.table.get(a.int(1)) else { return p.kernels(&[a.int(0)]) };
+    let Some(from) = p.table.get(a.int(1)) else {
+        return p.kernels(&[a.int(0)]);
+    };
     if p.table.has(a.int(0)) {
         return p.to_kernel(&[a.int(0), a.int(1)]);
     }

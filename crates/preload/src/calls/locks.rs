@@ -18,11 +18,17 @@ fn waits(a: &Args) -> bool {
 
 /// The lock call of `a`, on `side`.
 fn lock(a: &Args, side: i32) -> isize {
-    if waits(a) { outside(|| a.call_with(0, side)) } else { a.call_with(0, side) }
+    if waits(a) {
+        outside(|| a.call_with(0, side))
+    } else {
+        a.call_with(0, side)
+    }
 }
 
 pub(super) fn flock(p: &Process, a: &Args) -> Answer {
-    let Some(ofd) = p.table.get(a.int(0)) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(a.int(0)) else {
+        return Answer::NotOurs;
+    };
     match p.side(&ofd) {
         Ok(side) => Answer::Served(lock(a, side)),
         Err(errno) => Answer::FellBackMade(error(errno)),
@@ -34,13 +40,18 @@ pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
         Ok(side) => side,
         Err(errno) => return Answer::FellBackMade(error(errno)),
     };
-    let relative = a.get::<libc::flock>(2).is_ok_and(|lock| i32::from(lock.l_whence) == libc::SEEK_CUR);
+    let relative = a
+        .get::<libc::flock>(2)
+        .is_ok_and(|lock| i32::from(lock.l_whence) == libc::SEEK_CUR);
     if relative {
         kernel::lseek(side, ofd.position.lock().at as i64, libc::SEEK_SET);
     }
     let result = lock(a, side);
     if result == 0 && matches!(a.int(1), libc::F_SETLK | libc::F_SETLKW) {
-        p.locked.lock().entry(ofd.key()).or_insert_with(|| Arc::clone(ofd));
+        p.locked
+            .lock()
+            .entry(ofd.key())
+            .or_insert_with(|| Arc::clone(ofd));
         p.any_locked.store(true, Ordering::Release);
     }
     Answer::Served(result)
@@ -52,7 +63,9 @@ pub(super) fn closing(p: &Process, ofd: &Ofd) {
         return;
     }
     let mut locked = p.locked.lock();
-    let Some(holder) = locked.remove(&ofd.key()) else { return };
+    let Some(holder) = locked.remove(&ofd.key()) else {
+        return;
+    };
     if locked.is_empty() {
         p.any_locked.store(false, Ordering::Release);
     }

@@ -9,7 +9,9 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
     if flags & libc::MAP_ANONYMOUS != 0 {
         return Answer::NotOurs;
     }
-    let Some(ofd) = p.table.get(fd) else { return Answer::NotOurs };
+    let Some(ofd) = p.table.get(fd) else {
+        return Answer::NotOurs;
+    };
     let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
     if shared && ofd.access().1 {
         // What is stored through the map is in the kernel's page cache: whoever reads the file here must read it there. A map that is
@@ -27,7 +29,9 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
 pub(super) fn poll(p: &Process, a: &Args) -> Answer {
     let mut ours = Vec::new();
     for nth in 0..a.word(1).min(crate::table::LIMIT) {
-        let Ok(entry) = a.get_nth::<libc::pollfd>(0, nth) else { break };
+        let Ok(entry) = a.get_nth::<libc::pollfd>(0, nth) else {
+            break;
+        };
         if p.table.has(entry.fd) {
             ours.push(entry.fd);
         }
@@ -40,7 +44,9 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
     let mut ours = Vec::new();
     for set in (1..=3).filter(|set| a.word(*set) != 0) {
         for fd in 0..count {
-            let Ok(word) = a.get_nth::<u64>(set, fd / 64) else { break };
+            let Ok(word) = a.get_nth::<u64>(set, fd / 64) else {
+                break;
+            };
             if word >> (fd % 64) & 1 != 0 && p.table.has(fd as i32) {
                 ours.push(fd as i32);
             }
@@ -50,8 +56,14 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
 }
 
 pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {
-    let stride = if a.number() as libc::c_long == libc::SYS_sendmmsg { size_of::<libc::mmsghdr>() } else { 0 };
-    let carried: Vec<i32> = (0..count.min(1024)).flat_map(|nth| a.carried(1, nth, stride)).collect();
+    let stride = if a.number() as libc::c_long == libc::SYS_sendmmsg {
+        size_of::<libc::mmsghdr>()
+    } else {
+        0
+    };
+    let carried: Vec<i32> = (0..count.min(1024))
+        .flat_map(|nth| a.carried(1, nth, stride))
+        .collect();
     p.kernels(&carried)
 }
 

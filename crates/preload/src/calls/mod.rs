@@ -58,11 +58,21 @@ impl Process {
 
     /// A call that the kernel makes always, with descriptions of ours given to it first.
     fn kernels(&self, fds: &[i32]) -> Answer {
-        if fds.iter().any(|fd| self.table.has(*fd)) { self.to_kernel(fds) } else { Answer::NotOurs }
+        if fds.iter().any(|fd| self.table.has(*fd)) {
+            self.to_kernel(fds)
+        } else {
+            Answer::NotOurs
+        }
     }
 
     /// A call on the path in argument `i`, relative to `dirfd`.
-    fn on_path(&self, args: &Args, dirfd: i32, i: usize, act: impl FnOnce(Start<'_>) -> Here<isize>) -> Answer {
+    fn on_path(
+        &self,
+        args: &Args,
+        dirfd: i32,
+        i: usize,
+        act: impl FnOnce(Start<'_>) -> Here<isize>,
+    ) -> Answer {
         let path = match args.path(i) {
             Ok(path) => path,
             // The kernel finds the same, and says it in its own order.
@@ -81,7 +91,11 @@ impl Process {
 
     /// A path that is not ours may name a descriptor that is.
     fn of_others(&self, path: &[u8]) -> Answer {
-        let number = |text: &[u8]| std::str::from_utf8(text).ok().and_then(|text| text.parse::<i32>().ok());
+        let number = |text: &[u8]| {
+            std::str::from_utf8(text)
+                .ok()
+                .and_then(|text| text.parse::<i32>().ok())
+        };
         let fd = match path {
             b"/dev/stdin" => Some(0),
             b"/dev/stdout" => Some(1),
@@ -144,7 +158,14 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_sendfile => io::sendfile(p, a),
 
         c::SYS_open => open::open(p, a, cwd, 0, a.int(1), a.int(2) as u32),
-        c::SYS_creat => open::open(p, a, cwd, 0, c::O_CREAT | c::O_WRONLY | c::O_TRUNC, a.int(1) as u32),
+        c::SYS_creat => open::open(
+            p,
+            a,
+            cwd,
+            0,
+            c::O_CREAT | c::O_WRONLY | c::O_TRUNC,
+            a.int(1) as u32,
+        ),
         c::SYS_openat => open::open(p, a, a.int(0), 1, a.int(2), a.int(3) as u32),
         c::SYS_openat2 => open::openat2(p, a),
 
@@ -234,8 +255,15 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_clone3 => programs::clone3(p, a),
         c::SYS_execve => programs::exec(p, &[]),
         c::SYS_execveat => programs::exec(p, &[a.int(0)]),
-        c::SYS_setuid | c::SYS_setgid | c::SYS_setreuid | c::SYS_setregid | c::SYS_setresuid | c::SYS_setresgid
-        | c::SYS_setfsuid | c::SYS_setfsgid | c::SYS_setgroups => programs::set_ids(p, a),
+        c::SYS_setuid
+        | c::SYS_setgid
+        | c::SYS_setreuid
+        | c::SYS_setregid
+        | c::SYS_setresuid
+        | c::SYS_setresgid
+        | c::SYS_setfsuid
+        | c::SYS_setfsgid
+        | c::SYS_setgroups => programs::set_ids(p, a),
         c::SYS_rt_sigaction => crate::sys::signals::sigaction(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_prctl => {
             crate::internal::named(a);

@@ -42,7 +42,8 @@ pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) ->
             _ => return Err(Stop::Kernel),
         };
         let (dir, name) = place(p, start, false)?;
-        p.fs()?.create(dir, &name, kind | p.masked(mode), device, &p.cred())?;
+        p.fs()?
+            .create(dir, &name, kind | p.masked(mode), device, &p.cred())?;
         Ok(0)
     })
 }
@@ -95,7 +96,11 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
         }
         let attr = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
         if !rmdir && slash {
-            return fail(if attr.is_dir() { libc::EISDIR } else { libc::ENOTDIR });
+            return fail(if attr.is_dir() {
+                libc::EISDIR
+            } else {
+                libc::ENOTDIR
+            });
         }
         let fs = p.fs()?;
         if rmdir {
@@ -122,8 +127,12 @@ fn on_two(
     act: impl FnOnce(Start<'_>, Start<'_>) -> Here<isize>,
 ) -> Answer {
     let fds = [from.0, to.0];
-    let (Ok(from_path), Ok(to_path)) = (a.path(from.1), a.path(to.1)) else { return p.kernels(&fds) };
-    let starts = p.start(from.0, from_path).and_then(|first| Ok((first, p.start(to.0, to_path)?)));
+    let (Ok(from_path), Ok(to_path)) = (a.path(from.1), a.path(to.1)) else {
+        return p.kernels(&fds);
+    };
+    let starts = p
+        .start(from.0, from_path)
+        .and_then(|first| Ok((first, p.start(to.0, to_path)?)));
     match starts {
         Ok((None, None)) => Answer::NotOurs,
         Ok((Some(first), Some(second))) => match act(first, second) {
@@ -140,7 +149,10 @@ pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), 
         return p.kernels(&[from.0, to.0]);
     }
     on_two(p, a, from, to, |first, second| {
-        let attr = p.walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?.target.ok_or(Errno(libc::ENOENT))?;
+        let attr = p
+            .walk(first, flags & libc::AT_SYMLINK_FOLLOW != 0)?
+            .target
+            .ok_or(Errno(libc::ENOENT))?;
         let (dir, name) = place(p, second, false)?;
         p.fs()?.link(attr.key, dir, &name, &p.cred())?;
         Ok(0)
@@ -163,11 +175,19 @@ fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
 pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), flags: u32) -> Answer {
     let wanted = match flags {
         0 => RenameFlags::default(),
-        libc::RENAME_NOREPLACE => RenameFlags { noreplace: true, exchange: false },
-        libc::RENAME_EXCHANGE => RenameFlags { noreplace: false, exchange: true },
+        libc::RENAME_NOREPLACE => RenameFlags {
+            noreplace: true,
+            exchange: false,
+        },
+        libc::RENAME_EXCHANGE => RenameFlags {
+            noreplace: false,
+            exchange: true,
+        },
         _ => return p.kernels(&[from.0, to.0]),
     };
-    on_two(p, a, from, to, |first, second| rename_here(p, first, second, wanted))
+    on_two(p, a, from, to, |first, second| {
+        rename_here(p, first, second, wanted)
+    })
 }
 
 fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFlags) -> Here<isize> {
@@ -196,11 +216,24 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     if let Some(other) = replaced.filter(|other| other.is_dir() && source.dir != target.dir)
         && lies_below(p, source.dir, other.key)?
     {
-        return fail(if flags.exchange { libc::EINVAL } else { libc::ENOTEMPTY });
+        return fail(if flags.exchange {
+            libc::EINVAL
+        } else {
+            libc::ENOTEMPTY
+        });
     }
-    if let Some(other) = replaced.filter(|other| !flags.exchange && other.key != attr.key && (other.nlink == 1 || other.is_dir())) {
+    if let Some(other) = replaced
+        .filter(|other| !flags.exchange && other.key != attr.key && (other.nlink == 1 || other.is_dir()))
+    {
         p.keep(other.key);
     }
-    p.fs()?.rename(source.dir, &source.name, target.dir, &target.name, flags, &p.cred())?;
+    p.fs()?.rename(
+        source.dir,
+        &source.name,
+        target.dir,
+        &target.name,
+        flags,
+        &p.cred(),
+    )?;
     Ok(0)
 }

@@ -32,14 +32,18 @@ fn open_flags(flags: i32) -> Option<OpenFlags> {
 }
 
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
-    p.on_path(a, dirfd, i, |start| open_here(p, start, flags, mode).map(|fd| fd as isize))
+    p.on_path(a, dirfd, i, |start| {
+        open_here(p, start, flags, mode).map(|fd| fd as isize)
+    })
 }
 
 pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     let known = a.word(3) == size_of::<libc::open_how>();
     match a.get::<libc::open_how>(2) {
         Ok(how) if known && how.resolve == 0 && how.flags >> 31 == 0 && how.mode & !0o7777 == 0 => {
-            p.on_path(a, a.int(0), 1, |start| open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize))
+            p.on_path(a, a.int(0), 1, |start| {
+                open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize)
+            })
         }
         _ => p.kernels(&[a.int(0)]),
     }
@@ -89,7 +93,9 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     if flags & (libc::O_PATH | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0 {
         return Err(Stop::Kernel);
     }
-    let Some(mut wanted) = open_flags(flags) else { return Err(Stop::Kernel) };
+    let Some(mut wanted) = open_flags(flags) else {
+        return Err(Stop::Kernel);
+    };
     let create = flags & libc::O_CREAT != 0;
     if create && flags & libc::O_DIRECTORY != 0 {
         return fail(libc::EINVAL);

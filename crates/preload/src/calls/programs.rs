@@ -3,8 +3,12 @@
 use super::Answer;
 use crate::process::{self, Process};
 use crate::sys::args::Args;
+use crate::sys::thread;
 
 pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
+    if thread::with(|thread| thread.forking.get()) {
+        return Answer::NotOurs;
+    }
     // Nothing may be opened between giving all to the kernel and the child: it could not read what it inherits.
     let gate = p.gate.write();
     p.give_all(false);

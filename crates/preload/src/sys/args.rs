@@ -3,6 +3,7 @@
 
 use super::kernel;
 use crate::{Errno, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What `varve_entry` keeps of a call.
 #[repr(C)]
@@ -30,20 +31,40 @@ const COUNT_MAX: usize = 0x7fff_f000;
 /// Most pieces of a vectored call.
 const PIECES_MAX: usize = 1024;
 
+/// How much memory a program at a fixed address is taken to have from there on.
+const FIXED: usize = 1 << 30;
+/// Where such a program begins; 0 for others.
+static FIXED_AT: AtomicUsize = AtomicUsize::new(0);
+
 const FAULT: Errno = Errno(libc::EFAULT);
+
+/// The program's code is at `at`.
+pub fn program_at(at: usize) {
+    if at < DOUBTFUL {
+        FIXED_AT.store(at & !0xf_ffff, Ordering::Relaxed);
+    }
+}
 
 /// Whether `len` bytes at `at` can be read, as far as is cheap to tell.
 fn readable(at: usize, len: usize) -> bool {
     if at < LOWEST || at.saturating_add(len) > HIGHEST {
         return len == 0;
     }
-    if at >= DOUBTFUL {
+    let fixed = FIXED_AT.load(Ordering::Relaxed);
+    if at >= DOUBTFUL || (fixed > 0 && (fixed..fixed + FIXED).contains(&at)) {
         return true;
     }
     let mut byte = 0_u8;
     [at, at + len.max(1) - 1].iter().all(|&at| {
         let (to, from) = ([(&raw mut byte) as usize, 1], [at, 1]);
-        let a = [kernel::getpid() as usize, to.as_ptr() as usize, 1, from.as_ptr() as usize, 1, 0];
+        let a = [
+            kernel::getpid() as usize,
+            to.as_ptr() as usize,
+            1,
+            from.as_ptr() as usize,
+            1,
+            0,
+        ];
         // SAFETY: one byte is copied to `byte`; the kernel checks the source.
         unsafe { kernel::call(libc::SYS_process_vm_readv as usize, a) == 1 }
     })
@@ -56,7 +77,10 @@ impl Args {
     pub(super) unsafe fn new(frame: *const Frame) -> Self {
         // SAFETY: readable, as promised.
         let frame = unsafe { &*frame };
-        Self { number: frame.number, a: frame.a }
+        Self {
+            number: frame.number,
+            a: frame.a,
+        }
     }
 
     /// The system call's number.
@@ -188,7 +212,12 @@ impl Args {
     ///
     /// # Errors
     /// EFAULT, EINVAL; what `fill` fails with if nothing was read before.
-    pub fn scatter(&self, i: usize, count: usize, mut fill: impl FnMut(u64, &mut [u8]) -> Result<usize>) -> Result<usize> {
+    pub fn scatter(
+        &self,
+        i: usize,
+        count: usize,
+        mut fill: impl FnMut(u64, &mut [u8]) -> Result<usize>,
+    ) -> Result<usize> {
         let mut done = 0;
         for (at, len) in self.pieces(i, count)? {
             match self.buffer_at(at, len, |buffer| fill(done as u64, buffer)) {

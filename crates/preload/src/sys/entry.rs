@@ -26,11 +26,11 @@ std::arch::global_asm!(
     ".globl varve_entry",
     "varve_entry:",
     "cmp rax, {count}",
-    "jae 1f",
+    "jae 4f",
     "lea r11, [rip + {wanted}]",
     "cmp byte ptr [r11 + rax], 0",
     "jne 2f",
-    "1: mov r11d, 1",
+    "4: mov r11d, 1",
     "ret",
     "2: push rbp",
     "mov rbp, rsp",
@@ -115,7 +115,9 @@ pub fn want(number: usize) {
 /// Whether stubs ask for `number`.
 #[must_use]
 pub fn is_wanted(number: usize) -> bool {
-    WANTED.get(number).is_some_and(|wanted| wanted.load(Ordering::Relaxed) != 0)
+    WANTED
+        .get(number)
+        .is_some_and(|wanted| wanted.load(Ordering::Relaxed) != 0)
 }
 
 const RAW: Verdict = Verdict { result: 0, raw: 1 };
@@ -128,14 +130,15 @@ const fn done(result: isize) -> Verdict {
 extern "C" fn handle(frame: *mut Frame) -> Verdict {
     // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody makes.
     let args = unsafe { Args::new(frame) };
-    let own = thread::with(|thread| thread.internal.get() || thread.inside.get() > 0);
-    if own {
+    if is_inside() {
         return internal::call(&args).map_or(RAW, done);
     }
     if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
         return RAW;
     }
-    let Some(process) = process::current() else { return RAW };
+    let Some(process) = process::current() else {
+        return RAW;
+    };
     let guard = Inside::enter();
     // A panic here would unwind into code that knows no unwinding.
     let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::dispatch(process, &args)))
@@ -176,6 +179,18 @@ impl Drop for Inside {
             }
         });
     }
+}
+
+/// Whether this thread is in a call of ours, or is ours.
+#[must_use]
+pub fn is_inside() -> bool {
+    thread::with(|thread| thread.internal.get() || thread.inside.get() > 0)
+}
+
+/// Runs `work` as the library's own.
+pub fn inside<T>(work: impl FnOnce() -> T) -> T {
+    let _guard = Inside::enter();
+    work()
 }
 
 /// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with nothing locked.

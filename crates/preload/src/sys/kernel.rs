@@ -37,19 +37,34 @@ pub fn close(fd: i32) -> isize {
 pub fn fcntl(fd: i32, command: i32, value: usize) -> isize {
     debug_assert!(!matches!(command, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW));
     // SAFETY: these commands take numbers.
-    unsafe { call(nr(libc::SYS_fcntl), [fd as usize, command as usize, value, 0, 0, 0]) }
+    unsafe {
+        call(
+            nr(libc::SYS_fcntl),
+            [fd as usize, command as usize, value, 0, 0, 0],
+        )
+    }
 }
 
 /// `dup3`.
 pub fn dup3(fd: i32, to: i32, flags: i32) -> isize {
     // SAFETY: takes numbers.
-    unsafe { call(nr(libc::SYS_dup3), [fd as usize, to as usize, flags as usize, 0, 0, 0]) }
+    unsafe {
+        call(
+            nr(libc::SYS_dup3),
+            [fd as usize, to as usize, flags as usize, 0, 0, 0],
+        )
+    }
 }
 
 /// `lseek`.
 pub fn lseek(fd: i32, offset: i64, whence: i32) -> isize {
     // SAFETY: takes numbers.
-    unsafe { call(nr(libc::SYS_lseek), [fd as usize, offset as usize, whence as usize, 0, 0, 0]) }
+    unsafe {
+        call(
+            nr(libc::SYS_lseek),
+            [fd as usize, offset as usize, whence as usize, 0, 0, 0],
+        )
+    }
 }
 
 /// `openat` from the working directory; `path` ends with a zero byte.
@@ -59,8 +74,19 @@ pub fn open(path: &[u8], flags: i32, mode: u32) -> isize {
 
 /// `openat`; `path` ends with a zero byte.
 pub fn open_at(dir: i32, path: &[u8], flags: i32, mode: u32) -> isize {
-    assert_eq!(path.last(), Some(&0), "a path for the kernel ends with a zero byte");
-    let a = [dir as usize, path.as_ptr() as usize, flags as usize, mode as usize, 0, 0];
+    assert_eq!(
+        path.last(),
+        Some(&0),
+        "a path for the kernel ends with a zero byte"
+    );
+    let a = [
+        dir as usize,
+        path.as_ptr() as usize,
+        flags as usize,
+        mode as usize,
+        0,
+        0,
+    ];
     // SAFETY: the path ends with a zero byte, as asserted.
     unsafe { call(nr(libc::SYS_openat), a) }
 }
@@ -68,13 +94,23 @@ pub fn open_at(dir: i32, path: &[u8], flags: i32, mode: u32) -> isize {
 /// `read`.
 pub fn read(fd: i32, out: &mut [u8]) -> isize {
     // SAFETY: the buffer is ours and as long as said.
-    unsafe { call(nr(libc::SYS_read), [fd as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0]) }
+    unsafe {
+        call(
+            nr(libc::SYS_read),
+            [fd as usize, out.as_mut_ptr() as usize, out.len(), 0, 0, 0],
+        )
+    }
 }
 
 /// `write`.
 pub fn write(fd: i32, data: &[u8]) -> isize {
     // SAFETY: the buffer is ours and as long as said.
-    unsafe { call(nr(libc::SYS_write), [fd as usize, data.as_ptr() as usize, data.len(), 0, 0, 0]) }
+    unsafe {
+        call(
+            nr(libc::SYS_write),
+            [fd as usize, data.as_ptr() as usize, data.len(), 0, 0, 0],
+        )
+    }
 }
 
 /// `fstat`, or `stat` of the working directory for -1: device and inode number.
@@ -86,7 +122,10 @@ pub fn identity(fd: i32) -> Option<(u64, u64)> {
     // SAFETY: paths end with a zero byte and `stat` takes the answer.
     let done = unsafe {
         if fd < 0 {
-            call(nr(libc::SYS_newfstatat), [libc::AT_FDCWD as usize, c".".as_ptr() as usize, out, 0, 0, 0])
+            call(
+                nr(libc::SYS_newfstatat),
+                [libc::AT_FDCWD as usize, c".".as_ptr() as usize, out, 0, 0, 0],
+            )
         } else {
             call(nr(libc::SYS_fstat), [fd as usize, out, 0, 0, 0, 0])
         }
@@ -99,7 +138,12 @@ pub fn identity(fd: i32) -> Option<(u64, u64)> {
 pub fn getcwd() -> Option<Vec<u8>> {
     let mut path = vec![0_u8; libc::PATH_MAX as usize];
     // SAFETY: the buffer is ours and as long as said.
-    let len = unsafe { call(nr(libc::SYS_getcwd), [path.as_mut_ptr() as usize, path.len(), 0, 0, 0, 0]) };
+    let len = unsafe {
+        call(
+            nr(libc::SYS_getcwd),
+            [path.as_mut_ptr() as usize, path.len(), 0, 0, 0, 0],
+        )
+    };
     let len = usize::try_from(len).ok()?.checked_sub(1)?;
     path.truncate(len);
     // A path that the process cannot reach begins with "(unreachable)".
@@ -119,7 +163,10 @@ pub fn ids() -> (u32, u32, Vec<u32>, bool) {
     unsafe {
         let id = |number| call(nr(number), [0; 6]) as u32;
         let mut groups = vec![0_u32; 65_536];
-        let count = call(nr(libc::SYS_getgroups), [groups.len(), groups.as_mut_ptr() as usize, 0, 0, 0, 0]);
+        let count = call(
+            nr(libc::SYS_getgroups),
+            [groups.len(), groups.as_mut_ptr() as usize, 0, 0, 0, 0],
+        );
         groups.truncate(usize::try_from(count).unwrap_or(0));
         let (uid, gid) = (id(libc::SYS_geteuid), id(libc::SYS_getegid));
         let same = uid == id(libc::SYS_getuid) && gid == id(libc::SYS_getgid);
@@ -138,8 +185,18 @@ pub fn sigmask(block: bool, mask: u64) {
 /// Soft limit on descriptors.
 #[must_use]
 pub fn descriptors_max() -> usize {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    let a = [0, libc::RLIMIT_NOFILE as usize, 0, (&raw mut limit) as usize, 0, 0];
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let a = [
+        0,
+        libc::RLIMIT_NOFILE as usize,
+        0,
+        (&raw mut limit) as usize,
+        0,
+        0,
+    ];
     // SAFETY: the answer goes to `limit`.
     let done = unsafe { call(nr(libc::SYS_prlimit64), a) };
     if done == 0 { limit.rlim_cur as usize } else { 1024 }

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod entry;
+pub mod forking;
 pub mod kernel;
 pub mod patch;
 pub mod shared;

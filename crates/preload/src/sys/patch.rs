@@ -16,7 +16,8 @@ const STEP: usize = 0x10_0000;
 pub struct Library {
     /// As the loader names it.
     pub name: Vec<u8>,
-    start: usize,
+    /// Address.
+    pub start: usize,
     len: usize,
 }
 
@@ -35,9 +36,16 @@ pub fn loaded() -> Vec<Library> {
         for i in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: there are `dlpi_phnum` headers.
             let header = unsafe { &*info.dlpi_phdr.add(i) };
-            if header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0 && header.p_flags & libc::PF_R != 0 {
+            if header.p_type == libc::PT_LOAD
+                && header.p_flags & libc::PF_X != 0
+                && header.p_flags & libc::PF_R != 0
+            {
                 let start = info.dlpi_addr as usize + header.p_vaddr as usize;
-                out.push(Library { name: name.clone(), start, len: header.p_memsz as usize });
+                out.push(Library {
+                    name: name.clone(),
+                    start,
+                    len: header.p_memsz as usize,
+                });
             }
         }
         0
@@ -54,7 +62,14 @@ fn map_near(near: usize, len: usize) -> Option<usize> {
     let mut distance = STEP;
     while distance < REACH {
         if let Some(at) = (near & !(STEP - 1)).checked_sub(distance) {
-            let a = [at, len, (libc::PROT_READ | libc::PROT_WRITE) as usize, flags as usize, usize::MAX, 0];
+            let a = [
+                at,
+                len,
+                (libc::PROT_READ | libc::PROT_WRITE) as usize,
+                flags as usize,
+                usize::MAX,
+                0,
+            ];
             // SAFETY: NOREPLACE maps over nothing.
             let got = unsafe { kernel::call(libc::SYS_mmap as usize, a) };
             if got == at as isize {
@@ -76,7 +91,12 @@ fn protect(start: usize, len: usize, protection: i32) -> bool {
     let from = start & !(PAGE - 1);
     let to = (start + len).next_multiple_of(PAGE);
     // SAFETY: the caller names memory of a library or of stubs, and asks for no less than is needed to go on.
-    unsafe { kernel::call(libc::SYS_mprotect as usize, [from, to - from, protection as usize, 0, 0, 0]) == 0 }
+    unsafe {
+        kernel::call(
+            libc::SYS_mprotect as usize,
+            [from, to - from, protection as usize, 0, 0, 0],
+        ) == 0
+    }
 }
 
 /// The stub of a site. `here`: its address; `site_at`: the site's; `original`: the replaced bytes.
@@ -107,7 +127,12 @@ fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize)
 ///
 /// # Safety
 /// No other thread may run code of the library meanwhile. `entry` is the address of the code that stubs call.
-pub unsafe fn patch(library: &Library, entry: usize, wanted: impl Fn(u32) -> bool, unknown: bool) -> Option<(usize, usize)> {
+pub unsafe fn patch(
+    library: &Library,
+    entry: usize,
+    wanted: impl Fn(u32) -> bool,
+    unknown: bool,
+) -> Option<(usize, usize)> {
     // SAFETY: a loaded, readable segment.
     let code = unsafe { std::slice::from_raw_parts(library.start as *const u8, library.len) };
     let (sites, left) = sites::find(code, wanted, unknown);

@@ -20,12 +20,22 @@ impl Counters {
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
         if at == libc::MAP_FAILED {
             return None;
         }
         // SAFETY: mapped for good, page-aligned, as long as said; other processes touch it by atomic additions only.
-        Some(Self { slots: unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) } })
+        let slots = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) };
+        Some(Self { slots })
     }
 
     /// Adds one to a counter.

@@ -50,7 +50,10 @@ pub fn sigaction(args: &Args) -> Option<isize> {
         0 => None,
         _ => Some(args.get::<Action>(1).ok()?),
     };
-    let (known, flags) = (HANDLERS[signal].load(Ordering::Acquire), FLAGS[signal].load(Ordering::Acquire));
+    let (known, flags) = (
+        HANDLERS[signal].load(Ordering::Acquire),
+        FLAGS[signal].load(Ordering::Acquire),
+    );
     if let Some(new) = new.filter(|new| is_handler(new.handler)) {
         FLAGS[signal].store(new.flags, Ordering::Release);
         HANDLERS[signal].store(new.handler, Ordering::Release);
@@ -59,7 +62,11 @@ pub fn sigaction(args: &Args) -> Option<isize> {
         if is_handler(new.handler) {
             let handler = wrapper as *const () as usize;
             // A signal that is sent again must find the handler still.
-            Action { handler, flags: (new.flags | SIGINFO) & !RESETHAND, ..new }
+            Action {
+                handler,
+                flags: (new.flags | SIGINFO) & !RESETHAND,
+                ..new
+            }
         } else {
             new
         }
@@ -85,7 +92,11 @@ pub fn sigaction(args: &Args) -> Option<isize> {
 
 /// Whether the signal came from an instruction of this thread: the thread cannot go on before it is handled.
 fn is_fault(signal: i32, code: i32) -> bool {
-    code > 0 && matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS)
+    code > 0
+        && matches!(
+            signal,
+            libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL | libc::SIGTRAP | libc::SIGSYS
+        )
 }
 
 /// Called by the kernel for every signal with a handler of the program.
@@ -107,7 +118,14 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
         }
         // Also where the handler does not block its own signal (SA_NODEFER).
         kernel::sigmask(true, bit);
-        let a = [kernel::getpid() as usize, own_thread, signal as usize, info as usize, 0, 0];
+        let a = [
+            kernel::getpid() as usize,
+            own_thread,
+            signal as usize,
+            info as usize,
+            0,
+            0,
+        ];
         // SAFETY: the record is the kernel's own; it is blocked here (the handler's mask) and after the return.
         let sent = unsafe { kernel::call(libc::SYS_rt_tgsigqueueinfo as usize, a) };
         thread::with(|thread| thread.deferred.set(thread.deferred.get() | bit));
@@ -129,7 +147,8 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
     // SAFETY: the program gave this address for a handler; with or without SA_SIGINFO, more arguments than it takes do no harm in this
     // calling convention.
     unsafe {
-        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = std::mem::transmute(handler);
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+            std::mem::transmute(handler);
         handler(signal, info, context);
     }
 }

@@ -29,11 +29,11 @@ fn comparison(code: &[u8]) -> usize {
     }
 }
 
-/// The constant loaded by a `mov` just before offset `at`.
+/// The constant loaded by a `mov` just before offset `at`. What may be a prefix before it makes it doubtful: it could load another register.
 fn load_before(code: &[u8], at: usize) -> Option<u32> {
-    let before = code.get(at.checked_sub(5)?..at)?;
-    let number = u32::from_le_bytes(before[1..].try_into().ok()?);
-    (before[0] == 0xb8 && number < 1024).then_some(number)
+    let before = code.get(at.checked_sub(6)?..at)?;
+    let number = u32::from_le_bytes(before[2..].try_into().ok()?);
+    (before[0] & 0xf0 != 0x40 && before[1] == 0xb8 && number < 1024).then_some(number)
 }
 
 /// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or with one that is not known.
@@ -61,9 +61,19 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
         }
         let tail = comparison(&code[at + 2..]);
         if tail > 0 && !is_hit(at + 2) {
-            sites.push(Site { start: at, len: 2 + tail, loads: None, tail });
+            sites.push(Site {
+                start: at,
+                len: 2 + tail,
+                loads: None,
+                tail,
+            });
         } else if loads.is_some() && !is_hit(at) {
-            sites.push(Site { start: at - 5, len: 7, loads, tail: 0 });
+            sites.push(Site {
+                start: at - 5,
+                len: 7,
+                loads,
+                tail: 0,
+            });
         } else if loads.is_some() || tail > 0 {
             left.push(at);
         }
@@ -130,7 +140,15 @@ mod tests {
     fn a_call_with_a_comparison_behind_is_replaced_with_it() {
         let code = code(&[&[0x0f, 0x05], &CMP]);
         let (sites, left) = find(&code, |_| true, true);
-        assert_eq!(sites, [Site { start: 64, len: 8, loads: None, tail: 6 }]);
+        assert_eq!(
+            sites,
+            [Site {
+                start: 64,
+                len: 8,
+                loads: None,
+                tail: 6
+            }]
+        );
         assert!(left.is_empty());
     }
 
@@ -138,7 +156,15 @@ mod tests {
     fn a_call_with_its_number_before_is_replaced_with_the_load() {
         let code = code(&[&[0xb8, 0x3a, 0, 0, 0, 0x0f, 0x05, 0x57]]);
         let (sites, _) = find(&code, |number| number == 0x3a, true);
-        assert_eq!(sites, [Site { start: 64, len: 7, loads: Some(0x3a), tail: 0 }]);
+        assert_eq!(
+            sites,
+            [Site {
+                start: 64,
+                len: 7,
+                loads: Some(0x3a),
+                tail: 0
+            }]
+        );
         assert!(find(&code, |_| false, true).0.is_empty());
     }
 
@@ -152,6 +178,20 @@ mod tests {
     }
 
     #[test]
+    fn a_load_of_another_register_is_not_taken_for_the_number() {
+        // mov $8, %r8d
+        let code = code(&[&[0x41, 0xb8, 8, 0, 0, 0, 0x0f, 0x05], &CMP]);
+        let (sites, _) = find(&code, |_| false, true);
+        assert_eq!(
+            sites
+                .iter()
+                .map(|site| (site.start, site.loads))
+                .collect::<Vec<_>>(),
+            [(70, None)]
+        );
+    }
+
+    #[test]
     fn a_call_without_a_known_neighbour_is_left_alone() {
         let code = code(&[&[0x0f, 0x05, 0xc3]]);
         assert_eq!(find(&code, |_| true, true), (vec![], vec![]));
@@ -160,7 +200,11 @@ mod tests {
     #[test]
     fn the_c_library_of_this_machine_has_few_calls_that_cannot_be_replaced() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let Some(path) = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("libc.so.6")) else {
+        let Some(path) = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .find(|path| path.contains("libc.so.6"))
+        else {
             eprintln!("SKIPPED: no glibc in this process");
             return;
         };

@@ -1,6 +1,6 @@
 //! What happens when the library is loaded, and in a child after `fork`.
 
-use super::{entry, patch};
+use super::{args, entry, forking, patch};
 use crate::config::Config;
 use crate::{numbers, process};
 
@@ -12,8 +12,10 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     // A panic must not leave this function.
     let _ = std::panic::catch_unwind(|| {
-        let Some(config) = Config::from_environment() else { return };
-        if !process::begin(config) {
+        let Some(config) = Config::from_environment() else {
+            return;
+        };
+        if !process::begin(config) || !forking::watch() {
             return;
         }
         let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
@@ -25,6 +27,9 @@ extern "C" fn start() {
         let mut patched = false;
         for library in patch::loaded() {
             let name = library.name.as_slice();
+            if name.is_empty() {
+                args::program_at(library.start);
+            }
             let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
             let entry = entry::address();
             if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {

@@ -11,13 +11,15 @@ pub struct Thread {
     pub internal: Cell<bool>,
     /// Process id at the last `vfork` of this thread, while the child may still run on its memory.
     pub vfork_of: Cell<i32>,
+    /// In `fork` of the C library, between its handlers.
+    pub forking: Cell<bool>,
     /// Signals that came while `inside`, and wait in the kernel.
     pub deferred: Cell<u64>,
 }
 
 thread_local! {
     static THREAD: Thread = const { Thread {
-        inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), deferred: Cell::new(0),
+        inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false), deferred: Cell::new(0),
     } };
 }
 

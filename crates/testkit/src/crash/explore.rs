@@ -205,6 +205,7 @@ impl Recorded {
     ///
     /// # Errors
     /// The first image that is wrong, and what was tried until then.
+    #[expect(clippy::result_large_err, reason = "once a run, and both are printed")]
     pub fn explore(&self, effort: &Effort) -> Result<Tally, (Tally, String)> {
         self.explore_knowing(effort, &Known::default())
     }
@@ -213,6 +214,7 @@ impl Recorded {
     ///
     /// # Errors
     /// As `explore`.
+    #[expect(clippy::result_large_err, reason = "once a run, and both are printed")]
     pub fn explore_knowing(&self, effort: &Effort, known: &Known) -> Result<Tally, (Tally, String)> {
         let mut trial = Trial {
             known,

@@ -1,6 +1,6 @@
 //! Crash exploration: a workload is recorded on the simulated machine; at each crash point the images that a kill or a power cut may leave
-//! are recovered and judged. Owns what a workload is and how it is recorded; what is allowed after it is in [`oracle`], how much is tried
-//! and the judgement in [`explore`]. Refuses to know how recovery works.
+//! are recovered and judged. Owns what a workload is and how it is recorded; what is allowed after it is in `oracle`, how much is tried
+//! and the judgement in `explore`. Refuses to know how recovery works.
 
 mod explore;
 mod generate;

@@ -21,6 +21,9 @@ where
     checker.assert_properties();
 }
 
+/// A state, and how it was reached: from which one, by what.
+type Reached<M> = (<M as Model>::State, Option<(usize, <M as Model>::Action)>);
+
 /// The shortest counter-example to a property, in words; it must be there.
 fn fails<M>(model: M, property: &'static str) -> Vec<String>
 where
@@ -29,7 +32,7 @@ where
     M::Action: std::fmt::Debug + Clone,
 {
     let property = model.property(property);
-    let mut states: Vec<(M::State, Option<(usize, M::Action)>)> = model
+    let mut states: Vec<Reached<M>> = model
         .init_states()
         .into_iter()
         .map(|state| (state, None))
