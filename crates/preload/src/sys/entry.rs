@@ -1,4 +1,4 @@
-//! Where stubs arrive: keeps the registers, asks [`handle`], and says whether the stub is to make the system call itself.
+//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system call itself.
 
 use super::args::{Args, Frame};
 use super::{kernel, thread};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// For each number whether the stub asks at all. Bytes are written before any stub is reachable.
 static WANTED: [AtomicU8; NUMBERS] = [const { AtomicU8::new(0) }; NUMBERS];
 
-/// What [`handle`] answers, in rax and rdx.
+/// What `handle` answers, in rax and rdx.
 #[repr(C)]
 pub struct Verdict {
     result: isize,

@@ -1,4 +1,4 @@
-//! Replaces the places of [`sites`](super::sites) in the libraries that are loaded by jumps to stubs, which ask [`entry`](super::entry) first.
+//! Replaces the places of `sites` in the libraries that are loaded by jumps to stubs, which ask `entry` first.
 
 use super::kernel;
 use super::sites::{self, Site};

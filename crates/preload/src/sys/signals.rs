@@ -1,7 +1,7 @@
 //! Signals that come while a thread is inside the library wait until it is out: the program's handler may call us again, and must not find a
 //! lock held by the very thread that it interrupted.
 //!
-//! Every handler that the program installs is called by [`wrapper`]. Inside, it blocks the signal in the interrupted context and sends it
+//! Every handler that the program installs is called by `wrapper`. Inside, it blocks the signal in the interrupted context and sends it
 //! to this thread once more; it stays with the kernel, with all that came with it, and is let in when the thread leaves.
 
 use super::args::{Args, Plain};
