@@ -161,3 +161,45 @@ fn sealed_log_is_digested_when_there_is_space_again() {
     posix.fs().unmount().unwrap();
     assert_eq!(embedded.kernel().store().check().unwrap(), []);
 }
+
+#[test]
+fn log_that_found_no_space_at_the_start_keeps_its_leases_until_it_is_digested() {
+    let world = SimWorld::new();
+    POOL.mkfs(&world).unwrap();
+    let embedded = open(&world);
+    let posix = Posix::new(embedded.mount().unwrap(), Cred::root());
+    write(&posix, "/a", 3);
+    embedded.kernel().digest_all().unwrap();
+    write(&posix, "/a", 4);
+    let hog = take_all(&embedded);
+    // Daemon and client die.
+    embedded.cut_links();
+    std::mem::forget(posix);
+    std::mem::forget(embedded);
+    let config = Config {
+        grace_ms: 0,
+        lease_ms: 100,
+        wait_ms: 300,
+        ..Config::default()
+    };
+    let (parts, _) = POOL.parts(&world, config, Arc::new(SystemClock)).unwrap();
+    let embedded = Embedded::open(parts).unwrap();
+    let posix = Posix::new(embedded.mount().unwrap(), Cred::root());
+    let early = posix.open(b"/a", libc::O_RDWR, 0);
+    assert_eq!(
+        early.map_err(|errno| errno.0),
+        Err(libc::ETIMEDOUT),
+        "what the log holds is not there yet"
+    );
+    give_back(&embedded, hog);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while embedded.kernel().status().sessions.len() > 1 {
+        assert!(std::time::Instant::now() < until, "the old session never ends");
+        embedded.tick();
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_whole(&posix, "/a", 4);
+    write(&posix, "/a", 5);
+    posix.fs().unmount().unwrap();
+    assert_eq!(embedded.kernel().store().check().unwrap(), []);
+}

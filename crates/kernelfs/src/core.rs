@@ -146,9 +146,11 @@ impl Core {
         let revocations = self.table.revocations(now_ms);
         self.send_revocations(&revocations);
         for session in self.table.expired(now_ms) {
-            if self.live(session).is_some() && !self.doomed.contains_key(&session) {
-                tracing::debug!(%session, late = ?self.table.late_leases(session, now_ms), "leases are late");
+            // One that is sealed already keeps its leases until its log is digested.
+            if self.live(session).is_none() || self.doomed.contains_key(&session) {
+                continue;
             }
+            tracing::debug!(%session, late = ?self.table.late_leases(session, now_ms), "leases are late");
             self.doomed
                 .insert(session, "it did not give a lease back in time");
         }

@@ -131,6 +131,13 @@ impl Rows {
             .collect()
     }
 
+    /// Inodes that a session may log changes of; without a generation where media did not name it.
+    pub(crate) fn held(&self, session: SessionId) -> Vec<(Ino, Option<Generation>)> {
+        let mine = self.by_inode.iter().filter(|((whose, _), _)| *whose == session);
+        mine.filter_map(|((_, ino), places)| Some((*ino, places.last()?.generation)))
+            .collect()
+    }
+
     /// The lease has ended on media too.
     pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) {
         let change = self.end_change(session, key);

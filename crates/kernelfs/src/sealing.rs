@@ -1,12 +1,12 @@
 //! How sessions end: by order, by force, by death, at a restart. One way for all: page, barrier, scan, durable seal, digest, end.
 
-use crate::core::{Ended, Phase};
+use crate::core::{Ended, Member, Phase};
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::process::ProcessId;
 use crate::rows::RowChange;
 use crate::session::{Parts, Session};
 use crate::status::Counters;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::session::{SessionRow, SessionState};
@@ -390,6 +390,7 @@ impl KernelFs {
                 Err(error) if error.is_device() => return Err(error),
                 Err(error) => {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
+                    self.keep_leases(&session)?;
                     self.locked().unfinished.push((session, seal, true));
                 }
             }
@@ -417,6 +418,37 @@ impl KernelFs {
         }
         let orphans = self.store.orphans()?;
         self.locked().unheld.extend(orphans);
+        Ok(())
+    }
+
+    /// The log of a session of an earlier daemon waits for space: nobody else gets its leases before it is digested.
+    fn keep_leases(&self, session: &Arc<Session>) -> Result<(), StoreError> {
+        let mut keys = Vec::new();
+        let held = self.locked().rows.held(session.id);
+        for (ino, known) in held {
+            let generation = match (known, self.store.slot(ino)?) {
+                (Some(generation), _) => Some(generation),
+                (None, InodeSlot::Used(inode)) => Some(inode.attr.key.generation),
+                (None, InodeSlot::Reserved(generation)) => Some(generation),
+                (None, InodeSlot::Free(_)) => None,
+            };
+            keys.extend(generation.map(|generation| InodeKey { ino, generation }));
+        }
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        for key in keys {
+            core.holds.add(session.id, key);
+            core.table.add_new(session.id, key, now_ms);
+        }
+        core.members.insert(
+            session.id,
+            Member {
+                session: Arc::clone(session),
+                phase: Phase::Sealing,
+                company: true,
+                barriers: BTreeMap::new(),
+            },
+        );
         Ok(())
     }
 

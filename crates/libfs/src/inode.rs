@@ -4,7 +4,7 @@
 //! Three kinds of access: [`Inode::read`] (shared), [`Inode::write`] (exclusive), and *overwrites in place*, which the data path
 //! runs under neither: whole blocks below the size are logged and published in the `Radix` by compare-and-swap, so that threads
 //! that overwrite one file do not meet on a lock. `write` keeps them out and waits for those under way. And one kind of look without
-//! any: *reads that are tried* note [`Inode::version`], copy, and count only if the version is the same afterwards ([`Inode::is_still`]).
+//! any: *reads that are tried* note `Inode::version`, copy, and count only if the version is the same afterwards (`Inode::is_still`).
 
 use crate::data::{ExtentCache, Places};
 use crate::errno::Errno;
