@@ -1,8 +1,9 @@
 //! Pools on a simulated machine, for tests: made, opened, crashed and opened again on the images of a crash.
 
+use crate::Embedded;
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::Clock;
+use varve_ipc::{Clock, SystemClock};
 use varve_kernelfs::{Config, KernelError, Parts, SimLogs};
 use varve_media::sim::{SimMedium, SimWorld};
 use varve_store::{Devices, MkfsOptions, OpenOptions, OpenReport, Store, StoreError};
@@ -90,6 +91,14 @@ impl SimPool {
         let mut parts = Parts::new(store, logs, config, clock);
         parts.owner_uid = 0;
         Ok((parts, report))
+    }
+
+    /// Takes the pool in `world` into service, by the time of day; no threads are started.
+    ///
+    /// # Errors
+    /// As [`Embedded::open`].
+    pub fn open(&self, world: &SimWorld, config: Config) -> Result<Embedded, KernelError> {
+        Embedded::open(self.parts(world, config, Arc::new(SystemClock))?.0)
     }
 }
 

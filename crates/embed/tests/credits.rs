@@ -1,9 +1,8 @@
 //! Space that is promised to a session is used up by what it logs, and by nothing else.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-use varve_embed::{Embedded, SimPool};
-use varve_ipc::{Cred, SystemClock};
+use varve_embed::SimPool;
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::RenameFlags;
 use varve_media::sim::SimWorld;
@@ -14,10 +13,7 @@ const FILE: u32 = libc::S_IFREG | 0o644;
 fn operations_that_are_refused_use_up_no_space_that_was_promised() {
     let world = SimWorld::new();
     SimPool::default().mkfs(&world).unwrap();
-    let (parts, _) = SimPool::default()
-        .parts(&world, Config::default(), Arc::new(SystemClock))
-        .unwrap();
-    let embedded = Embedded::open(parts).unwrap();
+    let embedded = SimPool::default().open(&world, Config::default()).unwrap();
     let fs = embedded.mount().unwrap();
     let me = Cred::root();
     let promised = || {

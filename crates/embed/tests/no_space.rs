@@ -1,10 +1,9 @@
 //! A digest that finds no space: nothing is lost, nothing is latched, and it goes on when there is space again.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use varve_embed::{Embedded, SimPool};
 use varve_format::{Ino, InodeAttr, ROOT_INO, Tier};
-use varve_ipc::{Cred, SystemClock};
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::Posix;
 use varve_media::sim::SimWorld;
@@ -23,8 +22,7 @@ fn open(world: &SimWorld) -> Embedded {
         grace_ms: 0,
         ..Config::default()
     };
-    let (parts, _) = POOL.parts(world, config, Arc::new(SystemClock)).unwrap();
-    Embedded::open(parts).unwrap()
+    POOL.open(world, config).unwrap()
 }
 
 /// Takes all space behind the sessions' backs, as a fault of the host would. Answers the hog.
@@ -32,25 +30,7 @@ fn take_all(embedded: &Embedded) -> Ino {
     let store = embedded.kernel().store();
     let mut tx = store.begin().unwrap();
     let key = tx.alloc_inodes(ROOT_INO, 1).unwrap()[0];
-    tx.create(
-        &InodeAttr {
-            key,
-            mode: 0o100_600,
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            size_bytes: 0,
-            sectors: 0,
-            rdev: 0,
-            parent: Ino(0),
-            atime_ns: 0,
-            mtime_ns: 0,
-            ctime_ns: 0,
-            btime_ns: 0,
-        },
-        &[],
-    )
-    .unwrap();
+    tx.create(&InodeAttr::new(key, 0o100_600, 0), &[]).unwrap();
     tx.commit().unwrap();
     let target = DataTarget::only(Tier::Nvm).with_reserve();
     let mut at = 0;
@@ -182,8 +162,7 @@ fn log_that_found_no_space_at_the_start_keeps_its_leases_until_it_is_digested() 
         wait_ms: 300,
         ..Config::default()
     };
-    let (parts, _) = POOL.parts(&world, config, Arc::new(SystemClock)).unwrap();
-    let embedded = Embedded::open(parts).unwrap();
+    let embedded = POOL.open(&world, config).unwrap();
     let posix = Posix::new(embedded.mount().unwrap(), Cred::root());
     let early = posix.open(b"/a", libc::O_RDWR, 0);
     assert_eq!(

@@ -1,10 +1,9 @@
 //! Threads that open, change, unlink and close the same few names: whatever the client logs, the digest takes.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use varve_embed::{Embedded, SimPool};
-use varve_ipc::{Cred, SystemClock};
+use varve_embed::SimPool;
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::{AttrChange, Errno, Fs, OpenFlags, RenameFlags};
 use varve_media::sim::SimWorld;
@@ -68,10 +67,7 @@ fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
 fn unlinked_and_closed_file_is_stale_for_those_who_come_late() {
     let world = SimWorld::new();
     SimPool::default().mkfs(&world).unwrap();
-    let (parts, _) = SimPool::default()
-        .parts(&world, Config::default(), Arc::new(SystemClock))
-        .unwrap();
-    let embedded = Embedded::open(parts).unwrap();
+    let embedded = SimPool::default().open(&world, Config::default()).unwrap();
     let fs = embedded.mount().unwrap();
     let me = Cred::root();
     let key = fs.create(fs.root(), b"a", FILE, 0, &me).unwrap().key;
@@ -104,10 +100,7 @@ fn unlinked_and_closed_file_is_stale_for_those_who_come_late() {
 fn nothing_is_refused_when_threads_race_for_the_last_close_of_unlinked_files() {
     let world = SimWorld::new();
     SimPool::default().mkfs(&world).unwrap();
-    let (parts, _) = SimPool::default()
-        .parts(&world, Config::default(), Arc::new(SystemClock))
-        .unwrap();
-    let embedded = Embedded::open(parts).unwrap();
+    let embedded = SimPool::default().open(&world, Config::default()).unwrap();
     embedded.start().unwrap();
     let fs = embedded.mount().unwrap();
     let over = AtomicBool::new(false);

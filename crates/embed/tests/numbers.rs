@@ -1,9 +1,8 @@
 //! Inode numbers are handed to clients sixteen at a time: those that they did not use come back.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use varve_embed::{Embedded, SimPool};
-use varve_ipc::{Cred, SystemClock};
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::Fs;
 use varve_media::sim::SimWorld;
@@ -12,10 +11,7 @@ const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
 
 fn open(world: &SimWorld, config: Config) -> Embedded {
-    let (parts, _) = SimPool::default()
-        .parts(world, config, Arc::new(SystemClock))
-        .unwrap();
-    Embedded::open(parts).unwrap()
+    SimPool::default().open(world, config).unwrap()
 }
 
 /// `count` directories with a file each.

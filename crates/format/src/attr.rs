@@ -93,6 +93,31 @@ pub struct InodeAttr {
 }
 
 impl InodeAttr {
+    /// A new, empty inode of root's, made at `now_ns`; its first name is counted. A directory's parent is the caller's to set.
+    #[must_use]
+    pub const fn new(key: InodeKey, mode: u32, now_ns: TimeNs) -> Self {
+        let nlink = if matches!(FileKind::from_mode(mode), Some(FileKind::Directory)) {
+            2
+        } else {
+            1
+        };
+        Self {
+            key,
+            mode,
+            uid: 0,
+            gid: 0,
+            nlink,
+            size_bytes: 0,
+            sectors: 0,
+            rdev: 0,
+            parent: Ino(0),
+            atime_ns: now_ns,
+            mtime_ns: now_ns,
+            ctime_ns: now_ns,
+            btime_ns: now_ns,
+        }
+    }
+
     /// The kind of file. A mode without a kind counts as a regular file (the store refuses to write one).
     #[must_use]
     pub const fn kind(&self) -> FileKind {

@@ -112,21 +112,7 @@ impl Shim {
         let ttl = self.caches.ttl();
         match outcome {
             Err(error) if error.0 == libc::ENOENT && !ttl.is_zero() => {
-                let nothing = InodeAttr {
-                    key: InodeKey::new(0, 0),
-                    mode: 0o100_000,
-                    uid: 0,
-                    gid: 0,
-                    nlink: 0,
-                    size_bytes: 0,
-                    sectors: 0,
-                    rdev: 0,
-                    parent: varve_format::Ino(0),
-                    atime_ns: 0,
-                    mtime_ns: 0,
-                    ctime_ns: 0,
-                    btime_ns: 0,
-                };
+                let nothing = InodeAttr::new(InodeKey::new(0, 0), 0o100_000, 0);
                 reply.entry(&ttl, &file_attr(&nothing), Generation(0));
             }
             other => self.answer_entry(other, reply),

@@ -271,19 +271,9 @@ mod tests {
 
     fn file(mode: u32) -> InodeAttr {
         InodeAttr {
-            key: InodeKey::new(5, 1),
-            mode: 0o100_000 | mode,
             uid: 10,
             gid: 20,
-            nlink: 1,
-            size_bytes: 0,
-            sectors: 0,
-            rdev: 0,
-            parent: InodeKey::ROOT.ino,
-            atime_ns: 0,
-            mtime_ns: 0,
-            ctime_ns: 0,
-            btime_ns: 0,
+            ..InodeAttr::new(InodeKey::new(5, 1), 0o100_000 | mode, 0)
         }
     }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use varve_format::{BlockNo, EntryFlags, FileBlock, Ino, InodeAttr, InodeKey, LogSeq, SessionId, Tier};
+use varve_format::{BlockNo, EntryFlags, FileBlock, InodeAttr, InodeKey, LogSeq, SessionId, Tier};
 use varve_ipc::{
     IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, SystemClock, Upcall, Welcome,
 };
@@ -90,19 +90,8 @@ fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
 
 fn attr(ino: u64, size_bytes: u64) -> InodeAttr {
     InodeAttr {
-        key: InodeKey::new(ino, 1),
-        mode: 0o100_644,
-        uid: 0,
-        gid: 0,
-        nlink: 1,
         size_bytes,
-        sectors: 0,
-        rdev: 0,
-        parent: Ino(0),
-        atime_ns: 0,
-        mtime_ns: 0,
-        ctime_ns: 0,
-        btime_ns: 0,
+        ..InodeAttr::new(InodeKey::new(ino, 1), 0o100_644, 0)
     }
 }
 

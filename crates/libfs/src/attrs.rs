@@ -226,24 +226,14 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{AttrChange, EXEC, READ, SetTime, WRITE, may, may_remove, mode_after_write, ownership, plan};
     use crate::errno::Errno;
-    use varve_format::{Ino, InodeAttr, InodeKey};
+    use varve_format::{InodeAttr, InodeKey};
     use varve_ipc::Cred;
 
     fn attr(mode: u32, uid: u32, gid: u32) -> InodeAttr {
         InodeAttr {
-            key: InodeKey::new(9, 1),
-            mode,
             uid,
             gid,
-            nlink: 1,
-            size_bytes: 0,
-            sectors: 0,
-            rdev: 0,
-            parent: Ino(0),
-            atime_ns: 0,
-            mtime_ns: 0,
-            ctime_ns: 0,
-            btime_ns: 0,
+            ..InodeAttr::new(InodeKey::new(9, 1), mode, 0)
         }
     }
 

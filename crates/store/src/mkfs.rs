@@ -90,19 +90,14 @@ impl Store {
         }
         tx.create(
             &InodeAttr {
-                key: InodeKey::ROOT,
-                mode: 0o040_000 | options.root_mode & MODE_PERM_MASK,
                 uid: options.root_uid,
                 gid: options.root_gid,
-                nlink: 2,
-                size_bytes: 0,
-                sectors: 0,
-                rdev: 0,
                 parent: ROOT_INO,
-                atime_ns: options.now_ns,
-                mtime_ns: options.now_ns,
-                ctime_ns: options.now_ns,
-                btime_ns: options.now_ns,
+                ..InodeAttr::new(
+                    InodeKey::ROOT,
+                    0o040_000 | options.root_mode & MODE_PERM_MASK,
+                    options.now_ns,
+                )
             },
             &[],
         )?;

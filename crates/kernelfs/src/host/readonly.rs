@@ -3,15 +3,64 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use varve_media::{BlockDevice, DeviceInfo, DeviceState, MediaError, Region};
 
 const BLOCK: u64 = 4096;
 
+/// Blocks that were written, over what is below.
+#[derive(Default)]
+struct Overlay {
+    blocks: Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>,
+}
+
+impl Overlay {
+    /// Puts what was written over `out`, which was read from below at `off`.
+    fn show(&self, off: u64, out: &mut [u8]) {
+        let blocks = self.blocks.lock();
+        if blocks.is_empty() {
+            return;
+        }
+        for (block, within, at, n) in parts(off, out.len()) {
+            if let Some(bytes) = blocks.get(&block) {
+                out[at..at + n].copy_from_slice(&bytes[within..within + n]);
+            }
+        }
+    }
+
+    /// Takes a write; `read` fetches what is below, whose length is `size_bytes`, of blocks that are written in part.
+    fn take(
+        &self,
+        off: u64,
+        src: &[u8],
+        size_bytes: u64,
+        read: impl Fn(u64, &mut [u8]) -> Result<(), MediaError>,
+    ) -> Result<(), MediaError> {
+        let mut blocks = self.blocks.lock();
+        for (block, within, at, n) in parts(off, src.len()) {
+            let bytes = match blocks.entry(block) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => {
+                    let mut bytes = Box::new([0; BLOCK as usize]);
+                    if n < bytes.len() {
+                        let start = block * BLOCK;
+                        let have = size_bytes.saturating_sub(start).min(BLOCK) as usize;
+                        read(start, &mut bytes[..have])?;
+                    }
+                    place.insert(bytes)
+                }
+            };
+            bytes[within..within + n].copy_from_slice(&src[at..at + n]);
+        }
+        Ok(())
+    }
+}
+
 /// A region over another one that takes every write into memory.
 pub struct ScratchRegion {
     below: Arc<dyn Region>,
-    changed: Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>,
+    changed: Overlay,
 }
 
 impl ScratchRegion {
@@ -20,7 +69,7 @@ impl ScratchRegion {
     pub fn new(below: Arc<dyn Region>) -> Self {
         Self {
             below,
-            changed: Mutex::default(),
+            changed: Overlay::default(),
         }
     }
 
@@ -61,36 +110,15 @@ impl Region for ScratchRegion {
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         self.below.read(off, out)?;
-        let changed = self.changed.lock();
-        if changed.is_empty() {
-            return Ok(());
-        }
-        for (block, within, at, n) in parts(off, out.len()) {
-            if let Some(bytes) = changed.get(&block) {
-                out[at..at + n].copy_from_slice(&bytes[within..within + n]);
-            }
-        }
+        self.changed.show(off, out);
         Ok(())
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.check(off, src.len() as u64)?;
-        let size_bytes = self.below.len_bytes();
-        let mut changed = self.changed.lock();
-        for (block, within, at, n) in parts(off, src.len()) {
-            let bytes = match changed.entry(block) {
-                std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    let mut bytes = Box::new([0; BLOCK as usize]);
-                    let start = block * BLOCK;
-                    let have = (size_bytes - start).min(BLOCK) as usize;
-                    self.below.read(start, &mut bytes[..have])?;
-                    place.insert(bytes)
-                }
-            };
-            bytes[within..within + n].copy_from_slice(&src[at..at + n]);
-        }
-        Ok(())
+        self.changed.take(off, src, self.below.len_bytes(), |at, out| {
+            self.below.read(at, out)
+        })
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
@@ -133,7 +161,7 @@ impl Region for ScratchRegion {
 /// A block device over another one that takes every write into memory.
 pub struct ScratchDevice {
     below: Arc<dyn BlockDevice>,
-    changed: Mutex<HashMap<u64, Box<[u8; BLOCK as usize]>>>,
+    changed: Overlay,
 }
 
 impl ScratchDevice {
@@ -142,7 +170,7 @@ impl ScratchDevice {
     pub fn new(below: Arc<dyn BlockDevice>) -> Self {
         Self {
             below,
-            changed: Mutex::default(),
+            changed: Overlay::default(),
         }
     }
 }
@@ -154,31 +182,14 @@ impl BlockDevice for ScratchDevice {
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         self.below.read(off, out)?;
-        let changed = self.changed.lock();
-        for (block, within, at, n) in parts(off, out.len()) {
-            if let Some(bytes) = changed.get(&block) {
-                out[at..at + n].copy_from_slice(&bytes[within..within + n]);
-            }
-        }
+        self.changed.show(off, out);
         Ok(())
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        let mut changed = self.changed.lock();
-        for (block, within, at, n) in parts(off, src.len()) {
-            let bytes = match changed.entry(block) {
-                std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-                std::collections::hash_map::Entry::Vacant(place) => {
-                    let mut bytes = Box::new([0; BLOCK as usize]);
-                    if n < bytes.len() {
-                        self.below.read(block * BLOCK, &mut bytes[..])?;
-                    }
-                    place.insert(bytes)
-                }
-            };
-            bytes[within..within + n].copy_from_slice(&src[at..at + n]);
-        }
-        Ok(())
+        self.changed.take(off, src, self.below.len_bytes(), |at, out| {
+            self.below.read(at, out)
+        })
     }
 
     fn flush(&self) -> Result<(), MediaError> {

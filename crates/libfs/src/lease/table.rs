@@ -567,18 +567,7 @@ pub(crate) enum Revoked {
 /// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never shown.
 pub(super) const fn empty(key: InodeKey) -> InodeAttr {
     InodeAttr {
-        key,
-        mode: 0,
-        uid: 0,
-        gid: 0,
         nlink: 0,
-        size_bytes: 0,
-        sectors: 0,
-        rdev: 0,
-        parent: Ino(0),
-        atime_ns: 0,
-        mtime_ns: 0,
-        ctime_ns: 0,
-        btime_ns: 0,
+        ..InodeAttr::new(key, 0, 0)
     }
 }

@@ -741,19 +741,8 @@ fn free_image(survey: &Survey, ino: Ino, options: RepairOptions) -> Result<[u8; 
 
 fn new_root(options: RepairOptions) -> InodeSlot {
     InodeSlot::Used(Box::new(Inode::new(InodeAttr {
-        key: InodeKey::ROOT,
-        mode: 0o040_755,
-        uid: 0,
-        gid: 0,
-        nlink: 2,
-        size_bytes: 0,
-        sectors: 0,
-        rdev: 0,
         parent: ROOT_INO,
-        atime_ns: options.now_ns,
-        mtime_ns: options.now_ns,
-        ctime_ns: options.now_ns,
-        btime_ns: options.now_ns,
+        ..InodeAttr::new(InodeKey::ROOT, 0o040_755, options.now_ns)
     })))
 }
 

@@ -176,19 +176,8 @@ impl Store {
             .ok_or(StoreError::NoInode(InodeKey::default()))?;
         tx.create(
             &InodeAttr {
-                key,
-                mode: 0o040_700,
-                uid: 0,
-                gid: 0,
-                nlink: 2,
-                size_bytes: 0,
-                sectors: 0,
-                rdev: 0,
                 parent: ROOT_INO,
-                atime_ns: options.now_ns,
-                mtime_ns: options.now_ns,
-                ctime_ns: options.now_ns,
-                btime_ns: options.now_ns,
+                ..InodeAttr::new(key, 0o040_700, options.now_ns)
             },
             &[],
         )?;

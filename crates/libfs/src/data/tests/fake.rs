@@ -108,21 +108,7 @@ pub struct Fake {
 
 /// Attributes of an empty regular file.
 pub fn attr(ino: u64) -> InodeAttr {
-    InodeAttr {
-        key: InodeKey::new(ino, 1),
-        mode: 0o100_644,
-        uid: 0,
-        gid: 0,
-        nlink: 1,
-        size_bytes: 0,
-        sectors: 0,
-        rdev: 0,
-        parent: Ino(0),
-        atime_ns: 0,
-        mtime_ns: 0,
-        ctime_ns: 0,
-        btime_ns: 0,
-    }
+    InodeAttr::new(InodeKey::new(ino, 1), 0o100_644, 0)
 }
 
 impl Fake {
