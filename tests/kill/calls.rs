@@ -197,6 +197,27 @@ impl State {
         self.files.entry(name.to_owned()).or_default()
     }
 
+    /// What a write would leave if only its beginning came, up to a multiple of `align` in the file: the file's name and body, each.
+    pub fn parts(&self, call: &Call, align: usize) -> Vec<(String, Vec<u8>)> {
+        let len = |name: &str| self.files.get(name).map_or(0, Vec::len);
+        let (name, at, record) = match call {
+            Call::Append(record) => ("log", len("log"), record),
+            Call::Put(slot, record) => ("slots", slot_offset(*slot) as usize, record),
+            Call::Fill(record) => (self.fresh.as_str(), len(&self.fresh), record),
+            _ => return Vec::new(),
+        };
+        let cuts = (at / align + 1..)
+            .map(|page| page * align)
+            .take_while(|cut| *cut < at + record.len());
+        cuts.map(|cut| {
+            let mut body = self.files.get(name).cloned().unwrap_or_default();
+            body.resize(body.len().max(cut), 0);
+            body[at..cut].copy_from_slice(&record[..cut - at]);
+            (name.to_owned(), body)
+        })
+        .collect()
+    }
+
     /// Does a call. Returns the errno that it must have had, and the names whose files it may have changed.
     pub fn apply(&mut self, call: &Call) -> (i32, Vec<String>) {
         match call {
@@ -257,6 +278,21 @@ fn calls_are_the_same_for_the_same_seed() {
     assert_eq!(some(1), some(1));
     assert_ne!(some(1), some(2));
     assert!(some(1).iter().any(syncs));
+}
+
+#[test]
+fn parts_of_a_write_end_at_pages() {
+    let mut state = State::default();
+    state.apply(&Call::Append(vec![1; 4000]));
+    let parts = state.parts(&Call::Append(vec![2; 5000]), 4096);
+    let lens: Vec<_> = parts
+        .iter()
+        .map(|(name, body)| (name.as_str(), body.len()))
+        .collect();
+    assert_eq!(lens, [("log", 4096), ("log", 8192)]);
+    assert!(parts[0].1[..4000] == [1; 4000] && parts[0].1[4000..] == [2; 96]);
+    assert!(state.parts(&Call::Append(vec![2; 96]), 4096).is_empty());
+    assert!(state.parts(&Call::Read("log".into()), 4096).is_empty());
 }
 
 #[test]

@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of an entry. Divides a page, so that no entry is cut where a process is killed.
 const ENTRY_BYTES: usize = 16;
-/// Errno of a call that returned what it must not.
+/// Errno of a read that returned what it must not.
 pub const WRONG: u16 = 0xffff;
+/// Added to how many bytes a write took that took too few: stands where an errno would.
+pub const SHORT: u16 = 0x8000;
 
 /// Numbers the beginnings and ends of all calls of a process in one order.
 pub struct Ticks(AtomicU64);

@@ -278,6 +278,7 @@ impl Run {
         let stories: Vec<Story> = (0..LINKED.end)
             .map(|writer| Story {
                 writer,
+                mounted: MOUNTED.contains(&writer),
                 before: self.states[writer as usize].clone(),
                 calls: (self.seed, self.round),
                 entries: ledger::read(&ledger::path(self.pool.outside(), writer, self.round)),

@@ -2,8 +2,11 @@
 //! acknowledged (or made durable), at most those that had begun; and across writers the cause must be there with the effect.
 
 use crate::calls::{Call, Calls, State, slot_offset, syncs, whole_record};
-use crate::ledger::{Entry, WRONG};
+use crate::ledger::{Entry, SHORT, WRONG};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Where the kernel may cut a write into requests: at pages.
+const REQUEST_ALIGN: usize = 4096;
 
 /// What must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub enum Promise {
 pub struct Story {
     /// Which writer.
     pub writer: u32,
+    /// Through the kernel, which makes one write several requests where it begins within a page that it has not cached.
+    pub mounted: bool,
     /// Its directory before the round.
     pub before: State,
     /// The seed and number of the round.
@@ -49,7 +54,7 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// After which numbers of calls the directory would be as it was found.
+/// After which numbers of calls the directory would be as it was found. Where a call is there in part, `first` counts it and `last` does not.
 struct Matches {
     first: usize,
     last: usize,
@@ -106,10 +111,12 @@ fn acknowledged(story: &Story, promise: Promise) -> Result<usize, String> {
         let outcome = match entry.ended {
             Some((_, errno)) if i32::from(errno) == must => continue,
             Some((_, WRONG)) => "returned something wrong".to_owned(),
+            Some((_, errno)) if errno >= SHORT => format!("took {} bytes only", errno - SHORT),
             Some((_, errno)) => format!("failed with errno {errno}, not {must}"),
             None => "did not return".to_owned(),
         };
-        let wrong = matches!(entry.ended, Some((_, WRONG)));
+        let wrong =
+            matches!(entry.ended, Some((_, errno)) if errno == WRONG || errno >= SHORT && !story.mounted);
         if wrong || !last || promise == Promise::Undisturbed {
             return Err(format!(
                 "writer {}: call {at} {} {outcome}",
@@ -161,6 +168,18 @@ fn search(story: &Story, least: usize) -> Result<Matches, String> {
     for done in 0..=story.entries.len() {
         if done > 0 {
             let call = calls.next().expect("calls without end");
+            if story.mounted && done > least && wrong.len() <= 1 && found.is_none() {
+                let parts = state.parts(&call, REQUEST_ALIGN);
+                let fits = |(name, body): &(String, Vec<u8>)| {
+                    wrong.iter().all(|other| other == name) && story.found.get(name) == Some(body)
+                };
+                if parts.iter().any(fits) {
+                    found = Some(Matches {
+                        first: done,
+                        last: done - 1,
+                    });
+                }
+            }
             let (_, touched) = state.apply(&call);
             for name in touched {
                 if differs(&state, &name) {
@@ -324,6 +343,7 @@ fn story(done: usize, kept: usize) -> Story {
         .collect();
     Story {
         writer: 1,
+        mounted: false,
         before: State::default(),
         calls: (5, 1),
         entries,

@@ -1,7 +1,7 @@
 //! The processes that write: this test program, run again. Owns how a call is made, through the mount or through the library.
 
 use crate::calls::{Call, Calls, State, slot_offset};
-use crate::ledger::{Ledger, Ticks, WRONG};
+use crate::ledger::{Ledger, SHORT, Ticks, WRONG};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -228,7 +228,7 @@ fn whole(done: usize, len: usize) -> Result<Option<Vec<u8>>, i32> {
     if done == len {
         Ok(None)
     } else {
-        Err(i32::from(WRONG))
+        Err(i32::from(SHORT) + done as i32)
     }
 }
 

@@ -50,6 +50,8 @@ pub enum Bug {
     StaleTail,
     /// A unit is sealed without its footer.
     FooterNotWritten,
+    /// A unit has one place for its footer, overwritten before the commit.
+    OneFooter,
     /// An inode that loses its last name is not listed as an orphan.
     OrphanNotListed,
 }

@@ -22,8 +22,10 @@ pub const UNIT_ROW_SIZE: usize = 16;
 pub struct UnitRow {
     /// [`UnitRow::EMPTY`], [`UnitRow::OPEN`] or [`UnitRow::SEALED`].
     pub state: u8,
+    /// Which of the unit's footers counts (sealed units): 0 or 1.
+    pub footer: u8,
     /// Zero.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 2],
     /// CRC-32C of the checksums in the footer (sealed units).
     pub footer_crc32c: U32,
     /// Transaction that sealed it.
@@ -37,11 +39,14 @@ impl UnitRow {
     pub const EMPTY: u8 = 0;
     /// Being written: its checksums are in the tier's open-unit table.
     pub const OPEN: u8 = 1;
-    /// Written: its checksums are in its footer.
+    /// Written: its checksums are in one of its footers.
     pub const SEALED: u8 = 2;
+    /// Places for a footer in a unit. A unit may be opened and sealed again in one transaction: it writes the place that does not count,
+    /// so that the committed one stays whole until the commit.
+    pub const FOOTERS: u64 = 2;
 }
 
-/// Blocks at the end of a unit of `unit_blocks` that hold its footer.
+/// Blocks of one footer of a unit of `unit_blocks`.
 #[must_use]
 pub const fn footer_blocks(unit_blocks: u64) -> u64 {
     unit_blocks.div_ceil(CHECKSUMS_PER_BLOCK)

@@ -12,14 +12,14 @@ use parking_lot::MutexGuard;
 use std::collections::HashMap;
 use std::sync::Arc;
 use varve_extent_tree::{MetaIo, MetaRead};
-use varve_format::space::{CHECKSUMS_PER_BLOCK, UnitRow, footer_blocks};
+use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Ino, Tier, TxId, init_block,
     seal_block,
 };
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A block changed or made in this transaction.
 struct Dirty {
@@ -373,12 +373,28 @@ impl<'s> Core<'s> {
         self.seal_with(tier, unit, &sums)
     }
 
+    /// The footer that a transaction may write: not the one that counts as long as it has not committed.
+    fn spare_footer(&self, tier: Tier, unit: u64) -> Result<u8> {
+        let place = self.layout().unit_row(tier, unit);
+        let row = |block: &Block| {
+            let bytes = &block[place.offset..place.offset + UNIT_ROW_SIZE];
+            UnitRow::read_from_bytes(bytes)
+                .map_err(|_| StoreError::Damaged("a unit row has another length".into()))
+        };
+        let row = match self.dirty.get(&place.block.0).map(|dirty| &dirty.base) {
+            Some(Some(base)) => row(base),
+            _ => row(&*self.store.cache.load(place.block, false)?),
+        }?;
+        Ok(u8::from(row.state == UnitRow::SEALED && row.footer == 0) & u8::from(!armed(Bug::OneFooter)))
+    }
+
     /// Writes a unit's footer and its row.
     pub(crate) fn seal_with(&mut self, tier: Tier, unit: u64, sums: &[u32]) -> Result<()> {
         let layout = self.layout();
         let unit_blocks = layout.unit_blocks(tier);
         let data = layout.unit_data_blocks(tier);
-        let footer_start = unit * unit_blocks + data;
+        let place = self.spare_footer(tier, unit)?;
+        let footer_start = layout.footer_start(tier, unit, place);
         let mut footer = vec![0; footer_blocks(unit_blocks) as usize * BLOCK_SIZE];
         let mut crc = 0;
         for (index, part) in sums.chunks(CHECKSUMS_PER_BLOCK as usize).enumerate() {
@@ -411,7 +427,8 @@ impl<'s> Core<'s> {
         }
         let row = UnitRow {
             state: UnitRow::SEALED,
-            reserved: [0; 3],
+            footer: place,
+            reserved: [0; 2],
             footer_crc32c: U32::new(crc),
             sealed_tx: U64::new(self.id().0),
         };

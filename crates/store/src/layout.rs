@@ -4,7 +4,7 @@ use crate::{Devices, MkfsOptions, Result, StoreError};
 use varve_format::inode::INODES_PER_BLOCK;
 use varve_format::journal::JOURNAL_MIN_BYTES;
 use varve_format::session::{GRANT_ROWS_PER_BLOCK, SESSION_ROWS_PER_BLOCK};
-use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UNIT_ROWS_PER_BLOCK, footer_blocks};
+use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UNIT_ROWS_PER_BLOCK, UnitRow, footer_blocks};
 use varve_format::superblock::{Area, FORMAT_VERSION, NVM_MIN_BYTES, Superblock, TierLayout};
 use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Tier};
 use zerocopy::FromZeros;
@@ -181,10 +181,16 @@ impl Layout {
         self.sb.tier(tier).unit_blocks.get()
     }
 
-    /// Blocks of a unit before its footer.
+    /// Blocks of a unit before its footers.
     pub(crate) fn unit_data_blocks(&self, tier: Tier) -> u64 {
         let unit = self.unit_blocks(tier);
-        unit - footer_blocks(unit)
+        unit - UnitRow::FOOTERS * footer_blocks(unit)
+    }
+
+    /// First block of one of a unit's footers.
+    pub(crate) fn footer_start(&self, tier: Tier, unit: u64, footer: u8) -> u64 {
+        let blocks = self.unit_blocks(tier);
+        unit * blocks + self.unit_data_blocks(tier) + u64::from(footer) * footer_blocks(blocks)
     }
 
     /// First NVM block that can be allocated.

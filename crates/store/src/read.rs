@@ -319,8 +319,11 @@ impl Store {
             return Ok(Arc::clone(found));
         }
         let bad = StoreError::Footer { tier, unit };
+        if u64::from(row.footer) >= UnitRow::FOOTERS {
+            return Err(bad);
+        }
         let data = self.layout.unit_data_blocks(tier);
-        let start = unit * self.layout.unit_blocks(tier) + data;
+        let start = self.layout.footer_start(tier, unit, row.footer);
         let mut sums = Vec::with_capacity(data as usize);
         let mut crc = 0;
         for index in 0..data.div_ceil(CHECKSUMS_PER_BLOCK) {

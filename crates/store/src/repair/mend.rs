@@ -208,8 +208,9 @@ impl Store {
                 let mut row = UnitRow::default();
                 if open {
                     row.state = UnitRow::OPEN;
-                } else if let Some(crc) = self.footer_on_media(tier, unit)?.1 {
+                } else if let Some((footer, crc)) = self.footer_that_fits(tier, unit)? {
                     row.state = UnitRow::SEALED;
+                    row.footer = footer;
                     row.footer_crc32c = U32::new(crc);
                     row.sealed_tx = U64::new(self.newest_tx().0);
                 }
@@ -219,10 +220,31 @@ impl Store {
         Ok(())
     }
 
+    /// The whole footer that fits more of the unit's blocks where the two differ, and its checksum.
+    fn footer_that_fits(&self, tier: Tier, unit: u64) -> Result<Option<(u8, u32)>> {
+        let (first, second) = match [
+            self.footer_on_media(tier, unit, 0)?,
+            self.footer_on_media(tier, unit, 1)?,
+        ] {
+            [(first, Some(crc)), (second, Some(other))] => ((first, crc), (second, other)),
+            [(_, Some(crc)), _] => return Ok(Some((0, crc))),
+            [_, (_, Some(crc))] => return Ok(Some((1, crc))),
+            _ => return Ok(None),
+        };
+        let mut ahead = 0_i64;
+        for (index, (one, other)) in (0..).zip(first.0.iter().zip(&second.0)) {
+            if one != other {
+                let sum = self.sum_of(tier, unit * self.layout.unit_blocks(tier) + index)?;
+                ahead += i64::from(Some(sum) == *other) - i64::from(Some(sum) == *one);
+            }
+        }
+        Ok(Some(if ahead > 0 { (1, second.1) } else { (0, first.1) }))
+    }
+
     /// The sums of a footer as it lies there (`None` where its block is bad), and the checksum of it all if it is whole.
-    fn footer_on_media(&self, tier: Tier, unit: u64) -> Result<(Vec<Option<u32>>, Option<u32>)> {
+    fn footer_on_media(&self, tier: Tier, unit: u64, footer: u8) -> Result<(Vec<Option<u32>>, Option<u32>)> {
         let data = self.layout.unit_data_blocks(tier);
-        let start = unit * self.layout.unit_blocks(tier) + data;
+        let start = self.layout.footer_start(tier, unit, footer);
         let mut sums = Vec::new();
         let mut crc = Some(0);
         for index in 0..data.div_ceil(CHECKSUMS_PER_BLOCK) {
@@ -441,7 +463,8 @@ impl Store {
 
     /// Writes a footer that fits what lies in the unit. Where an old sum fits its block, the block is known to be good.
     fn seal_again(&self, survey: &Survey, tier: Tier, unit: u64, report: &mut RepairReport) -> Result<()> {
-        let (old, _) = self.footer_on_media(tier, unit)?;
+        let [first, second] = [0, 1].map(|footer| self.footer_on_media(tier, unit, footer));
+        let old = first?.0.into_iter().zip(second?.0);
         let unit_blocks = self.layout.unit_blocks(tier);
         let data = self.layout.unit_data_blocks(tier);
         let mut sums = Vec::new();
@@ -452,7 +475,7 @@ impl Store {
                 continue;
             }
             let sum = self.sum_of(tier, block)?;
-            if known != Some(sum) {
+            if known.0 != Some(sum) && known.1 != Some(sum) {
                 survey.doubt(
                     tier,
                     block..block + 1,

@@ -279,6 +279,25 @@ fn missing_sync_before_the_tail_moves_is_found() {
     assert_found(Bug::NoSyncBeforeTail, SimMedium::File, churn, 4);
 }
 
+#[test]
+fn one_place_for_footers_is_found() {
+    assert_found(Bug::OneFooter, SimMedium::Dax, fill_holes, 8);
+}
+
+/// No unit is empty: a transaction opens units with holes and seals them again.
+fn fill_holes(store: &Store) -> Result<()> {
+    let (keep, _) = leave_holes(store, commit)?;
+    let mut tx = store.begin()?;
+    tx.write_data(
+        keep,
+        FileBlock(50_000),
+        &pattern(4096 * 200, 9),
+        true,
+        DataTarget::only(Tier::Ssd),
+    )?;
+    commit(tx, store)
+}
+
 /// Frees a file's blocks and writes others in the same transaction.
 fn free_then_write(store: &Store) -> Result<()> {
     let ino = file(store, "f9");

@@ -9,7 +9,7 @@ mod space;
 
 use crate::{Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, Store, Tx};
 use std::collections::BTreeMap;
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
+use varve_format::{FileBlock, FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
 use varve_media::sim::{SimMedium, SimWorld};
 
 /// Media of a small pool.
@@ -111,6 +111,31 @@ pub(super) fn make_link(tx: &mut Tx<'_>, dir: Ino, name: &str, mode: u32, target
     tx.create(&attr, target)?;
     tx.dir_insert(dir, name.as_bytes(), key, FileKind::from_mode(mode).unwrap())?;
     Ok(key)
+}
+
+/// Fills the SSD with two files, removes one: every unit has holes. The other and its length in blocks.
+pub(super) fn leave_holes(store: &Store, commit: fn(Tx<'_>, &Store) -> Result<()>) -> Result<(Ino, u64)> {
+    let only = DataTarget::only(Tier::Ssd);
+    let mut tx = store.begin()?;
+    let keep = make(&mut tx, ROOT_INO, "keep", 0o100_644)?.ino;
+    let gone = make(&mut tx, ROOT_INO, "gone", 0o100_644)?.ino;
+    commit(tx, store)?;
+    let mut at = 0;
+    loop {
+        let mut tx = store.begin()?;
+        let mut put = |ino, seed| tx.write_data(ino, FileBlock(at), &pattern(4096 * 24, seed), true, only);
+        match put(keep, at).and_then(|()| put(gone, at + 1)) {
+            Ok(()) => commit(tx, store)?,
+            Err(crate::StoreError::NoSpace { .. }) => break,
+            Err(error) => return Err(error),
+        };
+        at += 24;
+    }
+    let mut tx = store.begin()?;
+    assert_eq!(unlink(&mut tx, ROOT_INO, "gone")?, Progress::Done);
+    commit(tx, store)?;
+    store.checkpoint()?;
+    Ok((keep, at))
 }
 
 /// Removes a name; frees the inode when it was the last.

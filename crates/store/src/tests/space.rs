@@ -143,6 +143,46 @@ fn units_with_holes_are_filled_when_no_empty_one_is_left() {
 }
 
 #[test]
+fn data_stays_readable_when_a_transaction_that_sealed_its_units_again_is_given_up() {
+    let mut rig = Rig::new();
+    let (keep, blocks) = leave_holes(&rig.store, |tx, _| tx.commit().map(drop)).unwrap();
+    let mut want = vec![0; blocks as usize * 4096];
+    rig.store.read(keep, 0, &mut want).unwrap();
+    rig = rig.reopen();
+    let mut tx = rig.store.begin().unwrap();
+    let fill = pattern(4096 * 200, 9);
+    tx.write_data(keep, FileBlock(50_000), &fill, true, DataTarget::only(Tier::Ssd))
+        .unwrap();
+    // What others read meanwhile, after it is given up, and after the next start.
+    let mut got = vec![0; want.len()];
+    rig.store.read(keep, 0, &mut got).unwrap();
+    assert!(got == want);
+    drop(tx);
+    rig.store.read(keep, 0, &mut got).unwrap();
+    assert!(got == want);
+    rig = rig.reopen();
+    rig.store.read(keep, 0, &mut got).unwrap();
+    assert!(got == want);
+    // The next one takes the same holes.
+    for round in 0..2 {
+        let mut tx = rig.store.begin().unwrap();
+        tx.write_data(keep, FileBlock(50_000), &fill, true, DataTarget::only(Tier::Ssd))
+            .unwrap();
+        tx.commit().unwrap();
+        assert_clean(&rig.store);
+        let mut tx = rig.store.begin().unwrap();
+        assert_eq!(
+            tx.truncate(keep, blocks * 4096).unwrap(),
+            Progress::Done,
+            "{round}"
+        );
+        tx.commit().unwrap();
+        rig.store.checkpoint().unwrap();
+    }
+    rig.reopen();
+}
+
+#[test]
 fn record_that_is_too_long_is_refused_and_undone() {
     let rig = Rig::with(SimMedium::Dax, 256 << 10);
     let mut files = Vec::new();
