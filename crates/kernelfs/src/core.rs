@@ -3,7 +3,7 @@
 
 use crate::leases::{Decision, Holds, Table, Ticket};
 use crate::rows::Rows;
-use crate::session::Session;
+use crate::session::{Known, Session};
 use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -51,6 +51,8 @@ pub(crate) struct Ended {
     pub(crate) holds_until_ms: Option<u64>,
     /// It has a row on media.
     pub(crate) row: bool,
+    /// What it could name; `None` if the daemon was started since.
+    pub(crate) known: Option<Known>,
 }
 
 /// How a request for leases ended.

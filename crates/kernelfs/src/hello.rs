@@ -53,10 +53,11 @@ impl KernelFs {
         self.check_room(peer)?;
         let latched = self.store.latched();
         let read_only = hello.read_only || latched.is_some();
-        let session = Arc::new(self.make_session(peer, &hello, read_only).inspect_err(|error| {
+        let made = self.make_session(peer, &hello, read_only, predecessor.as_ref());
+        let session = Arc::new(made.inspect_err(|error| {
             tracing::warn!(pid = peer.pid, "no session: {error}");
         })?);
-        let company = self.enter(&session, &hello, predecessor.as_ref().map(|ended| ended.id));
+        let company = self.enter(&session, &hello, predecessor.is_some());
         if company {
             self.announce_company(session.id);
         }
@@ -153,7 +154,13 @@ impl KernelFs {
         }
     }
 
-    fn make_session(&self, peer: Peer, hello: &Hello, read_only: bool) -> Result<Session, IpcError> {
+    fn make_session(
+        &self,
+        peer: Peer,
+        hello: &Hello,
+        read_only: bool,
+        predecessor: Option<&crate::core::Ended>,
+    ) -> Result<Session, IpcError> {
         let id = if read_only {
             let mut core = self.locked();
             core.next_read_only += 1;
@@ -198,6 +205,8 @@ impl KernelFs {
             page: area.page,
             log: area.log,
             process: None,
+            // What it could name before it may name again.
+            known: predecessor.and_then(|ended| ended.known.clone()),
         });
         if !read_only {
             let put = self.store.begin().and_then(|mut tx| {
@@ -213,7 +222,12 @@ impl KernelFs {
     }
 
     /// The new session is one of all from here on. Answers whether there are others.
-    fn enter(&self, session: &Arc<Session>, hello: &Hello, predecessor: Option<SessionId>) -> bool {
+    fn enter(&self, session: &Arc<Session>, hello: &Hello, resumes: bool) -> bool {
+        let held: Vec<_> = hello
+            .held
+            .iter()
+            .filter(|key| self.may_hold(session, **key, resumes))
+            .collect();
         let mut core = self.locked();
         let company = core.has_company(session.id);
         let member = Member {
@@ -223,15 +237,27 @@ impl KernelFs {
             barriers: BTreeMap::new(),
         };
         core.members.insert(session.id, member);
-        for key in &hello.held {
+        for key in held {
             core.holds.add(session.id, *key);
         }
-        drop(core);
-        // What it could name before it may name again.
-        if predecessor.is_some() {
-            hello.held.iter().for_each(|key| session.learn(*key));
-        }
         company
+    }
+
+    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten when the daemon starts: then it
+    /// keeps what belongs to its user.
+    fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
+        if session.knows(key) {
+            return true;
+        }
+        let own = resumes
+            && self
+                .store
+                .get_key(key)
+                .is_ok_and(|inode| inode.attr.uid == session.cred.uid);
+        if own {
+            session.learn(key);
+        }
+        own
     }
 
     /// Tells mounts that they are not alone any more, and waits until their kernels' caches have run out. Bounded: one that does not say
@@ -292,12 +318,17 @@ impl KernelFs {
         if keys.len() > HELD_MAX {
             return Err(no(libc::E2BIG));
         }
+        let keys: Vec<_> = keys
+            .iter()
+            .copied()
+            .filter(|key| self.may_hold(session, *key, true))
+            .collect();
         let mut core = self.locked();
         if core.holds.count(session.id) + keys.len() > HOLDS_MAX {
             return Err(no(libc::EMFILE));
         }
         for key in keys {
-            core.holds.add(session.id, *key);
+            core.holds.add(session.id, key);
         }
         Ok(())
     }

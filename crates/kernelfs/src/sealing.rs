@@ -200,6 +200,7 @@ impl KernelFs {
                 last_mediated,
                 holds_until_ms: None,
                 row: !session.read_only,
+                known: Some(session.known()),
             });
         } else {
             core.unheld.extend(core.holds.drop_session(session.id));
@@ -476,6 +477,7 @@ impl KernelFs {
                 pid: row.pid,
                 start: row.pid_start,
             }),
+            known: None,
         });
         session.page.seal();
         session.reader.lock().digested = row.digested;
@@ -504,6 +506,7 @@ fn ended(row: &SessionRow, seal: Seal) -> Ended {
         last_mediated: row.last_mediated,
         holds_until_ms: None,
         row: true,
+        known: None,
     }
 }
 

@@ -15,6 +15,9 @@ use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 /// Most inodes that an unprivileged session can name.
 const KNOWN_MAX: usize = 1 << 20;
 
+/// Inodes that an unprivileged client has looked up; goes from a session to the one that continues it.
+pub(crate) type Known = Arc<Mutex<HashSet<InodeKey>>>;
+
 /// The reading end of a session's log. Held while the log is digested.
 pub(crate) struct Reader {
     pub(crate) log: SessionLog,
@@ -133,7 +136,7 @@ pub(crate) struct Session {
     /// Blocks reserved and not used up.
     pub(crate) credits: AtomicU64,
     /// Inodes that an unprivileged session has looked up.
-    known: Mutex<HashSet<InodeKey>>,
+    known: Known,
 }
 
 /// What a session is made of.
@@ -149,6 +152,8 @@ pub(crate) struct Parts {
     pub(crate) log: Option<Arc<dyn Region>>,
     /// The peer's process, if it is known from a row.
     pub(crate) process: Option<ProcessId>,
+    /// What the session that this one continues could name.
+    pub(crate) known: Option<Known>,
 }
 
 impl Session {
@@ -164,6 +169,7 @@ impl Session {
             page,
             log,
             process,
+            known,
         } = parts;
         let groups = if privileged {
             Vec::new()
@@ -186,7 +192,14 @@ impl Session {
             created_ns,
             upcalls: Arc::new(UpcallQueue::new()),
             page,
-            log: log.map(|log| if privileged { log } else { GuardedLog::over(log) }),
+            // Only a client in this process cannot take its file away from under a mapping.
+            log: log.map(|log| {
+                if peer.pid == std::process::id() {
+                    log
+                } else {
+                    GuardedLog::over(log)
+                }
+            }),
             reader: Mutex::new(Reader {
                 log: SessionLog::new(id),
                 digested: LogSeq(0),
@@ -194,7 +207,7 @@ impl Session {
             turn: Turn::default(),
             row_changes: Mutex::new(()),
             credits: AtomicU64::new(0),
-            known: Mutex::new(HashSet::from([InodeKey::ROOT])),
+            known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashSet::from([InodeKey::ROOT])))),
         }
     }
 
@@ -223,6 +236,11 @@ impl Session {
                 known.insert(key);
             }
         }
+    }
+
+    /// What the session may name, for the one that continues it.
+    pub(crate) fn known(&self) -> Known {
+        Arc::clone(&self.known)
     }
 
     /// Whether the session may name `key`.

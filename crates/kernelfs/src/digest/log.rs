@@ -1,23 +1,77 @@
 //! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Looks into no entry.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use varve_digest::{
     Batch, Cursors, Cut, GatherLimits, LogBytes, NewestTx, ScanError, SealScan, gather, seal_scan,
 };
+use varve_format::log::CHUNK_BYTES;
 use varve_format::{LogSeq, SessionId};
 use varve_media::{MediaError, Region};
 
-/// The bytes of a log in a region.
-struct RegionLog<'r>(&'r dyn Region);
+/// Bytes read ahead in a chunk that is read in order.
+const AHEAD_BYTES: u64 = 16 << 10;
+
+/// Where the reading of a chunk stands.
+#[derive(Default)]
+struct Ahead {
+    /// End of the last read, where the next one is expected.
+    end: u64,
+    /// What was read ahead, and from where on.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// The bytes of a log in a region, for one scan. Small reads that follow one another come out of larger ones: a log of another process is
+/// read by system calls. What was read ahead is as old as the scan at most.
+struct RegionLog<'r> {
+    region: &'r dyn Region,
+    ahead: RefCell<HashMap<u64, Ahead>>,
+}
+
+impl<'r> RegionLog<'r> {
+    fn new(region: &'r dyn Region) -> Self {
+        Self {
+            region,
+            ahead: RefCell::default(),
+        }
+    }
+}
 
 impl LogBytes for RegionLog<'_> {
     type Error = MediaError;
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        self.0.read(offset, out)
+        let end = offset + out.len() as u64;
+        let mut ahead = self.ahead.borrow_mut();
+        let chunk = ahead.entry(offset / CHUNK_BYTES).or_default();
+        let had_end = std::mem::replace(&mut chunk.end, end);
+        if let Some(from) = offset.checked_sub(chunk.start)
+            && let Some(known) = chunk.bytes.get(from as usize..)
+            && let Some(known) = known.get(..out.len())
+        {
+            out.copy_from_slice(known);
+            return Ok(());
+        }
+        // In order: from the end of the last read, or after its padding.
+        let in_order = had_end > 0 && offset >= had_end && offset - had_end < 64;
+        let chunk_end = (offset / CHUNK_BYTES + 1) * CHUNK_BYTES;
+        let until = (offset + AHEAD_BYTES).min(chunk_end).min(self.region.len_bytes());
+        if !in_order || end > until {
+            return self.region.read(offset, out);
+        }
+        chunk.bytes.resize((until - offset) as usize, 0);
+        chunk.start = offset;
+        if let Err(error) = self.region.read(offset, &mut chunk.bytes) {
+            chunk.bytes.clear();
+            return Err(error);
+        }
+        out.copy_from_slice(&chunk.bytes[..out.len()]);
+        Ok(())
     }
 
     fn len_bytes(&self) -> u64 {
-        self.0.len_bytes()
+        self.region.len_bytes()
     }
 }
 
@@ -52,7 +106,7 @@ impl SessionLog {
         limits: &GatherLimits,
     ) -> Result<Batch, MediaError> {
         gather(
-            &RegionLog(log),
+            &RegionLog::new(log),
             self.session,
             digested,
             newest_tx,
@@ -73,7 +127,14 @@ impl SessionLog {
         digested: LogSeq,
         newest_tx: NewestTx<'_>,
     ) -> Result<SealScan, MediaError> {
-        seal_scan(&RegionLog(log), self.session, digested, newest_tx, &self.cursors).map_err(device)
+        seal_scan(
+            &RegionLog::new(log),
+            self.session,
+            digested,
+            newest_tx,
+            &self.cursors,
+        )
+        .map_err(device)
     }
 
     /// Bytes of the log that hold entries which are not digested, about.
@@ -81,7 +142,8 @@ impl SessionLog {
     /// # Errors
     /// The region's.
     pub fn pending_bytes(&self, log: &dyn Region, digested: LogSeq) -> Result<u64, MediaError> {
-        varve_digest::pending_bytes(&RegionLog(log), self.session, digested, &self.cursors).map_err(device)
+        varve_digest::pending_bytes(&RegionLog::new(log), self.session, digested, &self.cursors)
+            .map_err(device)
     }
 
     /// The next scan starts after `batch`.

@@ -1,6 +1,7 @@
 //! Logs and pages of sessions as files: live copies in memory files and, where the pool is on disk, backing files beside it. Owns their
 //! names and which of two copies counts; refuses to know what an entry is.
 
+use super::left::LeftLog;
 use crate::logs::{LogStore, SessionArea};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -210,17 +211,16 @@ impl HostLogs {
         );
     }
 
-    fn find(&self, session: SessionId) -> Result<Option<Files>, MediaError> {
+    /// The copy of an earlier daemon's log that counts. It is only read from now on.
+    fn find(&self, session: SessionId) -> Result<Option<LeftLog>, MediaError> {
+        let open = |path: &Path| LeftLog::open(path).map_err(|error| setup(path, "open it", &error));
         let live = self.log_path(session);
         let backing = self.backing_path(session).filter(|path| path.exists());
         if live.exists() {
             if self.belongs(&live, session, true) {
+                let log = open(&live)?;
                 self.recovered.lock().live += 1;
-                // It is only read from now on; its length is the most it needs.
-                return Ok(Some(match backing {
-                    Some(backing) => Files::Backed(Arc::new(LiveLog::open(&live, &backing, 0)?)),
-                    None => Files::Memory(Arc::new(MappedRegion::open(&live, Backing::Shm, 0, true)?)),
-                }));
+                return Ok(Some(log));
             }
             self.ignore(&live);
             remove(&live);
@@ -230,13 +230,9 @@ impl HostLogs {
             self.ignore(&backing);
             return Ok(None);
         }
+        let log = open(&backing)?;
         self.recovered.lock().backing += 1;
-        let len_bytes = std::fs::metadata(&backing)
-            .map_err(|error| setup(&backing, "stat it", &error))?
-            .len();
-        Ok(Some(Files::Backed(Arc::new(LiveLog::restore(
-            &live, &backing, len_bytes,
-        )?))))
+        Ok(Some(log))
     }
 }
 
@@ -279,7 +275,7 @@ impl LogStore for HostLogs {
     }
 
     fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
-        Ok(self.find(session)?.map(|files| files.region()))
+        Ok(self.find(session)?.map(|log| Arc::new(log) as Arc<dyn Region>))
     }
 
     fn list(&self) -> Result<Vec<SessionId>, MediaError> {
@@ -342,6 +338,7 @@ mod tests {
     use varve_ipc::{PageState, SessionPage};
 
     const CHUNK: u64 = varve_format::log::CHUNK_BYTES;
+    const LIVE: u64 = varve_format::log::LIVE_HEADER_SIZE as u64;
     const S: SessionId = SessionId(7);
 
     struct Place {
@@ -437,6 +434,31 @@ mod tests {
                     ignored: u64::from(!lose)
                 }
             );
+        }
+    }
+
+    #[test]
+    fn log_opens_whatever_length_its_client_gave_it() {
+        for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
+            for shorten in ["live/log-7", "logs/7.log"] {
+                let place = Place::new(true);
+                place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+                let file = std::fs::File::options()
+                    .write(true)
+                    .open(place.dir.path().join(shorten))
+                    .unwrap();
+                file.set_len(len).unwrap();
+                if shorten.starts_with("logs") {
+                    std::fs::remove_file(place.dir.path().join("live/log-7")).unwrap();
+                }
+                let log = place.logs(1).open(S).unwrap().unwrap();
+                assert_eq!(log.len_bytes(), len);
+                // It shrinks while it is read.
+                file.set_len(0).unwrap();
+                let mut bytes = [1; 64];
+                log.read(0, &mut bytes).unwrap();
+                assert_eq!(bytes, [0; 64]);
+            }
         }
     }
 

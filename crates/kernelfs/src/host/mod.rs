@@ -3,6 +3,7 @@
 
 mod daemon;
 mod devices;
+mod left;
 mod live;
 mod logs;
 mod pool;

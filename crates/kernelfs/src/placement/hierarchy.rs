@@ -256,7 +256,8 @@ impl State {
     ) -> Option<Job> {
         let fill = Fill::of(from, &space.tiers[from as usize], true);
         let draining = &mut self.draining[from as usize];
-        if fill.percent() >= marks.high {
+        // By blocks, as the room that others see here: what comes down fills a tier up to the block where its percent is still below.
+        if fill.below(marks.high) == 0 {
             *draining = true;
         } else if fill.above(marks.low) == 0 {
             *draining = false;
@@ -466,5 +467,62 @@ impl State {
             });
         }
         jobs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use varve_format::{BlockNo, ExtentFlags, Generation};
+
+    /// One file, with a run of 1,000 blocks on each tier.
+    struct OneFile;
+
+    impl Catalog for OneFile {
+        fn files(&self, from: Ino, _most: usize) -> (Vec<InodeKey>, Option<Ino>) {
+            let key = InodeKey {
+                ino: Ino(20),
+                generation: Generation(1),
+            };
+            let keys = if from <= key.ino { vec![key] } else { Vec::new() };
+            (keys, None)
+        }
+
+        fn extents(&self, _key: InodeKey, from: FileBlock, _most: usize) -> Vec<Extent> {
+            let runs = Tier::ALL.map(|tier| Extent {
+                file_block: FileBlock(tier as u64 * 1000),
+                len: 1000,
+                tier,
+                block: BlockNo(5000),
+                flags: ExtentFlags::empty(),
+            });
+            let mut runs = runs.to_vec();
+            runs.retain(|run| run.file_block >= from);
+            runs
+        }
+    }
+
+    /// What comes down from NVM fills the next tier to the last block below its mark, where its percent is still below.
+    #[test]
+    fn tier_without_room_below_its_mark_makes_some() {
+        let tier = |free| TierStats {
+            total: 10_017,
+            free,
+            unit_blocks: 10,
+            ..TierStats::default()
+        };
+        let room = SpaceStats {
+            tiers: [tier(10), tier(520), tier(9000)],
+            ..SpaceStats::default()
+        };
+        let full = SpaceStats {
+            tiers: [tier(10), tier(511), tier(9000)],
+            ..SpaceStats::default()
+        };
+        for (space, out) in [(room, false), (full, true)] {
+            let jobs = Hierarchy::default().plan(&space, &OneFile, 4096);
+            let from_ssd = jobs.iter().find(|job| job.from == Tier::Ssd);
+            assert_eq!(from_ssd.is_some_and(|job| !job.moves.is_empty()), out, "{jobs:?}");
+        }
     }
 }
