@@ -30,6 +30,9 @@ const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 /// Processes whose control groups are looked at in one round.
 const MOST_GROUPS: usize = 64;
 
+/// Steps in a row in which the source of access bits may fail before it is given up.
+const MOST_TRACKER_FAILURES: u32 = 16;
+
 /// The running manager.
 pub struct Engine {
     pub(crate) config: PolicyFile,
@@ -53,6 +56,7 @@ pub struct Engine {
     coop: Option<UnixListener>,
     survey_due: BTreeMap<ProcId, (Instant, u32, u64)>,
     last_pass: BTreeMap<ProcId, u64>,
+    tracker_failures: u32,
     next_housekeeping: Instant,
 }
 
@@ -178,6 +182,7 @@ impl Engine {
             coop: None,
             survey_due: BTreeMap::new(),
             last_pass: BTreeMap::new(),
+            tracker_failures: 0,
             next_housekeeping: now,
         }
     }
@@ -313,10 +318,28 @@ impl Engine {
             }
         }
         self.totals.add(&sum);
-        if let Some(e) = failed.filter(|e| !self.notes.contains(e)) {
-            tracing::warn!("{e}; going on without access bits");
-            self.notes.push(e);
+        self.judge_tracker(failed);
+    }
+
+    /// Once is an accident, said but survived; a source that fails time after time is given up.
+    fn judge_tracker(&mut self, failed: Option<String>) {
+        let Some(e) = failed else {
+            self.tracker_failures = 0;
+            return;
+        };
+        self.tracker_failures += 1;
+        let mut notes = vec![e];
+        if self.tracker_failures == MOST_TRACKER_FAILURES {
+            notes.push(format!(
+                "access bits failed {MOST_TRACKER_FAILURES} times in a row: going on without"
+            ));
             self.tracker = Box::new(Blind);
+        }
+        for note in notes {
+            if !self.notes.contains(&note) {
+                tracing::warn!("{note}");
+                self.notes.push(note);
+            }
         }
     }
 
@@ -509,4 +532,33 @@ fn fingerprint(s: &RegionSurvey) -> u64 {
         (h ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
     });
     bits ^ u64::from(s.huge) << 1 ^ u64::from(s.unevictable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tracker_is_given_up_only_after_failing_time_after_time() {
+        let config = PolicyFile {
+            tracker: TrackerChoice::None,
+            ..PolicyFile::default()
+        };
+        let mut engine = Engine::new(config);
+        engine.tracker = Box::new(Written::new(SharedProcesses::default(), false));
+        let name = |e: &Engine| e.tracker.info().name;
+        let broken = || Some("broken".to_owned());
+        for _ in 0..3 {
+            (1..MOST_TRACKER_FAILURES).for_each(|_| engine.judge_tracker(broken()));
+            engine.judge_tracker(None);
+            assert_eq!(name(&engine), "written");
+        }
+        (0..MOST_TRACKER_FAILURES).for_each(|_| engine.judge_tracker(broken()));
+        assert_eq!(name(&engine), "none");
+        assert_eq!(
+            engine.notes.iter().filter(|n| *n == "broken").count(),
+            1,
+            "said once"
+        );
+    }
 }

@@ -86,6 +86,27 @@ struct Cursor {
     offset: u64,
     known: BTreeSet<HugeIndex>,
     seen: BTreeSet<HugeIndex>,
+    /// The last region seen: the next mapping may go on in it.
+    open: Option<RegionSurvey>,
+}
+
+/// Takes in the next survey of a walk; gives one that is complete. A region that several mappings share is one survey, or
+/// each of them would say that the pages of the others are gone. None of them covers it, so it cannot become a huge page;
+/// where one is locked, all of it is left alone.
+fn complete(open: &mut Option<RegionSurvey>, next: RegionSurvey) -> Option<RegionSurvey> {
+    match open {
+        Some(last) if last.region == next.region && last.proc == next.proc => {
+            last.used = last.used.with(&next.used);
+            last.huge |= next.huge;
+            last.eligible = false;
+            last.unevictable |= next.unevictable;
+            if next.class == PageClass::Anon {
+                last.class = PageClass::Anon;
+            }
+            None
+        }
+        _ => open.replace(next),
+    }
 }
 
 /// The walk over all managed processes.
@@ -145,7 +166,9 @@ impl Surveyor {
                 .min((from + (bytes - walked)).next_multiple_of(HUGE_BYTES));
             for survey in self.regions(proc, process, &mapping, from, to)? {
                 cursor.seen.insert(survey.region);
-                each(&survey);
+                if let Some(whole) = complete(&mut cursor.open, survey) {
+                    each(&whole);
+                }
             }
             walked += to - from;
             cursor.offset += to - from;
@@ -156,6 +179,9 @@ impl Surveyor {
         }
         let done = cursor.at >= cursor.mappings.len();
         if done {
+            if let Some(last) = cursor.open.take() {
+                each(&last);
+            }
             let seen = std::mem::take(&mut cursor.seen);
             for region in std::mem::replace(&mut cursor.known, seen.clone()).difference(&seen) {
                 each(&RegionSurvey {
@@ -276,6 +302,42 @@ pub fn contents(pid: Pid, region: HugeIndex) -> io::Result<UtilVector> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn region_of_several_mappings_is_one_survey_with_the_pages_of_all() {
+        let survey = |region, from: usize, to: usize, class| {
+            let mut used = UtilVector::default();
+            used.set_range(from, to);
+            RegionSurvey {
+                proc: ProcId(1),
+                region: HugeIndex(region),
+                used,
+                huge: false,
+                eligible: class == PageClass::Anon,
+                class,
+                unevictable: from == 20,
+            }
+        };
+        let mut open = None;
+        let parts = [
+            survey(7, 0, 3, PageClass::File),
+            survey(7, 20, 24, PageClass::Anon),
+            survey(8, 0, 512, PageClass::Anon),
+        ];
+        let mut whole: Vec<RegionSurvey> = parts.into_iter().filter_map(|p| complete(&mut open, p)).collect();
+        whole.extend(open.take());
+        let brief: Vec<_> = whole
+            .iter()
+            .map(|s| (s.region.0, s.used.weight(), s.eligible, s.unevictable, s.class))
+            .collect();
+        assert_eq!(
+            brief,
+            [
+                (7, 7, false, true, PageClass::Anon),
+                (8, 512, true, false, PageClass::Anon)
+            ]
+        );
+    }
 
     #[test]
     fn mappings_take_private_memory_and_shared_files_only() {

@@ -34,13 +34,22 @@ impl IdleBitmap {
         })
     }
 
-    /// Reads the bits of the words in `masks`, in runs of neighbouring words.
+    /// Reads the bits of the words in `masks`, in runs of neighbouring words. Words that the kernel does not give are left
+    /// out: it gives whole words only, so where memory ends within one, the frames of that one cannot be judged.
     fn read(&self, masks: &BTreeMap<u64, u64>) -> io::Result<BTreeMap<u64, u64>> {
         let mut out = BTreeMap::new();
         for (first, count) in runs(masks) {
             let mut bytes = vec![0u8; count * 8];
-            self.bitmap.read_exact_at(&mut bytes, first * 8)?;
-            for (i, word) in bytes.chunks_exact(8).enumerate() {
+            let mut got = 0;
+            while got < bytes.len() {
+                match self.bitmap.read_at(&mut bytes[got..], first * 8 + got as u64) {
+                    Ok(0) => break,
+                    Ok(n) => got += n,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            for (i, word) in bytes[..got].chunks_exact(8).enumerate() {
                 out.insert(
                     first + i as u64,
                     u64::from_ne_bytes(word.try_into().unwrap_or_default()),
@@ -58,6 +67,17 @@ impl IdleBitmap {
             self.bitmap.write_all_at(&bytes, first * 8)?;
         }
         Ok(())
+    }
+}
+
+/// What the bits say of one frame.
+fn judge(frame: Option<u64>, idle: &BTreeMap<u64, u64>) -> Touch {
+    let word = frame.and_then(|f| Some((f, idle.get(&(f / 64))?)));
+    match word {
+        None => Touch::Unknown,
+        Some((f, w)) if w >> (f % 64) & 1 == 1 => Touch::Idle,
+        // Never armed means touched since it was allocated, which is the time since "last asked".
+        Some(_) => Touch::Read,
     }
 }
 
@@ -97,20 +117,43 @@ impl Tracker for IdleBitmap {
             *masks.entry(frame / 64).or_default() |= 1 << (frame % 64);
         }
         let idle = self.read(&masks).map_err(fail)?;
+        masks.retain(|word, _| idle.contains_key(word));
         self.arm(&masks).map_err(fail)?;
-        out.extend(self.frames.iter().map(|frame| match frame {
-            None => Touch::Unknown,
-            Some(f) if idle.get(&(f / 64)).is_some_and(|w| w >> (f % 64) & 1 == 1) => Touch::Idle,
-            // Never armed means touched since it was allocated, which is the time since "last asked".
-            Some(_) => Touch::Read,
-        }));
+        out.extend(self.frames.iter().map(|frame| judge(*frame, &idle)));
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+
+    #[test]
+    fn frames_of_a_word_that_memory_ends_in_are_unknown_and_the_others_are_judged() {
+        // Three whole words and four bytes: what the kernel gives of a memory of 224 frames is the first three.
+        let bitmap = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = [0u64, 2, 1]
+            .iter()
+            .flat_map(|w| w.to_ne_bytes())
+            .chain([0xff; 4])
+            .collect();
+        bitmap.write_all_at(&bytes, 0).unwrap();
+        let tracker = IdleBitmap {
+            bitmap,
+            processes: SharedProcesses::default(),
+            frames: Vec::new(),
+        };
+        let masks: BTreeMap<u64, u64> = (0..6).map(|w| (w, u64::MAX)).collect();
+        let idle = tracker.read(&masks).unwrap();
+        let touches = [Some(0), Some(65), Some(128), Some(192), Some(320), None].map(|f| judge(f, &idle));
+        let (read, unknown) = (Touch::Read, Touch::Unknown);
+        assert_eq!(
+            touches,
+            [read, Touch::Idle, Touch::Idle, unknown, unknown, unknown]
+        );
+    }
 
     #[test]
     fn runs_join_neighbouring_words_and_stay_bounded() {

@@ -188,7 +188,7 @@ fn until(
     loop {
         let rest = engine.tick().min(Duration::from_millis(100));
         std::thread::sleep(rest);
-        patience.turn(|| format!("not reached: {what}"))?;
+        patience.turn(|| format!("not reached: {what}; {}", lists(engine)))?;
         if last.elapsed() < Duration::from_millis(500) {
             continue;
         }
@@ -299,6 +299,28 @@ fn three_tiers_sort_pages_by_heat() -> Check {
         ))
     })?;
     Ok(Some(state))
+}
+
+/// The policy's lists by tier and the edges taken so far, for whoever asks why a state does not come about.
+fn lists(engine: &mut Engine) -> String {
+    let snapshot = engine.snapshot();
+    let Some(m) = engine.multi_clock() else {
+        return "no tiers".to_owned();
+    };
+    let kinds = [ListKind::Inactive, ListKind::Active, ListKind::Promote];
+    let tiers: Vec<String> = (0..snapshot.tiers.len() as u8)
+        .map(TierId)
+        .map(|t| format!("{} {:?}", m.used(t), kinds.map(|k| m.list_len(t, k))))
+        .collect();
+    let edges: Vec<String> = m.edges().iter().map(|(e, n)| format!("{e:?} {n}")).collect();
+    format!(
+        "tracker {}; tiers hold {}; {}; {:?}; last note {:?}",
+        snapshot.tracker,
+        tiers.join(", "),
+        edges.join(", "),
+        snapshot.totals,
+        snapshot.notes.last()
+    )
 }
 
 fn locked_pages_are_left_alone() -> Check {
