@@ -52,7 +52,7 @@ pub enum Command {
     Debug(DebugArgs),
     /// A quick measurement of a mounted pool against the same directory's file system
     Bench(BenchArgs),
-    /// Run a program with its file calls served in-process (not there yet)
+    /// Run a program with its file calls on a mount served in its own process
     Run(RunArgs),
     /// Manage memory tiers and huge pages of programs
     Vm(VmArgs),
@@ -306,10 +306,26 @@ pub struct BenchArgs {
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve run -- sqlite3 ./pool/mnt/db.sqlite 'select count(*) from t'
+  varve run --stats --mount ./pool/mnt -- tar -C ./pool/mnt -xf linux.tar
+
+Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under the mount go to LibFS in
+the program's process, all others to the kernel. Whatever is not served (static programs, raw system calls, io_uring)
+works through the mount. docs/PRELOAD.md lists the calls. The exit code is the program's; 128 + N if signal N ended it.")]
 pub struct RunArgs {
+    /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell back, by name
+    #[arg(long)]
+    pub stats: bool,
+    /// The mount whose files are served; may be left out if only one pool is mounted
+    #[arg(long, value_name = "DIR")]
+    pub mount: Option<PathBuf>,
+    /// The pool whose mount is meant
+    #[arg(long, value_name = "DIR", conflicts_with = "mount")]
+    pub pool: Option<PathBuf>,
     /// Program and arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub program: Vec<String>,
+    pub program: Vec<std::ffi::OsString>,
 }
 
 /// Arguments of `vm`.

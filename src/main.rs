@@ -8,6 +8,7 @@ mod mkfs;
 mod mount;
 mod out;
 mod pool;
+mod run;
 mod serve;
 mod signals;
 mod status;
@@ -88,10 +89,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),
         Command::Bench(args) => bench::bench(&args).map(done),
-        Command::Run(_) => anyhow::bail!(
-            "`varve run` (file calls of unmodified programs served in-process) is not part of this version; mount the pool \
-             with `varve up` or `varve mount` and run the program on it"
-        ),
+        Command::Run(args) => run::run(&args),
         Command::Vm(args) => varve_vm_manager::cli::run(args.command),
     }
 }

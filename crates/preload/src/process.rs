@@ -90,6 +90,8 @@ pub fn after_fork(parent: &Process) {
     child
         .off
         .store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
+    // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
+    child.mapped.write().clone_from(&parent.mapped.read());
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
 }

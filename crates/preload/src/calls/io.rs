@@ -295,12 +295,23 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
         .map_err(|_| Errno(libc::EINVAL))
 }
 
+/// One of the two files is ours, and `other` is not. It may be the mount's too, given to the kernel before; if it is elsewhere, the answer is
+/// the kernel's, by which programs know that they are to copy by reading and writing.
+fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
+    match kernel::kind(other) {
+        None => Answer::Served(-(libc::EBADF as isize)),
+        Some((device, _)) if device == p.config.device => p.to_kernel(&[a.int(0), a.int(2)]),
+        Some((_, libc::S_IFREG)) => Answer::Served(-(libc::EXDEV as isize)),
+        Some((_, libc::S_IFDIR)) => Answer::Served(-(libc::EISDIR as isize)),
+        Some(_) => Answer::Served(-(libc::EINVAL as isize)),
+    }
+}
+
 pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
     let (from, to) = match (p.table.get(a.int(0)), p.table.get(a.int(2))) {
         (Some(from), Some(to)) => (from, to),
         (None, None) => return Answer::NotOurs,
-        // The other file may be the mount's too, given to the kernel before.
-        _ => return p.to_kernel(&[a.int(0), a.int(2)]),
+        (ours, _) => return half_ours(p, a, a.int(if ours.is_some() { 2 } else { 0 })),
     };
     let copy = || -> Here<isize> {
         if a.word(5) != 0 {

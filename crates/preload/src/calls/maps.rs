@@ -3,6 +3,7 @@
 use super::{Answer, error};
 use crate::process::Process;
 use crate::sys::args::Args;
+use crate::sys::kernel;
 
 pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
     let (protection, flags, fd) = (a.int(2), a.int(3), a.int(4));
@@ -18,10 +19,16 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
         // made without PROT_WRITE may get it later.
         let _ = protection;
         p.give_inode(ofd.key());
-        return p.to_kernel(&[fd]);
+        let answer = p.to_kernel(&[fd]);
+        kernel::refresh(fd);
+        return answer;
     }
     match p.side(&ofd) {
-        Ok(side) => Answer::FellBackMade(a.call_with(4, side)),
+        Ok(side) => {
+            // The descriptor may be from before the file grew, and what lies beyond the end that the kernel knows is a SIGBUS.
+            kernel::refresh(side);
+            Answer::FellBackMade(a.call_with(4, side))
+        }
         Err(errno) => Answer::FellBackMade(error(errno)),
     }
 }

@@ -116,6 +116,19 @@ pub fn write(fd: i32, data: &[u8]) -> isize {
 /// `fstat`, or `stat` of the working directory for -1: device and inode number.
 #[must_use]
 pub fn identity(fd: i32) -> Option<(u64, u64)> {
+    stat(fd).map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+/// `fstat`: device and type of the file.
+#[must_use]
+pub fn kind(fd: i32) -> Option<(u64, u32)> {
+    if fd < 0 {
+        return None;
+    }
+    stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
+}
+
+fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: all bytes zero is a value of the type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let out = (&raw mut stat) as usize;
@@ -130,7 +143,23 @@ pub fn identity(fd: i32) -> Option<(u64, u64)> {
             call(nr(libc::SYS_fstat), [fd as usize, out, 0, 0, 0, 0])
         }
     };
-    (done == 0).then_some((stat.st_dev, stat.st_ino))
+    (done == 0).then_some(stat)
+}
+
+/// Has the kernel ask the file system for the file's length again.
+pub fn refresh(fd: i32) {
+    // SAFETY: all bytes zero is a value of the type.
+    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
+    let a = [
+        fd as usize,
+        c"".as_ptr() as usize,
+        (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC) as usize,
+        libc::STATX_SIZE as usize,
+        (&raw mut statx) as usize,
+        0,
+    ];
+    // SAFETY: the path ends with a zero byte and `statx` takes the answer.
+    unsafe { call(nr(libc::SYS_statx), a) };
 }
 
 /// The working directory's path.

@@ -1,0 +1,318 @@
+//! `varve run`: a program with its file calls on a mount served in its own process, by the library that this binary carries.
+
+use crate::cli::RunArgs;
+use crate::pool::Pool;
+use anyhow::{Context, bail};
+use serde_json::{Map, json};
+use std::ffi::{OsStr, OsString};
+use std::hash::Hasher;
+use std::io::Write;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+// The names alone: linking the library itself would run its constructor here.
+#[path = "../crates/preload/src/numbers.rs"]
+#[allow(dead_code, reason = "shared with the library")]
+mod numbers;
+
+/// The preload library. Empty where cargo only checked.
+static LIBRARY: &[u8] = include_bytes!(concat!(env!("VARVE_PRELOAD_DIR"), "/libvarve_preload.so"));
+/// What the environment variables of the library are called; see `crates/preload/src/config.rs`.
+const MOUNT: &str = "VARVE_PRELOAD_MOUNT";
+const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
+const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
+const STATS: &str = "VARVE_PRELOAD_STATS";
+const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
+/// How a shell says that a program was ended by a signal.
+const SIGNALLED: i32 = 128;
+
+/// A mount of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mounted {
+    at: PathBuf,
+    pool: PathBuf,
+    read_only: bool,
+}
+
+/// `varve run`.
+pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let Some((program, rest)) = args.program.split_first() else {
+        bail!(crate::pool::Usage(
+            "which program? `varve run [--mount DIR] -- PROGRAM ARGS`".into()
+        ));
+    };
+    let mounted = choose(args)?;
+    let pool = Pool::open(&mounted.pool)?;
+    pool.require_daemon()?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        let library = unpack(pool.dir())?;
+        let meta = std::fs::metadata(&mounted.at)
+            .with_context(|| format!("cannot look at {}", mounted.at.display()))?;
+        let mut preload = library.into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        command
+            .env("LD_PRELOAD", preload)
+            .env(MOUNT, &mounted.at)
+            .env(SOCKET, pool.socket());
+        command
+            .env(DEVICE, meta.dev().to_string())
+            .env_remove(STATS)
+            .env_remove(READ_ONLY);
+        if mounted.read_only {
+            command.env(READ_ONLY, "1");
+        }
+    } else {
+        tracing::warn!(
+            "calls are served in-process on x86-64 only: {} works through the mount",
+            program.display()
+        );
+    }
+    if args.stats {
+        return with_stats(command, program);
+    }
+    let error = command.exec();
+    Err(error).with_context(|| format!("cannot run {}", program.display()))
+}
+
+/// The mount that is meant.
+fn choose(args: &RunArgs) -> anyhow::Result<Mounted> {
+    let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
+    let all: Vec<Mounted> = table.split(|byte| *byte == b'\n').filter_map(mounted).collect();
+    let absolute =
+        |path: &Path| std::fs::canonicalize(path).with_context(|| format!("{} is not there", path.display()));
+    let fitting: Vec<&Mounted> = match (&args.mount, &args.pool) {
+        (Some(at), _) => {
+            let at = absolute(at)?;
+            all.iter().filter(|mounted| mounted.at == at).collect()
+        }
+        (None, Some(pool)) => {
+            let pool = absolute(Pool::open(pool)?.dir())?;
+            all.iter().filter(|mounted| mounted.pool == pool).collect()
+        }
+        (None, None) => all.iter().collect(),
+    };
+    match fitting[..] {
+        [one] => Ok(one.clone()),
+        [] if args.mount.is_some() => bail!("no pool is mounted there"),
+        [] => bail!("no pool is mounted; `varve up DIR` mounts one at DIR/mnt"),
+        _ => {
+            let names: Vec<String> = fitting
+                .iter()
+                .map(|mounted| mounted.at.display().to_string())
+                .collect();
+            bail!("which mount? Say it with --mount: {}", names.join(", "))
+        }
+    }
+}
+
+/// A line of `/proc/self/mountinfo`, if it is a mount of ours.
+fn mounted(line: &[u8]) -> Option<Mounted> {
+    let line = std::str::from_utf8(line).ok()?;
+    let (mount, source) = line.split_once(" - ")?;
+    let pool = source.split(' ').nth(1)?.strip_prefix("varve:")?;
+    let mut fields = mount.split(' ');
+    let at = fields.nth(4)?;
+    let options = fields.next()?;
+    let path = |text: &str| PathBuf::from(OsString::from_vec(unescaped(text)));
+    Some(Mounted {
+        at: path(at),
+        pool: path(pool),
+        read_only: options.split(',').any(|option| option == "ro"),
+    })
+}
+
+/// Text of the mount table, where blanks and backslashes are octal numbers.
+fn unescaped(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    while let Some((&first, rest)) = bytes.split_first() {
+        let number = rest.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match number.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) if first == b'\\' => {
+                plain.push(byte);
+                bytes = &rest[3..];
+            }
+            _ => {
+                plain.push(first);
+                bytes = rest;
+            }
+        }
+    }
+    plain
+}
+
+/// Puts the library where every program that is started from here on can load it: into the pool's directory, which only those can write who
+/// may open sessions; elsewhere if the loader could not take that path (it splits at blanks and colons).
+fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
+    if LIBRARY.is_empty() {
+        bail!("this binary was built without the preload library; build it with `cargo build --release`");
+    }
+    let mut hasher = std::hash::DefaultHasher::new();
+    hasher.write(LIBRARY);
+    let splits = |path: &Path| {
+        path.as_os_str()
+            .as_bytes()
+            .iter()
+            .any(|byte| b" \t\n:".contains(byte))
+    };
+    let dir = if splits(pool) {
+        private_dir()?
+    } else {
+        pool.to_owned()
+    };
+    let path = dir.join(format!("preload-{:016x}.so", hasher.finish()));
+    if std::fs::metadata(&path).is_ok_and(|meta| meta.len() == LIBRARY.len() as u64) {
+        return Ok(path);
+    }
+    let fresh = dir.join(format!(".preload-{}.tmp", std::process::id()));
+    let written = std::fs::File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o755)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(LIBRARY))
+        .and_then(|()| std::fs::rename(&fresh, &path));
+    written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
+    Ok(path)
+}
+
+/// A directory of this user's own under `/tmp`.
+fn private_dir() -> anyhow::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let dir = PathBuf::from(format!("/tmp/varve-{uid}"));
+    let _ = std::fs::DirBuilder::new().mode(0o755).create(&dir);
+    let meta = std::fs::symlink_metadata(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    if !meta.is_dir() || meta.uid() != uid || meta.mode() & 0o022 != 0 {
+        bail!("{} is not a directory of this user's own", dir.display());
+    }
+    Ok(dir)
+}
+
+/// Runs it, and tells afterwards how its calls were served.
+fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode> {
+    let counters = Counters::make()?;
+    command.env(STATS, &counters.path);
+    // What ends the program by the keyboard must not end this before it.
+    let mut signals = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGQUIT,
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGHUP,
+    ])?;
+    let mut child = command
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    let pid = rustix::process::Pid::from_child(&child);
+    let handle = signals.handle();
+    let forward = std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let passed = match signal {
+                    signal_hook::consts::SIGTERM => rustix::process::Signal::TERM,
+                    signal_hook::consts::SIGHUP => rustix::process::Signal::HUP,
+                    // The terminal sends these to the program itself.
+                    _ => continue,
+                };
+                let _ = rustix::process::kill_process(pid, passed);
+            }
+        })?;
+    let status = child.wait()?;
+    handle.close();
+    let _ = forward.join();
+    eprintln!("{}", counters.report()?);
+    let code = status
+        .code()
+        .unwrap_or_else(|| SIGNALLED + status.signal().unwrap_or(0));
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// The file in which the processes of a run count. Removed when this goes.
+struct Counters {
+    path: PathBuf,
+}
+
+impl Counters {
+    fn make() -> anyhow::Result<Self> {
+        let dir = if Path::new("/dev/shm").is_dir() {
+            PathBuf::from("/dev/shm")
+        } else {
+            std::env::temp_dir()
+        };
+        let path = dir.join(format!("varve-run-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let file = file.with_context(|| format!("cannot make {}", path.display()))?;
+        let counters = Self { path };
+        file.set_len((numbers::NUMBERS * 2 * 8) as u64)?;
+        Ok(counters)
+    }
+
+    /// All counters by name, as JSON.
+    fn report(&self) -> anyhow::Result<serde_json::Value> {
+        let bytes = std::fs::read(&self.path).context("the counters are gone")?;
+        let count = |slot: usize| {
+            let word = bytes
+                .get(slot * 8..slot * 8 + 8)
+                .and_then(|word| word.try_into().ok());
+            word.map_or(0, u64::from_ne_bytes)
+        };
+        let mut sides = [(Map::new(), 0), (Map::new(), 0)];
+        for number in 0..numbers::NUMBERS {
+            for (side, (names, total)) in sides.iter_mut().enumerate() {
+                let calls = count(number * 2 + side);
+                if calls > 0 {
+                    let name = numbers::name(number).map_or_else(|| number.to_string(), str::to_owned);
+                    names.insert(name, json!(calls));
+                    *total += calls;
+                }
+            }
+        }
+        let [(served, served_total), (fell_back, fell_back_total)] = sides;
+        let all = served_total + fell_back_total;
+        let share = (served_total * 10_000).checked_div(all).unwrap_or(0) as f64 / 10_000.0;
+        Ok(json!({
+            "served_total": served_total,
+            "fell_back_total": fell_back_total,
+            "share": share,
+            "served": served,
+            "fell_back": fell_back,
+        }))
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mounted;
+    use std::path::Path;
+
+    #[test]
+    fn mounts_of_ours_are_found_in_the_table() {
+        let line = b"36 25 0:31 / /tmp/a\\040b/mnt rw,nosuid shared:1 - fuse varve:/tmp/a\\040b rw,user_id=0";
+        let found = mounted(line).expect("ours");
+        assert_eq!(found.at, Path::new("/tmp/a b/mnt"));
+        assert_eq!(found.pool, Path::new("/tmp/a b"));
+        assert!(!found.read_only);
+        assert_eq!(mounted(b"36 25 0:31 / /mnt rw - ext4 /dev/sda1 rw"), None);
+    }
+}

@@ -1,0 +1,398 @@
+//! `varve run`: real programs, served in their process, give what they give on the plain mount.
+
+mod common;
+
+use common::{LIMIT, Pool, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+/// Whether this cannot be tried here; says why.
+fn cannot_run() -> bool {
+    if !cfg!(all(
+        target_arch = "x86_64",
+        target_os = "linux",
+        target_env = "gnu"
+    )) {
+        eprintln!("SKIPPED: calls are served in-process on x86-64 with glibc only");
+        return true;
+    }
+    cannot_mount()
+}
+
+/// `varve run --stats` of a shell command in the mount.
+fn served(pool: &Pool, script: &str) -> Command {
+    let mut command = varve();
+    command
+        .args(["run", "--stats", "--mount"])
+        .arg(pool.mnt())
+        .args(["--", "sh", "-euc", script]);
+    command.current_dir(pool.mnt());
+    command
+}
+
+/// The counters at the end of what a run said.
+fn counters(output: &Output) -> serde_json::Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().last().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("no counters ({error}): {said}"))
+}
+
+/// Runs it served and on the plain mount, each in a fresh directory with the same files; outputs and trees must agree, and calls must have been
+/// served. Answers how many.
+fn alike(pool: &Pool, script: &str) -> u64 {
+    let make = |name: &str| {
+        let dir = pool.mnt().join(name);
+        std::fs::create_dir(&dir).expect("a directory");
+        plant(&dir);
+        dir
+    };
+    let (ours, plain) = (make("ours"), make("plain"));
+    let output = run_ok(served(pool, script).current_dir(&ours));
+    let expected = run_ok(Command::new("sh").args(["-euc", script]).current_dir(&plain));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&expected.stdout),
+        "{script}"
+    );
+    same_tree(&ours, &plain);
+    std::fs::remove_dir_all(&ours).expect("removed");
+    std::fs::remove_dir_all(&plain).expect("removed");
+    let served = counters(&output)["served_total"].as_u64().expect("a number");
+    assert!(served > 0, "nothing was served: {script}");
+    served
+}
+
+#[test]
+fn core_utilities_do_the_same_as_on_the_plain_mount() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    for script in [
+        "ls -AR a; ls -l a/b/link | wc -l",
+        "cp -a a copy; diff -r --no-dereference a copy; rm -r copy",
+        "mv a b; mv b/file3 b/b/moved; test ! -e a; find b | sort",
+        "dd if=a/b/big of=out bs=64k 2>/dev/null; cmp a/b/big out; cksum out",
+        "for i in 3 1 2; do echo $i; done > n; sort n > m; cat m n; sort -o n n; cmp m n",
+        "tar cf t.tar a; mkdir x; tar xf t.tar -C x; diff -r --no-dereference a x/a; rm -rf x t.tar",
+        "find a -type f -size +1k | sort | xargs cksum; grep -rl Q a | sort | head -n 3 || true",
+        "cd a/b; echo text > c/t; cat ../b/c/t; pwd | sed 's/.*mnt.[a-z]*//'; ln -s t c/l; readlink c/l; ln c/t c/h; stat -c '%h %s %F' c/t",
+        "touch -d '2001-02-03 04:05:06.7' a/file1; stat -c '%y' a/file1 | cut -c1-21; chmod 640 a/file1; stat -c '%a' a/file1",
+        "echo one > f; echo two >> f; sed -i s/one/three/ f; cat f; truncate -s 3 f; cat f; wc -c < f; tail -c 2 f",
+        "exec 3> d; echo x >&3; (echo y >&3); echo z >&3; exec 3>&-; cat d; mkdir -p p/q/r; rmdir p/q/r; ls p",
+    ] {
+        alike(&pool, script);
+    }
+    pool.fsck_clean();
+}
+
+#[test]
+fn children_and_parents_write_on_behind_each_other() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let script = "{ echo 1; sh -c 'echo 2'; echo 3; (echo 4; sh -c 'echo 5'); echo 6; } > f; cat f; \
+                  for i in 1 2 3 4; do (for j in 1 2 3 4 5 6 7 8; do echo $i$j; done >> g) & done; wait; sort g > h; rm g; wc -l < h";
+    assert!(alike(&pool, script) > 0);
+}
+
+#[test]
+fn what_a_served_program_wrote_is_seen_through_the_mount_at_once() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let mut child = served(&pool, "while read line; do echo $line >> log; echo done; done")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut input = child.stdin.take().expect("piped");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    let mut expected = String::new();
+    for i in 0..20 {
+        writeln!(input, "line{i}").expect("it reads");
+        assert_eq!(lines.next().expect("an answer").expect("text"), "done");
+        expected.push_str(&format!("line{i}\n"));
+        assert_eq!(
+            std::fs::read_to_string(pool.mnt().join("log")).expect("readable"),
+            expected
+        );
+    }
+    drop(input);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success());
+    assert!(counters(&output)["served"]["write"].as_u64().expect("a number") >= 20);
+}
+
+#[test]
+fn a_program_goes_on_when_the_daemon_is_killed_meanwhile() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let mut child = served(
+        &pool,
+        "i=0; while [ $i -lt 400 ]; do echo $i >> log; echo $i > last; mv last done; echo $i; i=$((i + 1)); done",
+    )
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("it starts");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    for i in 0..400 {
+        if i == 100 || i == 250 {
+            wait_until("the daemon", || pool.child_pid("serve").is_some());
+            kill(pool.child_pid("serve").expect("it was just there"));
+        }
+        let line = lines.next().expect("an answer").expect("text");
+        assert_eq!(line, i.to_string());
+    }
+    let output = child.wait_with_output().expect("it ends");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let expected: String = (0..400).map(|i| format!("{i}\n")).collect();
+    assert_eq!(
+        std::fs::read_to_string(pool.mnt().join("log")).expect("readable"),
+        expected
+    );
+    assert_eq!(
+        std::fs::read_to_string(pool.mnt().join("done")).expect("readable"),
+        "399\n"
+    );
+    assert!(counters(&output)["served"]["write"].as_u64() > Some(700));
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    for (script, code) in [("exit 7", 7), ("kill -9 $$", 137), (":", 0)] {
+        let status = served(&pool, script)
+            .stderr(Stdio::null())
+            .status()
+            .expect("it runs");
+        assert_eq!(status.code(), Some(code), "{script}");
+    }
+    let missing = varve()
+        .args(["run", "--mount"])
+        .arg(pool.mnt())
+        .args(["--", "no-such-program"])
+        .output()
+        .expect("it runs");
+    assert_eq!(missing.status.code(), Some(1));
+    let nowhere = varve()
+        .args(["run", "--mount"])
+        .arg(pool.outside())
+        .args(["--", "true"])
+        .output()
+        .expect("it runs");
+    assert_eq!(nowhere.status.code(), Some(1));
+}
+
+/// Whether `program` is installed; says so if not.
+fn has(program: &str) -> bool {
+    let there = Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !there {
+        eprintln!("SKIPPED: {program} is not installed");
+    }
+    there
+}
+
+#[test]
+fn sqlite_keeps_its_database_whole_in_both_journal_modes() {
+    if cannot_run() || !has("sqlite3") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    for mode in ["delete", "wal"] {
+        let sql = format!(
+            "pragma journal_mode={mode}; create table t(a integer primary key, b text); \
+             with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) insert into t select i, hex(randomblob(50)) from n; \
+             update t set b = 'x' where a % 7 = 0; delete from t where a % 5 = 0; vacuum; pragma integrity_check; select count(*) from t;"
+        );
+        let output = run_ok(&mut served(&pool, &format!("sqlite3 {mode}.db \"{sql}\"")));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout)
+                .lines()
+                .skip(1)
+                .collect::<Vec<_>>(),
+            ["ok", "400"],
+            "{mode}"
+        );
+        assert!(counters(&output)["served_total"].as_u64() > Some(0));
+        let outside = text_of(
+            Command::new("sqlite3")
+                .arg(pool.mnt().join(format!("{mode}.db")))
+                .arg("pragma integrity_check; select count(*) from t;"),
+        );
+        assert_eq!(outside, "ok\n400\n", "{mode}");
+    }
+}
+
+#[test]
+fn git_makes_a_repository_that_its_checker_accepts() {
+    if cannot_run() || !has("git") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    plant(&pool.mnt());
+    let script = "export HOME=$PWD GIT_CONFIG_NOSYSTEM=1; git init -q r; cp -a a r/; cd r; git add .; \
+                  git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; git clone -q r s; \
+                  diff -r --no-dereference r/a s/a; git -C s log --format=%s";
+    let output = run_ok(&mut served(&pool, script));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "one\n");
+    assert!(counters(&output)["served_total"].as_u64() > Some(0));
+    run_ok(
+        Command::new("git")
+            .args(["fsck", "--strict"])
+            .current_dir(pool.mnt().join("r")),
+    );
+}
+
+#[test]
+fn python_reads_and_writes_in_all_ways() {
+    if cannot_run() || !has("python3") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let script = pool.outside().join("try.py");
+    std::fs::write(&script, PYTHON).expect("written");
+    let started = Instant::now();
+    let output = run_ok(&mut served(&pool, &format!("python3 {}", script.display())));
+    assert!(started.elapsed() < LIMIT);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
+    assert!(counters(&output)["served_total"].as_u64() > Some(100));
+    assert!(Path::new(&pool.mnt()).join("m").exists());
+}
+
+const PYTHON: &str = r#"
+import fcntl, mmap, os, signal, socket, subprocess, tempfile, threading
+
+# Offsets are shared by dup and by fork, also when both go on writing.
+fd = os.open("f", os.O_RDWR | os.O_CREAT)
+os.write(fd, b"abc")
+two = os.dup(fd)
+os.write(two, b"def")
+assert os.lseek(fd, 0, os.SEEK_CUR) == 6
+pid = os.fork()
+if pid == 0:
+    os.write(fd, b"ghi")
+    os._exit(0)
+os.waitpid(pid, 0)
+os.write(fd, b"jkl")
+assert os.pread(two, 100, 0) == b"abcdefghijkl"
+os.close(fd); os.close(two)
+
+# The lowest free number.
+os.close(0)
+fd = os.open("f", os.O_RDONLY)
+assert fd == 0, fd
+fds = [os.open("f", os.O_RDONLY) for _ in range(500)]
+assert sorted(fds) == fds
+for n in fds: os.close(n)
+
+# Maps: private, shared, and what is written through them.
+with open("m", "wb") as f: f.write(b"x" * 8192)
+with open("m", "r+b") as f:
+    m = mmap.mmap(f.fileno(), 0)
+    m[0:5] = b"hello"
+    m.flush()
+    assert open("m", "rb").read(5) == b"hello"
+    m.close()
+with open("m", "rb") as f:
+    m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    assert m[:5] == b"hello"
+
+# Descriptors over a socket, and to a program.
+a, b = socket.socketpair(socket.AF_UNIX)
+with open("s", "w+") as f:
+    f.write("sent"); f.flush()
+    socket.send_fds(a, [b"x"], [f.fileno()])
+    _, got, _, _ = socket.recv_fds(b, 1, 1)
+    assert os.pread(got[0], 10, 0) == b"sent"
+    os.close(got[0])
+with open("o", "w") as f:
+    subprocess.run(["sh", "-c", "echo child"], stdout=f, check=True)
+    f.write("parent\n")
+assert open("o").read() == "child\nparent\n"
+
+# Locks are seen by others.
+with open("l", "w") as f:
+    fcntl.flock(f, fcntl.LOCK_EX)
+    r = subprocess.run(["flock", "-n", "l", "true"])
+    assert r.returncode == 1
+    fcntl.flock(f, fcntl.LOCK_UN)
+    fcntl.lockf(f, fcntl.LOCK_EX)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fcntl.lockf(open("l", "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os._exit(1)
+        except OSError:
+            os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+# A file without a name, in parent and child.
+with tempfile.TemporaryFile(dir=".") as t:
+    t.write(b"nameless"); t.flush()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if os.pread(t.fileno(), 8, 0) == b"nameless" else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+# Handlers that write while the program writes.
+log = os.open("sig", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+hits = 0
+def handler(*_):
+    global hits
+    hits += 1
+    os.write(log, b"!")
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+while hits < 50: os.write(log, b".")
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert os.pread(os.open("sig", os.O_RDONLY), 1 << 24, 0).count(b"!") == hits
+
+# Threads on one file.
+app = os.open("t", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def work(n):
+    for _ in range(200): os.write(app, b"%d\n" % n)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+assert sorted(open("t").read().split()) == sorted(["%d" % n for n in range(4)] * 200)
+
+# Directories: descriptors, names, the working directory.
+os.makedirs("d/e")
+d = os.open("d", os.O_RDONLY)
+os.mkdir("x", dir_fd=d)
+assert sorted(os.listdir(d)) == ["e", "x"]
+assert sorted(e.name for e in os.scandir("d")) == ["e", "x"]
+os.fchdir(d)
+assert os.getcwd().endswith("/mnt/d")
+open("y", "w").close()
+os.chdir("..")
+assert sorted(os.listdir("d")) == ["e", "x", "y"]
+os.rename("d", "z")
+open("z/e/w", "w").close()
+assert os.stat("e/w", dir_fd=d).st_size == 0
+os.setxattr("z/e/w", "user.k", b"v")
+assert os.listxattr("z/e/w") == ["user.k"] and os.getxattr("z/e/w", "user.k") == b"v"
+os.chdir("/")
+print("good")
+"#;
