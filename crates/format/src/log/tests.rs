@@ -1,6 +1,7 @@
 //! Every operation comes back as it was written; what no writer makes is refused.
 #![allow(clippy::unwrap_used)]
 use super::*;
+use crate::InodeKey;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof, proptest};
 
 fn round_trip(op: &LogOp<'_>) {
