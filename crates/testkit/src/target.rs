@@ -185,12 +185,21 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
 /// # Errors
 /// The first error of any call: a tree that cannot be read is never right.
 pub fn tree(fs: &Fs) -> Outcome<Tree> {
+    tree_without(fs, &[])
+}
+
+/// The same without some names of the root directory, where others are at work.
+///
+/// # Errors
+/// As [`tree`].
+pub fn tree_without(fs: &Fs, without: &[&str]) -> Outcome<Tree> {
     let mut tree = Tree::new();
     let mut first = BTreeMap::new();
     walk(
         fs,
         &fs.getattr(fs.root())?,
         String::from("/"),
+        without,
         &mut first,
         &mut tree,
     )?;
@@ -217,6 +226,7 @@ fn walk(
     fs: &Fs,
     attr: &InodeAttr,
     path: String,
+    without: &[&str],
     first: &mut BTreeMap<InodeKey, String>,
     tree: &mut Tree,
 ) -> Outcome<()> {
@@ -277,11 +287,14 @@ fn walk(
             }
         }
         for (name, key) in entries {
+            if without.contains(&name.as_str()) {
+                continue;
+            }
             let child = fs.lookup(attr.key, name.as_bytes(), &root)?;
             if child.key != key {
                 return Err(error(libc::EUCLEAN));
             }
-            walk(fs, &child, format!("{below}{name}"), first, tree)?;
+            walk(fs, &child, format!("{below}{name}"), &[], first, tree)?;
         }
     }
     Ok(())

@@ -11,21 +11,21 @@ use crate::{Descriptors, IpcError, Opened, Peer, Request, Service, UpcallQueue};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 use std::collections::HashMap;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varve_format::SessionId;
 
 /// Bounds of a [`Server`].
 #[derive(Debug, Clone, Copy)]
 pub struct ServerOptions {
-    /// Most connections at once; a quarter is kept for root and the daemon's own user.
+    /// Most connections at once; a quarter is kept for root and the daemon's own user. Each other user has a quarter at most.
     pub connections_max: usize,
-    /// Time for a new connection's first message, and for a client to take what is written to it.
+    /// Time for a new connection's first message (all of it), and for a client to take what is written to it.
     pub patience: Duration,
 }
 
@@ -42,8 +42,8 @@ struct Shared {
     service: Arc<dyn Service>,
     options: ServerOptions,
     stopping: AtomicBool,
-    /// Streams of the connections, to shut them at the end.
-    connections: Mutex<HashMap<u64, Arc<UnixStream>>>,
+    /// Streams of the connections, to shut them at the end, and their users.
+    connections: Mutex<HashMap<u64, (Arc<UnixStream>, u32)>>,
     threads: AtomicUsize,
 }
 
@@ -109,9 +109,9 @@ impl Server {
     /// all threads ended.
     pub fn stop(mut self) -> bool {
         self.close();
-        let until = std::time::Instant::now() + self.shared.options.patience;
+        let until = Instant::now() + self.shared.options.patience;
         while self.shared.threads.load(Ordering::Acquire) > 0 {
-            if std::time::Instant::now() >= until {
+            if Instant::now() >= until {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -126,7 +126,7 @@ impl Server {
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
         }
-        for stream in lock(&self.shared.connections).values() {
+        for (stream, _) in lock(&self.shared.connections).values() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -168,7 +168,9 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
         let bound = if privileged { most } else { most - most / 4 };
         let patience = Some(shared.options.patience);
         let mut connections = lock(&shared.connections);
+        let of_user = connections.values().filter(|(_, uid)| *uid == peer.uid).count();
         if connections.len() >= bound
+            || (!privileged && of_user >= most.div_ceil(4))
             || stream.set_write_timeout(patience).is_err()
             || stream.set_read_timeout(patience).is_err()
         {
@@ -183,7 +185,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
         let id = next;
         next += 1;
         let stream = Arc::new(stream);
-        connections.insert(id, Arc::clone(&stream));
+        connections.insert(id, (Arc::clone(&stream), peer.uid));
         drop(connections);
         let count = ThreadCount::new(shared);
         let spawned = std::thread::Builder::new().name("varve-conn".into()).spawn({
@@ -200,11 +202,32 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
     }
 }
 
+/// Reads until a moment, however many bytes come one by one.
+struct Hurried<'s> {
+    stream: &'s UnixStream,
+    until: Instant,
+}
+
+impl Read for Hurried<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(out)
+    }
+}
+
 /// First message of a connection, then its life; returns when the connection is over.
 fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
     let mut stream_ref = &**stream;
     loop {
-        let Ok(CallFrame { id, request }) = wire::read(stream_ref) else {
+        let hurried = Hurried {
+            stream,
+            until: Instant::now() + shared.options.patience,
+        };
+        let Ok(CallFrame { id, request }) = wire::read(hurried) else {
             return;
         };
         match request {

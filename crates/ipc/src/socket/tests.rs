@@ -138,6 +138,10 @@ struct Setup {
 }
 
 fn setup() -> Setup {
+    setup_with(ServerOptions::default())
+}
+
+fn setup_with(options: ServerOptions) -> Setup {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let toy = Arc::new(Toy {
@@ -145,7 +149,7 @@ fn setup() -> Setup {
         ..Toy::default()
     });
     let listener = UnixListener::bind(&path).unwrap();
-    let server = Server::start(listener, Arc::clone(&toy) as _, ServerOptions::default()).unwrap();
+    let server = Server::start(listener, Arc::clone(&toy) as _, options).unwrap();
     Setup { toy, server, path }
 }
 
@@ -298,6 +302,22 @@ fn session_ends_when_the_client_sends_nonsense() {
         .is_err()
     );
     assert_eq!(admin(&path, Admin::Status).unwrap(), "{}");
+    assert!(server.stop());
+}
+
+#[test]
+fn connection_ends_when_its_first_message_comes_byte_by_byte() {
+    let Setup { server, path, .. } = setup_with(ServerOptions {
+        patience: Duration::from_millis(300),
+        ..ServerOptions::default()
+    });
+    let mut raw = UnixStream::connect(&path).unwrap();
+    // Each byte comes in time, the message never does.
+    let ended = (0..2000).any(|_| {
+        std::thread::sleep(Duration::from_millis(30));
+        raw.write_all(&[1]).is_err()
+    });
+    assert!(ended, "it was waited for");
     assert!(server.stop());
 }
 

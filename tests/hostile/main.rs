@@ -1,0 +1,534 @@
+//! Clients that hold a session and keep no rule, beside one that does. What must not come of them is looked at from outside: what the honest
+//! one sees at every step, what only it may read, whether the daemon lives, and what it uses up.
+//!
+//! `VARVE_SEED=n cargo test --test hostile` repeats the choices; `VARVE_HOSTILE_SECS=n` goes on for so long (an ordinary run counts acts).
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod attacker;
+mod client;
+
+use attacker::{ACTS, Attacker, FORBIDDEN, Job};
+use common::{run_ok, varve, wait_until};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use varve_format::InodeKey;
+use varve_libfs::{Fs, FsOptions, SocketConnector};
+use varve_testkit::lockstep::both;
+use varve_testkit::model::Model;
+use varve_testkit::ops::{Op, pattern};
+use varve_testkit::target;
+use varve_testkit::workload::{Rng, likely_op};
+
+/// Tells a test process that it is an attacker: a word a line.
+const ENV: &str = "VARVE_HOSTILE_JOB";
+/// An ordinary user and group.
+const NOBODY: u32 = 65_534;
+/// Longest time of an attacker in an ordinary run: a slow machine does fewer acts.
+const SHORT_SECS: u64 = 20;
+/// Acts of an attacker in an ordinary run.
+const SHORT_ACTS: u64 = 220;
+
+/// Impatient, so that clients that do not answer are done with soon; and bounds on what one of them may take.
+const SETTINGS: &str = "
+lease_ms = 150
+wait_ms = 20000
+grace_ms = 500
+sessions_max = 64
+credits_max_blocks = 256
+idle_digest_ms = 50
+";
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text}"))
+    })
+}
+
+fn root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A daemon in a process of its own.
+struct Daemon {
+    child: Child,
+    said: PathBuf,
+}
+
+impl Daemon {
+    fn start(pool: &Path, said: PathBuf) -> Self {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&said)
+            .unwrap();
+        let mut child = varve()
+            .arg("serve")
+            .arg(pool)
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
+        assert!(
+            line.contains("serving"),
+            "the daemon did not start: {}",
+            text(&said)
+        );
+        // Who may reach the socket is its mode's business; here everybody may.
+        std::fs::set_permissions(pool.join("sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
+        Self { child, said }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn lives(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Resident bytes, descriptors, threads.
+    fn uses(&self) -> Uses {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid()));
+        let status = std::fs::read_to_string(proc.join("status")).unwrap();
+        let value = |name: &str| -> u64 {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        Uses {
+            // Without what is mapped of files: the pool's memory and the logs.
+            memory_kib: value("RssAnon:"),
+            descriptors: std::fs::read_dir(proc.join("fd")).unwrap().count(),
+            threads: value("Threads:"),
+        }
+    }
+
+    /// Ticks of processor time.
+    fn ticks(&self) -> u64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_raw(self.pid() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = self.child.wait().unwrap();
+        assert!(
+            status.success(),
+            "the daemon ended with {status}: {}",
+            text(&self.said)
+        );
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Uses {
+    memory_kib: u64,
+    descriptors: usize,
+    threads: u64,
+}
+
+fn text(path: &Path) -> String {
+    String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
+}
+
+/// The client that keeps the rules: one operation after the other, on a model and on the pool.
+struct Honest {
+    fs: Fs,
+    model: Model,
+    rng: Rng,
+    ops: u64,
+    trees: u64,
+    slowest: Duration,
+}
+
+const SECRET: u8 = 99;
+
+impl Honest {
+    fn new(socket: &Path, seed: u64) -> Self {
+        let connector = SocketConnector {
+            path: socket.to_owned(),
+        };
+        let fs = Fs::mount(Arc::new(connector), FsOptions::default()).expect("a session");
+        let mut honest = Self {
+            fs,
+            model: Model::new(),
+            rng: Rng::new(seed),
+            ops: 0,
+            trees: 0,
+            slowest: Duration::ZERO,
+        };
+        // Readable for all who know its number, in a directory that nobody else may enter.
+        let secret = vec!["vault", "secret"];
+        for op in [
+            Op::Mkdir(vec!["common"]),
+            Op::Chmod(vec!["common"], 0o1777),
+            Op::Mkdir(vec!["vault"]),
+            Op::Chmod(vec!["vault"], 0o700),
+            Op::Create(secret.clone()),
+            Op::Chmod(secret.clone(), 0o666),
+            Op::Write {
+                path: secret,
+                offset: 0,
+                len: 5000,
+                seed: SECRET,
+            },
+            Op::Fsync(vec![]),
+        ] {
+            assert!(honest.op(&op).expect("nobody disturbs yet"));
+        }
+        honest
+    }
+
+    fn op(&mut self, op: &Op) -> Result<bool, String> {
+        let began = Instant::now();
+        let done = both(&mut self.model, &self.fs, op);
+        self.slowest = self.slowest.max(began.elapsed());
+        self.ops += 1;
+        done
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let op = likely_op(&mut self.rng, &mut self.model.clone());
+        self.op(&op)?;
+        if self.ops % 25 == 0 {
+            self.compare()?;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self) -> Result<(), String> {
+        let mut want = self.model.tree();
+        want.retain(|path, _| path != "/common");
+        let got =
+            target::tree_without(&self.fs, &["common"]).map_err(|errno| format!("the tree: {errno:?}"))?;
+        self.trees += 1;
+        if want == got {
+            return Ok(());
+        }
+        Err(target::difference(&want, &got).join("\n"))
+    }
+
+    fn key(&self, path: &[&str]) -> InodeKey {
+        target::find(&self.fs, path).expect("it is there").key
+    }
+}
+
+/// A process that attacks.
+struct Hostile {
+    child: Child,
+    output: std::thread::JoinHandle<String>,
+}
+
+impl Hostile {
+    fn start(job: &Job) -> Self {
+        let key = |key: &InodeKey| format!("{}/{}", key.ino.0, key.generation.0);
+        let victims: Vec<_> = job.victims.iter().map(key).collect();
+        let words = [
+            job.seed.to_string(),
+            job.owner.to_string(),
+            job.acts.to_string(),
+            job.secs.to_string(),
+            job.socket.display().to_string(),
+            key(&job.common),
+            victims.join(","),
+        ];
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["attack", "--exact", "--nocapture", "--test-threads=1"])
+            .env(ENV, words.join("\n"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut out = child.stdout.take().unwrap();
+        let output = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = out.read_to_string(&mut text);
+            text
+        });
+        Self { child, output }
+    }
+
+    fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+}
+
+fn parse_key(text: &str) -> InodeKey {
+    let (ino, generation) = text.split_once('/').unwrap();
+    InodeKey::new(ino.parse().unwrap(), generation.parse().unwrap())
+}
+
+/// The secret's bytes, as much as is compared.
+fn secret() -> Vec<u8> {
+    pattern(SECRET, 100, 64)
+}
+
+/// The process that the others start; does nothing in an ordinary run of the tests.
+#[test]
+fn attack() {
+    let Ok(job) = std::env::var(ENV) else { return };
+    let words: Vec<_> = job.split('\n').collect();
+    let [seed, owner, acts, secs, socket, common, victims] = words.as_slice() else {
+        panic!("{job}");
+    };
+    let job = Job {
+        seed: seed.parse().unwrap(),
+        owner: owner.parse().unwrap(),
+        acts: acts.parse().unwrap(),
+        secs: secs.parse().unwrap(),
+        socket: PathBuf::from(socket),
+        common: parse_key(common),
+        victims: victims.split(',').map(parse_key).collect(),
+        secret: secret(),
+    };
+    if !job.owner {
+        // SAFETY: plain calls on this process' own credentials; all its threads change with them (the C library sees to that).
+        let dropped = unsafe {
+            libc::setgroups(0, std::ptr::null()) == 0
+                && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
+                && libc::setresuid(NOBODY, NOBODY, NOBODY) == 0
+        };
+        assert!(dropped, "cannot become an ordinary user");
+    }
+    Attacker::new(job).run();
+}
+
+/// What is attacked.
+struct Place {
+    // What a daemon that was killed left in memory goes before the directory does.
+    _live: common::LiveDirs,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Self {
+            _live: common::LiveDirs::of(&dir.path().join("pool")),
+            dir,
+        };
+        run_ok(
+            varve()
+                .arg("mkfs")
+                .arg(place.pool())
+                .args(["--nvm", "96M", "--ssd", "96M", "--hdd", "0"]),
+        );
+        let toml = place.pool().join("varve.toml");
+        let mut text = text(&toml);
+        assert!(text.trim_end().ends_with("[daemon]"), "{text}");
+        text.push_str(SETTINGS);
+        std::fs::write(toml, text).unwrap();
+        for dir in [place.dir.path().to_owned(), place.pool()] {
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();
+        }
+        place
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.path().join("pool")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.pool().join("sock")
+    }
+
+    fn said(&self) -> PathBuf {
+        self.dir.path().join("said")
+    }
+}
+
+/// Attackers beside an honest client; kills of the daemon amid it.
+fn attack_with(owners: &[bool], kills: u64) {
+    let seed = number("VARVE_SEED", 1);
+    let long = number("VARVE_HOSTILE_SECS", 0);
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place.pool(), place.said());
+    let mut honest = Honest::new(&place.socket(), seed);
+    for path in [vec!["d"], vec!["e"]] {
+        assert!(honest.op(&Op::Mkdir(path)).unwrap());
+    }
+    assert!(honest.op(&Op::Create(vec!["f"])).unwrap());
+    honest.compare().unwrap();
+    let before = daemon.uses();
+    let victims = [
+        vec!["vault", "secret"],
+        vec!["vault"],
+        vec!["d"],
+        vec!["e"],
+        vec!["f"],
+    ];
+    let job = |index: usize, owner: bool| Job {
+        seed: seed * 1000 + index as u64,
+        owner,
+        acts: if long > 0 { u64::MAX } else { SHORT_ACTS },
+        secs: if long > 0 { long } else { SHORT_SECS },
+        socket: place.socket(),
+        common: honest.key(&["common"]),
+        victims: victims.iter().map(|path| honest.key(path)).collect(),
+        secret: secret(),
+    };
+    let jobs: Vec<_> = owners
+        .iter()
+        .enumerate()
+        .map(|(index, owner)| job(index, *owner))
+        .collect();
+    let mut hostile: Vec<_> = jobs.iter().map(Hostile::start).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let worker = {
+        let stop = Arc::clone(&stop);
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                honest.step()?;
+            }
+            Ok::<_, String>(honest)
+        })
+    };
+    let began = Instant::now();
+    let secs = if long > 0 { long } else { SHORT_SECS };
+    let mut most = before;
+    let mut killed = 0;
+    while hostile.iter_mut().any(Hostile::runs) {
+        assert!(
+            daemon.lives(),
+            "seed {seed}: the daemon died: {}",
+            text(&place.said())
+        );
+        assert!(
+            !worker.is_finished(),
+            "seed {seed}: {:?}",
+            worker.join().map(|done| done.err())
+        );
+        let uses = daemon.uses();
+        most.memory_kib = most.memory_kib.max(uses.memory_kib);
+        most.descriptors = most.descriptors.max(uses.descriptors);
+        most.threads = most.threads.max(uses.threads);
+        let due =
+            began.elapsed().as_secs_f64() > (killed + 1) as f64 * secs as f64 / (2 * (kills + 1)) as f64;
+        if killed < kills && due {
+            killed += 1;
+            daemon.kill();
+            daemon = Daemon::start(&place.pool(), place.said());
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(secs + 60),
+            "an attacker hangs: seed {seed}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut acts = String::new();
+    for (attacker, job) in hostile.into_iter().zip(&jobs) {
+        let Hostile { mut child, output } = attacker;
+        let output = output.join().unwrap();
+        assert!(!output.contains(FORBIDDEN), "{output}");
+        assert!(child.wait().unwrap().success(), "an attacker failed: {output}");
+        let line = output.lines().find(|line| line.contains(ACTS)).unwrap_or("");
+        let _ = writeln!(
+            acts,
+            "  {}: {line}",
+            if job.owner { "owner" } else { "ordinary user" }
+        );
+        assert!(line.contains("log operations"), "{output}");
+    }
+    // Nobody disturbs any more: what they took is given back, and nobody is busy.
+    wait_until("the end of the attackers' sessions", || {
+        let uses = daemon.uses();
+        uses.descriptors <= before.descriptors + 4 && uses.threads <= before.threads + 8
+    });
+    stop.store(true, Ordering::Relaxed);
+    let mut honest: Honest = worker
+        .join()
+        .expect("no panic")
+        .unwrap_or_else(|why| panic!("seed {seed}: {why}\n{}", text(&place.said())));
+    honest.compare().unwrap();
+    let made = honest.fs.readdir(honest.key(&["common"]), 0, 64).unwrap().len();
+    assert!(made > 0, "nothing that the attackers logged has counted");
+    wait_until("an idle daemon", || {
+        let ticks = daemon.ticks();
+        std::thread::sleep(Duration::from_millis(500));
+        // Less than a third of a processor.
+        daemon.ticks() - ticks < 17
+    });
+    let after = daemon.uses();
+    assert!(
+        most.memory_kib < before.memory_kib + 512 * 1024 && after.memory_kib < before.memory_kib + 256 * 1024,
+        "memory: {before:?}, at most {most:?}, {after:?}"
+    );
+    println!(
+        "seed {seed}, {killed} kills, honest: {} operations, {} trees, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}",
+        honest.ops, honest.trees, honest.slowest
+    );
+    print!("{acts}");
+    honest.fs.unmount().expect("an orderly end");
+    drop(honest);
+    daemon.stop();
+    let said = text(&place.said());
+    summary(&said);
+    assert!(!said.contains("panicked"), "{said}");
+    run_ok(varve().arg("fsck").arg(place.pool()));
+}
+
+/// What the daemon logged, by what it said.
+fn summary(said: &str) {
+    let mut kinds = BTreeMap::<String, u64>::new();
+    for line in said.lines() {
+        let plain: String = line
+            .split_whitespace()
+            .skip(1)
+            .map(|word| {
+                if word.chars().any(|c| c.is_ascii_digit()) {
+                    "#"
+                } else {
+                    word
+                }
+            })
+            .collect::<Vec<_>>()
+            .join(" ");
+        *kinds.entry(plain).or_default() += 1;
+    }
+    println!("the daemon logged {} lines:", said.lines().count());
+    let mut kinds: Vec<_> = kinds.into_iter().collect();
+    kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    for (kind, count) in kinds.iter().take(25) {
+        println!("  {count:>6} {}", kind.chars().take(140).collect::<String>());
+    }
+}
+
+#[test]
+fn ordinary_users_do_no_harm_whatever_they_do_with_their_sessions() {
+    if !root() {
+        eprintln!("SKIPPED: needs root, to be an ordinary user beside the owner of the pool");
+        return;
+    }
+    attack_with(&[false, false, false], 0);
+}
+
+#[test]
+fn owners_do_no_harm_beyond_their_rights_and_a_killed_daemon_starts_on_what_they_left() {
+    attack_with(&[true, false][..if root() { 2 } else { 1 }], 2);
+}
