@@ -6,6 +6,7 @@
 
 use crate::config::Config;
 use crate::ofd::{KernelFd, Ofd};
+use crate::sys::kernel::Ids;
 use crate::sys::{kernel, thread};
 use crate::table::Table;
 use crate::walk::{Here, Start, Stop, Walked, fail, walk};
@@ -43,6 +44,10 @@ pub struct Process {
     cred: RwLock<Arc<Cred>>,
     /// Real ids are the effective ones.
     pub same_ids: AtomicBool,
+    /// Effective user when the session was opened.
+    session_uid: AtomicU32,
+    /// The program has started threads.
+    pub threaded: AtomicBool,
     /// Nothing new is served.
     off: AtomicBool,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
@@ -71,6 +76,12 @@ pub fn begin(config: Config) -> bool {
     kernel::umask(umask);
     let process = Process::new(config, umask);
     process.look_around();
+    if stats::wanted() {
+        for fd in kernel::descriptors() {
+            let mounts = kernel::kind(fd).is_some_and(|(device, _)| device == process.config.device);
+            process.table.set_given(fd, mounts);
+        }
+    }
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     true
 }
@@ -92,6 +103,7 @@ pub fn after_fork(parent: &Process) {
         .store(parent.off.load(Ordering::Relaxed), Ordering::Relaxed);
     // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
     child.mapped.write().clone_from(&parent.mapped.read());
+    child.table.inherit_given(&parent.table);
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
 }
@@ -112,6 +124,8 @@ impl Process {
             umask: AtomicU32::new(umask),
             cred: RwLock::new(Arc::new(Cred::root())),
             same_ids: AtomicBool::new(true),
+            session_uid: AtomicU32::new(0),
+            threaded: AtomicBool::new(false),
             off: AtomicBool::new(false),
             anchor: AtomicI32::new(-1),
             mapped: RwLock::default(),
@@ -122,7 +136,7 @@ impl Process {
 
     /// Takes over what the kernel knows: ids and the working directory.
     fn look_around(&self) {
-        self.refresh_ids();
+        self.refresh_ids(&kernel::ids());
         self.moved();
     }
 
@@ -132,14 +146,29 @@ impl Process {
         Arc::clone(&self.cred.read())
     }
 
-    /// Asks the kernel for the ids again; whether the effective ones changed.
-    pub fn refresh_ids(&self) -> bool {
-        let (uid, gid, groups, same) = kernel::ids();
-        self.same_ids.store(same, Ordering::Relaxed);
+    /// Whose rights count from now on; whether they are others than before.
+    fn refresh_ids(&self, ids: &Ids) -> bool {
+        self.same_ids.store(ids.same, Ordering::Relaxed);
         let mut cred = self.cred.write();
-        let changed = (cred.uid, cred.gid) != (uid, gid);
-        *cred = Arc::new(Cred { uid, gid, groups });
+        let changed = (cred.uid, cred.gid) != (ids.uid, ids.gid) || cred.groups != ids.groups;
+        *cred = Arc::new(Cred {
+            uid: ids.uid,
+            gid: ids.gid,
+            groups: ids.groups.clone(),
+        });
         changed
+    }
+
+    /// This thread changed its ids. The session stays while the process could become its user again at will; the rights that are looked at
+    /// are the new ones. With several threads each could have others: the kernel knows.
+    pub fn ids_changed(&self) {
+        let ids = kernel::ids();
+        let changed = self.refresh_ids(&ids);
+        let lost = matches!(self.fs.get(), Some(Some(_)))
+            && !ids.users.contains(&self.session_uid.load(Ordering::Relaxed));
+        if lost || (changed && self.threaded.load(Ordering::Relaxed)) {
+            self.give_up();
+        }
     }
 
     /// The umask changed.
@@ -160,6 +189,7 @@ impl Process {
     pub fn fs(&self) -> Here<&Fs> {
         let opened = self.fs.get_or_init(|| {
             let anchor = self.open_anchor()?;
+            self.session_uid.store(kernel::ids().users[1], Ordering::Relaxed);
             let connector = Arc::new(SocketConnector {
                 path: self.config.socket.clone(),
             });
@@ -369,6 +399,7 @@ impl Process {
                 let cloexec = kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0;
                 kernel::dup3(real.0, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
                 self.table.take(fd);
+                self.table.set_given(fd, true);
             }
         }
         position.moved = true;

@@ -15,6 +15,12 @@ pub fn begin(file: Option<&Path>) {
     let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, NUMBERS * 2)));
 }
 
+/// Whether anything is counted.
+#[must_use]
+pub fn wanted() -> bool {
+    matches!(COUNTERS.get(), Some(Some(_)))
+}
+
 fn add(slot: usize) {
     if let Some(Some(counters)) = COUNTERS.get() {
         counters.add(slot);

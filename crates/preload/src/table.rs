@@ -13,6 +13,8 @@ pub const LIMIT: usize = CHUNK * CHUNKS;
 #[derive(Default)]
 struct Slot {
     ours: AtomicBool,
+    /// The mount's own, given to the kernel; kept for the counters only.
+    given: AtomicBool,
     ofd: RwLock<Option<Arc<Ofd>>>,
 }
 
@@ -55,14 +57,49 @@ impl Table {
             .is_some_and(|slot| slot.ours.load(Ordering::Acquire))
     }
 
+    /// Whether `fd` is known to be a descriptor of the mount.
+    #[must_use]
+    pub fn is_given(&self, fd: i32) -> bool {
+        self.slot(fd)
+            .is_some_and(|slot| slot.given.load(Ordering::Relaxed))
+    }
+
+    /// Remembers whether `fd` is a descriptor of the mount.
+    pub fn set_given(&self, fd: i32, given: bool) {
+        if let Some(chunk) = given.then_some(fd).and_then(|fd| self.chunk(fd)) {
+            chunk[fd as usize % CHUNK].given.store(true, Ordering::Relaxed);
+        } else if let Some(slot) = self.slot(fd) {
+            slot.given.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes over what `parent` remembers.
+    pub fn inherit_given(&self, parent: &Self) {
+        for (i, chunk) in parent.chunks.iter().enumerate() {
+            for (k, slot) in chunk.get().into_iter().flatten().enumerate() {
+                if slot.given.load(Ordering::Relaxed) {
+                    self.set_given((i * CHUNK + k) as i32, true);
+                }
+            }
+        }
+    }
+
+    /// The part of the table with `fd`, made if it is not there; `None` if the number is too high.
+    fn chunk(&self, fd: i32) -> Option<&[Slot]> {
+        let at = usize::try_from(fd).ok().filter(|at| *at < LIMIT)?;
+        let fresh = || (0..CHUNK).map(|_| Slot::default()).collect();
+        Some(self.chunks[at / CHUNK].get_or_init(fresh))
+    }
+
     /// Makes `fd` ours. False, and nothing done, if the number is too high.
     #[must_use]
     pub fn put(&self, fd: i32, ofd: Arc<Ofd>) -> bool {
-        let Some(at) = usize::try_from(fd).ok().filter(|at| *at < LIMIT) else {
+        let Some(chunk) = self.chunk(fd) else {
             return false;
         };
-        let chunk = self.chunks[at / CHUNK].get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        let at = fd as usize;
         let slot = &chunk[at % CHUNK];
+        slot.given.store(false, Ordering::Relaxed);
         let old = slot.ofd.write().replace(ofd);
         slot.ours.store(true, Ordering::Release);
         self.top.fetch_max(at + 1, Ordering::AcqRel);

@@ -3,6 +3,7 @@
 use super::Answer;
 use crate::process::Process;
 use crate::sys::args::Args;
+use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
 use crate::{Errno, ofd::Ofd};
@@ -361,11 +362,16 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
     let send = || -> Here<isize> {
         readable(&from)?;
         let given = given_offset(a, 2)?;
-        let mut position = from.position.lock();
-        if position.moved {
-            return Err(Stop::Kernel);
-        }
-        let start = given.unwrap_or(position.at);
+        let start = match given {
+            Some(start) => start,
+            None => {
+                let position = from.position.lock();
+                if position.moved {
+                    return Err(Stop::Kernel);
+                }
+                position.at
+            }
+        };
         let mut buffer = vec![0; PIECE.min(a.word(3))];
         let (mut done, mut failed) = (0, 0);
         while done < a.word(3) {
@@ -374,8 +380,8 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
             if got == 0 {
                 break;
             }
-            // Signals wait for a piece at most: what is sent after one is the next call's.
-            let sent = kernel::write(a.int(0), &buffer[..got]);
+            // It may wait for who reads there; signals are handled meanwhile.
+            let sent = outside(|| kernel::write(a.int(0), &buffer[..got]));
             if sent < 0 {
                 failed = sent;
                 break;
@@ -390,7 +396,7 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
         }
         match given {
             Some(start) => a.put(2, (start + done as u64) as i64)?,
-            None => position.at += done as u64,
+            None => from.position.lock().at = start + done as u64,
         }
         Ok(done as isize)
     };

@@ -30,6 +30,7 @@ pub(super) fn vfork(p: &Process) -> Answer {
 pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> Answer {
     let has = |flag: i32| flags & flag as u64 != 0;
     if has(libc::CLONE_THREAD) {
+        p.threaded.store(true, std::sync::atomic::Ordering::Relaxed);
         return Answer::NotOurs;
     }
     if !has(libc::CLONE_VM) {
@@ -64,9 +65,9 @@ pub(super) fn exec(p: &Process, fds: &[i32]) -> Answer {
 
 pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {
     let result = a.call();
-    if result >= 0 && p.refresh_ids() {
-        // The session was opened with other rights.
-        p.give_up();
+    // `setfsuid` and `setfsgid` answer the old id, whatever they did.
+    if result >= 0 {
+        p.ids_changed();
     }
     Answer::Made(result)
 }

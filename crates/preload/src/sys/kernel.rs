@@ -179,27 +179,58 @@ pub fn getcwd() -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
+/// Open descriptors up to a thousand: as many as a program usually inherits.
+pub fn descriptors() -> impl Iterator<Item = i32> {
+    (0..1000).filter(|fd| fcntl(*fd, libc::F_GETFD, 0) >= 0)
+}
+
 /// Sets the umask; the old one.
 pub fn umask(mask: u32) -> u32 {
     // SAFETY: takes a number.
     (unsafe { call(nr(libc::SYS_umask), [mask as usize, 0, 0, 0, 0, 0]) }) as u32
 }
 
-/// Effective user and group, supplementary groups, and whether the real ids are the same.
+/// Whose rights a thread has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids {
+    /// User for files.
+    pub uid: u32,
+    /// Group for files.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Whether the real ids are the same.
+    pub same: bool,
+    /// Real, effective and saved user.
+    pub users: [u32; 3],
+}
+
+/// Whose rights this thread has.
 #[must_use]
-pub fn ids() -> (u32, u32, Vec<u32>, bool) {
-    // SAFETY: these take nothing, and `getgroups` a buffer of the length that is said.
+pub fn ids() -> Ids {
+    let mut three = [[0_u32; 3]; 2];
+    let mut groups = vec![0_u32; 65_536];
+    // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is said; `setfsuid` and
+    // `setfsgid` take numbers, and -1 changes nothing.
     unsafe {
-        let id = |number| call(nr(number), [0; 6]) as u32;
-        let mut groups = vec![0_u32; 65_536];
+        for (number, out) in [libc::SYS_getresuid, libc::SYS_getresgid].iter().zip(&mut three) {
+            let out = out.as_mut_ptr() as usize;
+            call(nr(*number), [out, out + 4, out + 8, 0, 0, 0]);
+        }
         let count = call(
             nr(libc::SYS_getgroups),
             [groups.len(), groups.as_mut_ptr() as usize, 0, 0, 0, 0],
         );
         groups.truncate(usize::try_from(count).unwrap_or(0));
-        let (uid, gid) = (id(libc::SYS_geteuid), id(libc::SYS_getegid));
-        let same = uid == id(libc::SYS_getuid) && gid == id(libc::SYS_getgid);
-        (uid, gid, groups, same)
+        let for_files = |number| call(nr(number), [usize::MAX, 0, 0, 0, 0, 0]) as u32;
+        let (uid, gid) = (for_files(libc::SYS_setfsuid), for_files(libc::SYS_setfsgid));
+        Ids {
+            uid,
+            gid,
+            groups,
+            same: uid == three[0][0] && gid == three[1][0],
+            users: three[0],
+        }
     }
 }
 
