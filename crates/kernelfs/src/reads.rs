@@ -24,6 +24,15 @@ const SEARCH: u32 = 1;
 const READ: u32 = 4;
 
 impl KernelFs {
+    /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool goes on.
+    fn unreadable(&self, error: &StoreError) -> IpcError {
+        if error.is_failed_read() {
+            crate::error::refuse(error)
+        } else {
+            self.refused(error)
+        }
+    }
+
     /// The session must have a lease on `key`: EAGAIN if it has none (any more), ESTALE if it may not even name it.
     fn leased(&self, session: &Session, key: InodeKey) -> Result<(), IpcError> {
         if !session.knows(key) {
@@ -39,7 +48,7 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.refused(&error))?
+            .map_err(|error| self.unreadable(&error))?
             .attr;
         if !session.may(&attr, READ) {
             return Err(no(libc::EACCES));
@@ -63,7 +72,7 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(dir)
-            .map_err(|error| self.refused(&error))?
+            .map_err(|error| self.unreadable(&error))?
             .attr;
         if !attr.is_dir() {
             return Err(no(libc::ENOTDIR));
@@ -76,7 +85,7 @@ impl KernelFs {
             let parent = self
                 .store
                 .get(attr.parent)
-                .map_err(|error| self.refused(&error))?
+                .map_err(|error| self.unreadable(&error))?
                 .attr;
             session.learn(parent.key);
             return Ok(Some(parent));
@@ -84,12 +93,12 @@ impl KernelFs {
         let found = self
             .store
             .dir_lookup(dir.ino, name)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.unreadable(&error))?;
         let Some(item) = found else { return Ok(None) };
         session.learn(item.key);
         match self.store.get_key(item.key) {
             Ok(inode) => Ok(Some(inode.attr)),
-            Err(error) => Err(self.refused(&error)),
+            Err(error) => Err(self.unreadable(&error)),
         }
     }
 
@@ -115,7 +124,7 @@ impl KernelFs {
         let items = self
             .store
             .dir_iter(dir.ino, cookie, max)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.unreadable(&error))?;
         let mut entries = Vec::with_capacity(items.len());
         for item in items {
             let changing = self.locked().table.written_by_other(session.id, item.key);
@@ -143,14 +152,14 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.refused(&error))?
+            .map_err(|error| self.unreadable(&error))?
             .attr;
         if attr.kind() != FileKind::Symlink {
             return Err(no(libc::EINVAL));
         }
         self.store
             .read_link(key.ino)
-            .map_err(|error| self.refused(&error))
+            .map_err(|error| self.unreadable(&error))
     }
 
     pub(crate) fn xattrs(&self, session: &Session, key: InodeKey) -> Result<Xattrs, IpcError> {
@@ -158,13 +167,13 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.refused(&error))?
+            .map_err(|error| self.unreadable(&error))?
             .attr;
         let readable = session.may(&attr, READ);
         let list = self
             .store
             .xattr_list(key.ino)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.unreadable(&error))?;
         let mut out = Vec::with_capacity(list.len());
         let mut bytes = 0;
         for (name, _) in list {
@@ -178,7 +187,7 @@ impl KernelFs {
             let value = self
                 .store
                 .xattr_get(key.ino, &name)
-                .map_err(|error| self.refused(&error))?;
+                .map_err(|error| self.unreadable(&error))?;
             let Some(value) = value else { continue };
             bytes += name.len() + value.len();
             if bytes > XATTR_BYTES_MAX {
@@ -206,7 +215,7 @@ impl KernelFs {
         let extents = self
             .store
             .map(key.ino, from, max)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.unreadable(&error))?;
         let complete = extents.len() < max;
         for extent in &extents {
             self.placement
@@ -244,7 +253,7 @@ impl KernelFs {
         let got = self
             .store
             .read(key.ino, offset, &mut data)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.unreadable(&error))?;
         data.truncate(got);
         let (first, end) = (offset / BLOCK_BYTES, (offset + got as u64).div_ceil(BLOCK_BYTES));
         self.placement.used(key, FileBlock(first), end - first, Use::Read);

@@ -149,6 +149,11 @@ impl MediaError {
         )
     }
 
+    /// Whether a read failed: what the device holds elsewhere, and what is written to it, is not touched by that.
+    pub fn is_failed_read(&self) -> bool {
+        matches!(self, Self::Io { op, .. } if op.contains("read"))
+    }
+
     /// The device that the error came from.
     pub const fn device(&self) -> &DeviceName {
         match self {

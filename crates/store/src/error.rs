@@ -153,4 +153,10 @@ impl StoreError {
             _ => false,
         }
     }
+
+    /// Whether a device could not read. For whoever only reads that is no reason to write nothing any more.
+    #[must_use]
+    pub fn is_failed_read(&self) -> bool {
+        matches!(self, Self::Media(error) if error.is_failed_read())
+    }
 }

@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
 use varve_ipc::{
-    ClientKind, Clock, Hello, IpcError, Link, ManualClock, Peer, Request, Response, Service, SessionPage,
-    Upcall, UpcallQueue,
+    ClientKind, Clock, Hello, IpcError, Link, ManualClock, Page, Peer, Request, Response, Service,
+    SessionPage, Upcall, UpcallQueue,
 };
 use varve_kernelfs::placement::{Catalog, Cause, Job, Move, Placement};
-use varve_kernelfs::{Config, KernelError, KernelFs, Parts, SimLogs};
+use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, SessionArea, SimLogs};
 use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError};
+use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
 use varve_media::sim::{SimMedium, SimWorld};
+use varve_media::{MediaError, Region};
 use varve_store::{DataTarget, Devices, MkfsOptions, OpenOptions, SpaceStats, Store, StoreError};
 
 const START_NS: i64 = 1_700_000_000_000_000_000;
@@ -283,6 +285,7 @@ pub struct Rig {
     pub clock: Arc<RigClock>,
     shape: Shape,
     logs: Arc<SimLogs>,
+    faults: Option<Faults>,
     config: Config,
     door: Arc<Door>,
     mounts: AtomicUsize,
@@ -305,6 +308,93 @@ fn devices(world: &SimWorld) -> Result<Devices, RigError> {
         ssd: world.block("ssd").map(|device| device as _),
         hdd: world.block("hdd").map(|device| device as _),
     })
+}
+
+/// What goes wrong with which medium of a rig. Scripts are shared: a test fills them while the pool is in use. A restart of the daemon begins
+/// with devices that have not failed yet.
+#[derive(Clone, Default)]
+pub struct Faults {
+    /// NVM.
+    pub nvm: FaultScript,
+    /// Journal.
+    pub journal: FaultScript,
+    /// Logs of all sessions.
+    pub log: FaultScript,
+    /// SSD.
+    pub ssd: FaultScript,
+    /// HDD.
+    pub hdd: FaultScript,
+}
+
+impl Faults {
+    fn over(&self, devices: Devices) -> Devices {
+        let region = |inner, script: &FaultScript| Arc::new(FaultyRegion::new(inner, script.clone())) as _;
+        let block = |inner, script: &FaultScript| Arc::new(FaultyDevice::new(inner, script.clone())) as _;
+        Devices {
+            nvm: region(devices.nvm, &self.nvm),
+            journal: region(devices.journal, &self.journal),
+            ssd: devices.ssd.map(|device| block(device, &self.ssd)),
+            hdd: devices.hdd.map(|device| block(device, &self.hdd)),
+        }
+    }
+
+    /// Nothing goes wrong any more (what has failed stays so until the next start).
+    pub fn clear(&self) {
+        [&self.nvm, &self.journal, &self.log, &self.ssd, &self.hdd]
+            .iter()
+            .for_each(|script| script.clear());
+    }
+
+    /// Faults that have happened.
+    #[must_use]
+    pub fn fired(&self) -> u64 {
+        [&self.nvm, &self.journal, &self.log, &self.ssd, &self.hdd]
+            .iter()
+            .map(|script| script.fired())
+            .sum()
+    }
+}
+
+/// Logs on media that fail.
+struct FaultyLogs {
+    inner: Arc<SimLogs>,
+    script: FaultScript,
+}
+
+impl FaultyLogs {
+    fn over(&self, log: Arc<dyn Region>) -> Arc<dyn Region> {
+        Arc::new(FaultyRegion::new(log, self.script.clone()))
+    }
+}
+
+impl LogStore for FaultyLogs {
+    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
+        let area = self.inner.create(session, log_bytes)?;
+        Ok(SessionArea {
+            log: area.log.map(|log| self.over(log)),
+            ..area
+        })
+    }
+
+    fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
+        self.inner.pages()
+    }
+
+    fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
+        Ok(self.inner.open(session)?.map(|log| self.over(log)))
+    }
+
+    fn list(&self) -> Result<Vec<SessionId>, MediaError> {
+        self.inner.list()
+    }
+
+    fn remove(&self, session: SessionId) {
+        self.inner.remove(session);
+    }
+
+    fn needs_sync(&self) -> bool {
+        self.inner.needs_sync()
+    }
 }
 
 impl Rig {
@@ -338,6 +428,18 @@ impl Rig {
     /// # Errors
     /// Of the store and the daemon.
     pub fn start(world: SimWorld, shape: Shape) -> Result<Self, RigError> {
+        Self::start_on(world, shape, None)
+    }
+
+    /// The same on media that can be made to fail.
+    ///
+    /// # Errors
+    /// Of the store and the daemon.
+    pub fn start_with_faults(world: SimWorld, shape: Shape, faults: &Faults) -> Result<Self, RigError> {
+        Self::start_on(world, shape, Some(faults.clone()))
+    }
+
+    fn start_on(world: SimWorld, shape: Shape, faults: Option<Faults>) -> Result<Self, RigError> {
         let seed = world.content_hash();
         let logs = Arc::new(SimLogs::new(world.clone(), shape.medium));
         let config = Config {
@@ -361,6 +463,7 @@ impl Rig {
             clock: Arc::clone(&clock),
             shape,
             logs,
+            faults,
             config,
             door: Arc::new(Door {
                 gate: Mutex::default(),
@@ -376,13 +479,19 @@ impl Rig {
     }
 
     fn raise(&self) -> Result<(), RigError> {
-        let (store, _) = Store::open(devices(&self.world)?, OpenOptions::default())?;
-        let mut parts = Parts::new(
-            store,
-            Arc::clone(&self.logs) as _,
-            self.config.clone(),
-            Arc::clone(&self.clock) as _,
-        );
+        let devices = devices(&self.world)?;
+        let (devices, logs) = match &self.faults {
+            None => (devices, Arc::clone(&self.logs) as Arc<dyn LogStore>),
+            Some(faults) => {
+                let logs = FaultyLogs {
+                    inner: Arc::clone(&self.logs),
+                    script: faults.log.clone(),
+                };
+                (faults.over(devices), Arc::new(logs) as _)
+            }
+        };
+        let (store, _) = Store::open(devices, OpenOptions::default())?;
+        let mut parts = Parts::new(store, logs, self.config.clone(), Arc::clone(&self.clock) as _);
         // The same work leaves the same bytes.
         let tokens = Arc::clone(&self.tokens);
         parts.tokens = Some(Box::new(move || {

@@ -188,6 +188,26 @@ pub fn tree(fs: &Fs) -> Outcome<Tree> {
     tree_without(fs, &[])
 }
 
+/// The bytes of the file at `path`.
+///
+/// # Errors
+/// As `lookup` and `read`.
+pub fn content(fs: &Fs, path: &[&str]) -> Outcome<Vec<u8>> {
+    content_of(fs, &find(fs, path)?)
+}
+
+fn content_of(fs: &Fs, attr: &InodeAttr) -> Outcome<Vec<u8>> {
+    let flags = OpenFlags {
+        read: true,
+        ..OpenFlags::default()
+    };
+    let file = fs.open(attr.key, flags, &Cred::root())?;
+    let mut content = vec![0xa5; attr.size_bytes as usize + 1];
+    let count = file.read_at(0, &mut content)?;
+    content.truncate(count);
+    Ok(content)
+}
+
 /// The same without some names of the root directory, where others are at work.
 ///
 /// # Errors
@@ -233,20 +253,7 @@ fn walk(
     let root = Cred::root();
     let same_as = first.entry(attr.key).or_insert_with(|| path.clone()).clone();
     let content = match attr.kind() {
-        FileKind::Regular => {
-            let file = fs.open(
-                attr.key,
-                OpenFlags {
-                    read: true,
-                    ..OpenFlags::default()
-                },
-                &root,
-            )?;
-            let mut content = vec![0xa5; attr.size_bytes as usize + 1];
-            let count = file.read_at(0, &mut content)?;
-            content.truncate(count);
-            content
-        }
+        FileKind::Regular => content_of(fs, attr)?,
         FileKind::Symlink => fs.readlink(attr.key)?,
         _ => Vec::new(),
     };

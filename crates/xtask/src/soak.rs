@@ -77,10 +77,31 @@ const SUITES: &[Suite] = &[
     suite("clients", &["-p", "varve-libfs"], "crates/libfs/src/lib.rs"),
     suite("transport", &["-p", "varve-ipc"], "crates/ipc/src/lib.rs"),
     suite("one process", &["-p", "varve-embed"], "crates/embed/src/lib.rs"),
-    suite("kills", &["--test", "kill"], "tests/kill.rs"),
-    suite("faults", &["--test", "faults"], "tests/faults.rs"),
-    suite("damage", &["--test", "damage"], "tests/damage.rs"),
-    suite("hostile", &["--test", "hostile"], "tests/hostile.rs"),
+    Suite {
+        env: &[("VARVE_KILL_ROUNDS", "20"), ("VARVE_POWER_ROUNDS", "5")],
+        ..suite("kills", &["--test", "kill"], "tests/kill/main.rs")
+    },
+    Suite {
+        env: &[("VARVE_DAMAGE_IMAGES", "1000")],
+        ..suite(
+            "damage",
+            &["-p", "varve-embed", "--test", "damage"],
+            "crates/embed/tests/damage.rs",
+        )
+    },
+    suite(
+        "media faults",
+        &["-p", "varve-testkit", "--test", "media_faults"],
+        "crates/testkit/tests/media_faults.rs",
+    ),
+    Suite {
+        env: &[("VARVE_HOSTILE_SECS", "300")],
+        ..suite("hostile", &["--test", "hostile"], "tests/hostile/main.rs")
+    },
+    Suite {
+        env: &[("VARVE_PARSER_ROUNDS", "20000")],
+        ..suite("parsers", &["-p", "varve-fuzz"], "fuzz/src/lib.rs")
+    },
     suite("mounts", &["--test", "up"], "tests/up.rs"),
 ];
 

@@ -126,6 +126,11 @@ fn movable(inode: &Inode) -> bool {
 /// A move, and whether it was done: false if its blocks were not there any more.
 type Tried = (Move, bool);
 
+/// Whether nothing more can be moved. Data that cannot be read stays where it is, and the rest moves.
+fn stops(error: &StoreError) -> bool {
+    error.is_device() && !error.is_failed_read()
+}
+
 /// How a transaction of moves ended.
 enum Ended {
     /// So many of the moves were dealt with.
@@ -212,7 +217,7 @@ impl KernelFs {
                     break;
                 }
                 Ended::Bad(error) => {
-                    if error.is_device() {
+                    if stops(&error) {
                         self.note_error(&error);
                         job.waiting = Some(format!("waiting: {error}"));
                         break;
@@ -236,7 +241,7 @@ impl KernelFs {
             Ok(done) => done,
             Err((_, StoreError::NoSpace { .. })) => return Ended::NoRoom,
             Err((0, error)) => return Ended::Bad(error),
-            Err((_, error)) if most == 1 || error.is_device() => return Ended::Bad(error),
+            Err((_, error)) if most == 1 || stops(&error) => return Ended::Bad(error),
             Err(_) => return Ended::Alone,
         };
         let mut remapped: Vec<_> = done

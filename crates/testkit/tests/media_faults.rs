@@ -1,0 +1,516 @@
+//! Media that fail, each in every way, during each activity: what a user sees then, what the status says, and what is there after the next
+//! start on sound media. Wrong bytes are never shown without a word, and a call that returned is never lost to a fault that was noticed.
+//!
+//! Prints the table of `docs/results/media-faults.md`. `VARVE_SEED=n` chooses other moments, `VARVE_FAULT_MOMENTS=n` more of them,
+//! `VARVE_SLOW_MS=n` slower media.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::time::Duration;
+use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript};
+use varve_media::sim::{Crash, SimMedium, SimWorld};
+use varve_testkit::lockstep::both;
+use varve_testkit::model::{Model, Tree};
+use varve_testkit::ops::Op;
+use varve_testkit::rig::{Faults, Policy, Rig, Shape};
+use varve_testkit::target;
+use varve_testkit::workload::Rng;
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}"))
+    })
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Medium {
+    Nvm,
+    Journal,
+    Log,
+    Ssd,
+    Hdd,
+}
+
+impl Medium {
+    const ALL: [Self; 5] = [Self::Nvm, Self::Journal, Self::Log, Self::Ssd, Self::Hdd];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Nvm => "NVM",
+            Self::Journal => "journal",
+            Self::Log => "live log",
+            Self::Ssd => "SSD",
+            Self::Hdd => "HDD",
+        }
+    }
+
+    fn script(self, faults: &Faults) -> &FaultScript {
+        match self {
+            Self::Nvm => &faults.nvm,
+            Self::Journal => &faults.journal,
+            Self::Log => &faults.log,
+            Self::Ssd => &faults.ssd,
+            Self::Hdd => &faults.hdd,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Error,
+    Short,
+    Torn,
+    Slow,
+    Full,
+    Gone,
+    Flip,
+    Misdirected,
+}
+
+impl Kind {
+    const ALL: [Self; 8] = [
+        Self::Error,
+        Self::Short,
+        Self::Torn,
+        Self::Slow,
+        Self::Full,
+        Self::Gone,
+        Self::Flip,
+        Self::Misdirected,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "EIO",
+            Self::Short => "short transfer, EIO",
+            Self::Torn => "torn write that says success",
+            Self::Slow => "slow",
+            Self::Full => "full",
+            Self::Gone => "gone",
+            Self::Flip => "a bit flipped",
+            Self::Misdirected => "transfer elsewhere that says success",
+        }
+    }
+
+    /// The medium says that all is well.
+    const fn lies(self) -> bool {
+        matches!(self, Self::Torn | Self::Flip | Self::Misdirected)
+    }
+
+    /// Arms it; the first calls pass.
+    fn arm(self, script: &FaultScript, skip: u64, rng: &mut Rng) {
+        let push = |rule: FaultRule| script.push(rule.after(skip));
+        match self {
+            Self::Error => push(FaultRule::always(FaultOp::Any, Fault::Errno(libc::EIO))),
+            Self::Short => {
+                for op in [FaultOp::Read, FaultOp::Write] {
+                    push(FaultRule::once(op, Fault::Short { bytes: 40 }));
+                }
+            }
+            Self::Torn => push(FaultRule::once(FaultOp::Write, Fault::Torn { sectors: 1 })),
+            Self::Slow => push(FaultRule {
+                times: 3,
+                ..FaultRule::once(
+                    FaultOp::Any,
+                    Fault::Slow(Duration::from_millis(number("VARVE_SLOW_MS", 10))),
+                )
+            }),
+            Self::Full => {
+                for op in [FaultOp::Write, FaultOp::Grow] {
+                    push(FaultRule::always(op, Fault::Full));
+                }
+            }
+            Self::Gone => push(FaultRule::once(FaultOp::Any, Fault::Gone)),
+            Self::Flip => {
+                for op in [FaultOp::Read, FaultOp::Write] {
+                    let bit = rng.next_u64();
+                    push(FaultRule::once(op, Fault::FlippedBit { bit }));
+                }
+            }
+            Self::Misdirected => {
+                for op in [FaultOp::Read, FaultOp::Write] {
+                    push(FaultRule::once(op, Fault::Misdirected { by: 4096 }));
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Activity {
+    Write,
+    Fsync,
+    Digest,
+    Migration,
+    Read,
+    Recovery,
+    Fsck,
+}
+
+impl Activity {
+    const ALL: [Self; 7] = [
+        Self::Write,
+        Self::Fsync,
+        Self::Digest,
+        Self::Migration,
+        Self::Read,
+        Self::Recovery,
+        Self::Fsck,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Fsync => "fsync",
+            Self::Digest => "digest",
+            Self::Migration => "migration",
+            Self::Read => "read",
+            Self::Recovery => "start",
+            Self::Fsck => "fsck, scrub",
+        }
+    }
+}
+
+/// What a cell showed, over all moments.
+#[derive(Debug, Default)]
+struct Cell {
+    runs: u64,
+    fired: u64,
+    seen: BTreeSet<String>,
+}
+
+const FILES: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+
+fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
+    Op::Write {
+        path: vec![path],
+        offset,
+        len,
+        seed,
+    }
+}
+
+/// What a kill leaves at this moment, on media of its own.
+fn copy(world: &SimWorld) -> SimWorld {
+    let (recording, ()) = world.clone().record(|| ());
+    let last = recording.points().last().map_or(0, |point| point.index);
+    recording.image(last, Crash::Kill).into_world()
+}
+
+/// A pool with files on all tiers, everything digested, and its model.
+fn prepared(shape: Shape) -> (SimWorld, Model) {
+    let rig = Rig::new(shape).expect("a pool");
+    let fs = rig.mount().expect("a mount");
+    let mut model = Model::new();
+    for (seed, name) in FILES.into_iter().enumerate() {
+        both(&mut model, &fs, &Op::Create(vec![name])).expect("sound media");
+        both(&mut model, &fs, &write(name, 0, 30_000, seed as u8)).expect("sound media");
+    }
+    drop(fs);
+    rig.kernel().digest_all().expect("sound media");
+    rig.settle();
+    let used = rig
+        .kernel()
+        .status()
+        .tiers
+        .iter()
+        .filter(|tier| tier.used_bytes > 0)
+        .count();
+    assert_eq!(used, 3, "data on all tiers");
+    (copy(&rig.world), model)
+}
+
+/// A call's result in a word.
+fn said(result: &Result<bool, String>) -> String {
+    let Err(why) = result else { return "ok".into() };
+    let errno = why.rsplit("Err(").next().and_then(|rest| rest.split(')').next());
+    match errno.and_then(|number| number.parse::<i32>().ok()) {
+        Some(libc::EIO) => "EIO".into(),
+        Some(libc::ENOSPC) => "ENOSPC".into(),
+        Some(libc::EROFS) => "EROFS".into(),
+        Some(other) => format!("errno {other}"),
+        None => why.clone(),
+    }
+}
+
+/// The kind of an error message: its beginning, without numbers.
+fn brief(error: impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    let words: Vec<_> = text
+        .split_whitespace()
+        .filter(|word| !word.chars().any(|c| c.is_ascii_digit()))
+        .take(7)
+        .collect();
+    words.join(" ")
+}
+
+struct Trial {
+    medium: Medium,
+    kind: Kind,
+    activity: Activity,
+    skip: u64,
+    seed: u64,
+}
+
+/// Contents that a file had, newest last; more where a call may count or not.
+type Versions = BTreeMap<String, Vec<Vec<u8>>>;
+
+fn note(versions: &mut Versions, tree: &Tree) {
+    for (path, seen) in tree {
+        let of = versions.entry(path.clone()).or_default();
+        if of.last() != Some(&seen.content) {
+            of.push(seen.content.clone());
+        }
+    }
+}
+
+impl Trial {
+    fn say(&self) -> String {
+        format!(
+            "{} of the {} during {}, after {} calls, seed {}",
+            self.kind.name(),
+            self.medium.name(),
+            self.activity.name(),
+            self.skip,
+            self.seed
+        )
+    }
+
+    /// Runs it; what was seen, and whether the fault came.
+    fn run(&self, base: &SimWorld, shape: Shape, model: &Model) -> (String, bool) {
+        let faults = Faults::default();
+        let script = self.medium.script(&faults);
+        let mut rng = Rng::new(self.seed);
+        let mut model = model.clone();
+        let mut versions = Versions::new();
+        note(&mut versions, &model.tree());
+        let rig = Rig::start_with_faults(copy(base), shape, &faults).expect("sound until now");
+        let fs = rig.mount().expect("sound until now");
+        let mut seen = String::new();
+        let mut arm = || self.kind.arm(script, self.skip, &mut rng);
+        // Returned with success, in order.
+        let acts = |model: &mut Model, versions: &mut Versions, ops: &[Op]| -> String {
+            let mut last = "ok".to_owned();
+            for op in ops {
+                // One that fails may count or not.
+                let mut after = model.clone();
+                let _ = after.apply(op);
+                note(versions, &after.tree());
+                let mut tried = model.clone();
+                let result = both(&mut tried, &fs, op);
+                last = said(&result);
+                if result.is_err() {
+                    break;
+                }
+                *model = tried;
+            }
+            last
+        };
+        let writes: Vec<_> = FILES.iter().map(|name| write(name, 5000, 9000, 77)).collect();
+        let mut world = None;
+        match self.activity {
+            Activity::Write => {
+                arm();
+                seen = acts(&mut model, &mut versions, &writes);
+            }
+            Activity::Fsync => {
+                acts(&mut model, &mut versions, &writes);
+                arm();
+                seen = acts(&mut model, &mut versions, &[Op::Fsync(vec![])]);
+            }
+            Activity::Digest => {
+                acts(&mut model, &mut versions, &writes);
+                arm();
+                let done = rig.kernel().digest_all();
+                let _ = write!(seen, "{}", if done.is_ok() { "ok" } else { "waits in the logs" });
+            }
+            Activity::Migration => {
+                arm();
+                let moved = rig.kernel().place();
+                seen = if moved > 0 {
+                    "moves".into()
+                } else {
+                    "nothing moves".into()
+                };
+            }
+            Activity::Read => {
+                arm();
+                let mut answers = BTreeSet::new();
+                let want = model.tree();
+                for name in FILES {
+                    let path = format!("/{name}");
+                    match target::content(&fs, &[name]) {
+                        Err(errno) => answers.insert(said(&Err(format!("Err({})", errno.0)))),
+                        Ok(content) if content == want[&path].content => answers.insert("ok".into()),
+                        // Privileged clients copy out of NVM as out of memory; scrub and fsck look at the checksums.
+                        Ok(_) if self.medium == Medium::Nvm && self.kind.lies() => {
+                            answers.insert("WRONG BYTES".into())
+                        }
+                        Ok(_) => panic!("{}: {name} shows wrong bytes", self.say()),
+                    };
+                }
+                seen = answers.into_iter().collect::<Vec<_>>().join(", ");
+            }
+            Activity::Recovery => {
+                acts(&mut model, &mut versions, &writes);
+                world = Some(copy(&rig.world));
+            }
+            Activity::Fsck => {
+                arm();
+                let found = rig.kernel().store().check();
+                let data = rig.kernel().store().check_data();
+                seen = match (found, data) {
+                    (Ok(a), Ok(b)) if a.is_empty() && b.is_empty() => "clean".into(),
+                    (Ok(_), Ok(_)) => "found and named".into(),
+                    (Err(error), _) | (_, Err(error)) => format!("error: {}", brief(error)),
+                };
+            }
+        }
+        if let Some(world) = &world {
+            arm();
+            match Rig::start_with_faults(world.clone(), shape, &faults) {
+                Err(error) => seen = format!("refused: {}", brief(error)),
+                Ok(started) => seen = format!("starts{}", Self::state(&started)),
+            }
+        } else {
+            seen.push_str(&Self::state(&rig));
+        }
+        let fired = script.fired() > 0;
+        // The machine dies at once, and starts on media that have nothing any more.
+        let world = copy(world.as_ref().unwrap_or(&rig.world));
+        faults.clear();
+        drop(fs);
+        drop(rig);
+        let then = self.judge(world, shape, &model, &versions);
+        (format!("{seen}; then {then}"), fired)
+    }
+
+    /// What the status says.
+    fn state(rig: &Rig) -> String {
+        let status = rig.kernel().status();
+        match (
+            &status.latched,
+            status.tiers.iter().any(|tier| tier.state != "ok"),
+        ) {
+            (Some(_), _) => ", pool read-only".into(),
+            (None, true) => ", device failed".into(),
+            (None, false) if status.jobs.iter().any(|job| job.contains("no space")) => {
+                ", waits for space".into()
+            }
+            (None, false) => String::new(),
+        }
+    }
+
+    fn judge(&self, world: SimWorld, shape: Shape, model: &Model, versions: &Versions) -> String {
+        let rig = match Rig::start(world, shape) {
+            Ok(rig) => rig,
+            Err(error) if self.kind.lies() => return format!("the start is refused: {}", brief(error)),
+            Err(error) => panic!("{}: the next start fails: {error}", self.say()),
+        };
+        let noticed = rig.check().is_err();
+        let fs = match rig.mount() {
+            Ok(fs) => fs,
+            Err(error) if self.kind.lies() => return format!("no session: {}", brief(error)),
+            Err(error) => panic!("{}: {error}", self.say()),
+        };
+        let (mut older, mut failed) = (false, false);
+        for (path, seen) in &model.tree() {
+            if path == "/" {
+                continue;
+            }
+            match target::content(&fs, &[&path[1..]]) {
+                Ok(content) if content == seen.content => {}
+                Ok(content) => {
+                    // Of a call that returned nothing is missing, unless the medium lied.
+                    let newer = versions[path].iter().rposition(|known| *known == content);
+                    let now = versions[path].iter().rposition(|known| *known == seen.content);
+                    match newer {
+                        Some(at) if Some(at) > now => {}
+                        Some(_) => older = true,
+                        None if self.medium == Medium::Nvm && self.kind.lies() && noticed => failed = true,
+                        None => panic!("{}: {path} has bytes that it never had", self.say()),
+                    }
+                }
+                Err(_) => failed = true,
+            }
+        }
+        assert!(
+            self.kind.lies() || !(older || failed || noticed),
+            "{}: something is lost or damaged although the fault was told: older {older}, unreadable {failed}, check {:?}",
+            self.say(),
+            rig.check()
+        );
+        match (noticed, failed, older) {
+            (false, false, false) => "all is there",
+            (true, false, false) => "check names the damage",
+            (_, true, _) => "reads fail, check names the damage",
+            (true, _, true) => "an older state, check names the damage",
+            (false, false, true) => "the last calls are missing",
+        }
+        .to_owned()
+    }
+}
+
+#[test]
+fn failing_media_never_show_wrong_bytes_without_a_word_and_lose_nothing_that_returned() {
+    let moments = number("VARVE_FAULT_MOMENTS", 3);
+    let seed = number("VARVE_SEED", 1);
+    let shape = Shape::tiny(SimMedium::File).with(Policy::Rotate);
+    let (base, model) = prepared(shape);
+    let mut rng = Rng::new(seed);
+    let (mut table, mut runs, mut fired_all) = (String::new(), 0, 0);
+    let mut kinds_fired = BTreeSet::new();
+    for medium in Medium::ALL {
+        let _ = writeln!(table, "\n### {}\n", medium.name());
+        let names: Vec<_> = Activity::ALL.iter().map(|activity| activity.name()).collect();
+        let _ = writeln!(table, "| fault | {} |", names.join(" | "));
+        let _ = writeln!(table, "| --- |{}", " --- |".repeat(names.len()));
+        for kind in Kind::ALL {
+            let mut line = format!("| {} |", kind.name());
+            for activity in Activity::ALL {
+                let mut cell = Cell::default();
+                for moment in 0..moments {
+                    let skip = if moment == 0 {
+                        0
+                    } else {
+                        rng.below(1 << (2 * moment))
+                    };
+                    let trial = Trial {
+                        medium,
+                        kind,
+                        activity,
+                        skip,
+                        seed: rng.next_u64(),
+                    };
+                    let (seen, fired) = trial.run(&base, shape, &model);
+                    cell.runs += 1;
+                    if fired {
+                        cell.fired += 1;
+                        kinds_fired.insert((medium, kind));
+                        cell.seen.insert(seen);
+                    } else {
+                        assert!(
+                            seen.ends_with("all is there"),
+                            "{}: without a fault: {seen}",
+                            trial.say()
+                        );
+                    }
+                }
+                runs += cell.runs;
+                fired_all += cell.fired;
+                let text = cell.seen.into_iter().collect::<Vec<_>>().join(" / ");
+                let _ = write!(line, " {} |", if text.is_empty() { "–" } else { &text });
+            }
+            let _ = writeln!(table, "{line}");
+        }
+    }
+    println!("{table}");
+    println!("{runs} runs, a fault came in {fired_all}");
+    // Everything has met everything at least once.
+    assert_eq!(
+        kinds_fired.len(),
+        Medium::ALL.len() * Kind::ALL.len(),
+        "{kinds_fired:?}"
+    );
+}

@@ -1,0 +1,258 @@
+//! Every parser of bytes that another process or a medium can choose, as a function of bytes. Owns what is required of each beside not to
+//! panic: what was read comes back the same when it is written and read again. Refuses to know where the bytes come from.
+//!
+//! `fuzz/run TARGET SECONDS` runs one under libFuzzer; `cargo test -p varve-fuzz` runs all on their corpus and on seeded changes of it.
+#![forbid(unsafe_code)]
+
+mod settings;
+mod trees;
+
+pub use settings::{messages, settings};
+pub use trees::{dir_nodes, extent_nodes};
+
+use varve_digest::{Cursors, Cut, GatherLimits, LogBytes, gather, seal_scan};
+use varve_format::journal::{JournalHeader, RecordHeader, parse_ranges};
+use varve_format::log::{
+    CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, LiveHeader, PAYLOAD_MAX, crc_seed, entry_crc, entry_size,
+    payload_crc,
+};
+use varve_format::session::{GrantRow, SessionRow};
+use varve_format::superblock::Superblock;
+use varve_format::{EntryHeader, EntryMeta, Ino, LogOp, LogSeq, SessionId, TxId, inode::InodeSlot};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// A parser.
+pub type Target = fn(&[u8]);
+
+/// All of them.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("superblock", superblock),
+    ("journal", journal),
+    ("log_scan", log_scan),
+    ("log_op", log_op),
+    ("extent_nodes", extent_nodes),
+    ("dir_nodes", dir_nodes),
+    ("inode", inode),
+    ("rows", rows),
+    ("messages", messages),
+    ("settings", settings),
+];
+
+/// The superblock, with its checksum as it is and made right.
+pub fn superblock(data: &[u8]) {
+    let mut block = data.to_vec();
+    block.resize(4096, 0);
+    let _ = Superblock::parse(data);
+    let _ = Superblock::parse(&block);
+    if let Ok((superblock, _)) = Superblock::read_from_prefix(&block) {
+        let sealed = superblock.sealed();
+        if let Ok(parsed) = Superblock::parse(sealed.as_bytes()) {
+            assert_eq!(parsed, sealed);
+            for tier in varve_format::Tier::ALL {
+                let _ = parsed.tier(tier);
+            }
+        }
+    }
+}
+
+/// Headers of journal and record, and the ranges of a record: the first bytes say how many and of how large a medium.
+pub fn journal(data: &[u8]) {
+    if let Ok((header, _)) = JournalHeader::read_from_prefix(data) {
+        let _ = header.is_valid();
+        assert!(header.sealed().as_bytes().len() >= 40);
+    }
+    if let Ok((header, payload)) = RecordHeader::read_from_prefix(data) {
+        let _ = header.is_valid([7; 16]);
+        let made = RecordHeader::new([7; 16], TxId(3), 1, payload);
+        assert!(made.is_valid([7; 16]));
+    }
+    let Some((head, payload)) = data.split_at_checked(6) else {
+        return;
+    };
+    let ranges = u32::from_le_bytes([head[0], head[1], head[2], 0]) >> (head[3] % 24);
+    let blocks = u64::from(u16::from_le_bytes([head[4], head[5]]));
+    if let Ok(found) = parse_ranges(payload, ranges, blocks) {
+        assert_eq!(found.len(), ranges as usize);
+    }
+}
+
+/// A log of two chunks whose beginnings are given; zeros behind.
+struct Chunks {
+    parts: [Vec<u8>; 2],
+}
+
+impl LogBytes for Chunks {
+    type Error = std::convert::Infallible;
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Self::Error> {
+        assert!(
+            offset + out.len() as u64 <= self.len_bytes(),
+            "outside of the log"
+        );
+        let part = &self.parts[(offset / CHUNK_BYTES) as usize];
+        let from = (offset % CHUNK_BYTES) as usize;
+        assert!(from + out.len() <= CHUNK_BYTES as usize, "across chunks");
+        let there = part.get(from..).unwrap_or(&[]);
+        let there = &there[..there.len().min(out.len())];
+        out[..there.len()].copy_from_slice(there);
+        out[there.len()..].fill(0);
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> u64 {
+        2 * CHUNK_BYTES
+    }
+}
+
+const SESSION: SessionId = SessionId(5);
+
+/// Makes checksums of entries right, from `start` on: of all but one in sixteen.
+fn seal_entries(part: &mut [u8], start: usize) {
+    let mut at = start;
+    while let Some(bytes) = part.get(at..at + HEADER_SIZE) {
+        let mut header = EntryHeader::read_from_bytes(bytes).unwrap_or_else(|_| EntryHeader::new_zeroed());
+        let len = (header.payload_len.get() as usize).min(PAYLOAD_MAX) % 4096;
+        header.payload_len.set(len as u32);
+        // Small numbers, so that some follow one another.
+        header.seq.set(header.seq.get() % 64);
+        if header.seq.get() % 4 != 0 {
+            header.stable_delta.set(header.stable_delta.get() % 8);
+            header.tx_left.set(header.tx_left.get() % 4);
+        }
+        let Some(payload) = part.get(at + HEADER_SIZE..at + HEADER_SIZE + len) else {
+            break;
+        };
+        if header.time_ns.get() % 16 != 1 {
+            header
+                .crc32c
+                .set(entry_crc(payload_crc(crc_seed(SESSION), payload), &header));
+        }
+        part[at..at + HEADER_SIZE].copy_from_slice(header.as_bytes());
+        at += entry_size(len);
+    }
+}
+
+/// The scans of a log: what is gathered is in order and whole, and what a seal covers can be gathered.
+pub fn log_scan(data: &[u8]) {
+    let (first, second) = data.split_at(data.len() / 2);
+    let mut parts = [first.to_vec(), second.to_vec()];
+    seal_entries(&mut parts[0], LIVE_HEADER_SIZE);
+    seal_entries(&mut parts[1], 0);
+    let _ = LiveHeader::read_from_prefix(&parts[0]).map(|(header, _)| header.is_valid());
+    let log = Chunks { parts };
+    let newest = || TxId(9);
+    let limits = GatherLimits {
+        bytes: 8192,
+        entries: 20,
+    };
+    let mut digested = LogSeq(0);
+    for cut in [Cut::Live(None), Cut::Live(Some(LogSeq(7)))] {
+        let Ok(batch) = gather(&log, SESSION, digested, &newest, cut, &limits, &Cursors::new());
+        let mut last = digested.0;
+        for entry in &batch.entries {
+            assert!(entry.seq().0 > last && entry.seq() <= batch.upto, "out of order");
+            last = entry.seq().0;
+            let _ = batch.op(entry);
+        }
+        for transaction in &batch.transactions {
+            assert!(transaction.first + transaction.len <= batch.entries.len());
+        }
+        digested = batch.upto;
+    }
+    let Ok(found) = seal_scan(&log, SESSION, LogSeq(0), &newest, &Cursors::new());
+    let row = SessionRow {
+        id: SESSION,
+        uid: 1,
+        pid: 2,
+        pid_start: 3,
+        token: 4,
+        state: varve_format::session::SessionState::Sealed(found.seal.clone()),
+        digested: LogSeq(0),
+        last_mediated: 0,
+        log_bytes: 0,
+        created_ns: 0,
+        flags: 0,
+    };
+    assert!(
+        row.encode().is_ok(),
+        "a seal that cannot be made durable: {:?}",
+        found.seal
+    );
+    let mut at = LogSeq(0);
+    for _ in 0..1000 {
+        let cut = Cut::Sealed(&found.seal);
+        let Ok(batch) = gather(&log, SESSION, at, &newest, cut, &limits, &Cursors::new());
+        if batch.upto <= at {
+            break;
+        }
+        at = batch.upto;
+    }
+    assert!(
+        at >= found.seal.last,
+        "a sealed log is never digested: {at:?} of {:?}",
+        found.seal
+    );
+}
+
+/// One operation of a log: its header and payload.
+pub fn log_op(data: &[u8]) {
+    let Some((head, payload)) = data.split_at_checked(HEADER_SIZE) else {
+        return;
+    };
+    let Ok(mut header) = EntryHeader::read_from_bytes(head) else {
+        return;
+    };
+    let _ = LogOp::parse(&header, payload);
+    header.payload_len.set(payload.len() as u32);
+    header.op %= 14;
+    header.flags &= 0x1f;
+    let Ok(op) = LogOp::parse(&header, payload) else {
+        return;
+    };
+    let _ = varve_format::charge(&op);
+    let mut body = Vec::new();
+    op.encode_body(&mut body);
+    let again = op.header(&EntryMeta::default(), body.len());
+    body.extend_from_slice(op.data());
+    assert_eq!(LogOp::parse(&again, &body), Ok(op));
+}
+
+/// An inode's image, with its checksum as it is and made right.
+pub fn inode(data: &[u8]) {
+    let _ = InodeSlot::decode(data, Ino(9));
+    let mut image = data.to_vec();
+    image.resize(varve_format::inode::INODE_SIZE, 0);
+    let Ok(model) = InodeSlot::Free(varve_format::Generation(1)).encode(Ino(9)) else {
+        return;
+    };
+    // The number is where an image of inode 9 has it.
+    let Some(place) = (4..model.len() - 8).find(|at| model[*at..*at + 8] == 9_u64.to_le_bytes()) else {
+        return;
+    };
+    image[place..place + 8].copy_from_slice(&9_u64.to_le_bytes());
+    let sum = varve_format::log::payload_crc(0, &image[4..]);
+    image[..4].copy_from_slice(&sum.to_le_bytes());
+    if let Ok(slot) = InodeSlot::decode(&image, Ino(9)) {
+        if let InodeSlot::Used(inode) = &slot {
+            let _ = inode.blocks();
+        }
+        if let Ok(again) = slot.encode(Ino(9)) {
+            assert_eq!(InodeSlot::decode(&again, Ino(9)), Ok(slot));
+        }
+    }
+}
+
+/// Rows of the session and grant tables.
+pub fn rows(data: &[u8]) {
+    if let Ok(Some(row)) = SessionRow::decode(data) {
+        let again = row.encode().map(|bytes| SessionRow::decode(&bytes));
+        assert_eq!(again, Ok(Ok(Some(row))));
+    }
+    if let Ok(Some(row)) = GrantRow::decode(data) {
+        let again = row.encode().map(|bytes| GrantRow::decode(&bytes));
+        assert_eq!(again, Ok(Ok(Some(row))));
+    }
+}
+
+#[cfg(test)]
+mod tests;
