@@ -76,7 +76,7 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
 /// `varve umount`.
 pub fn umount(args: &UmountArgs) -> anyhow::Result<()> {
     if args.force {
-        return crate::up::unmount_lazily(&args.mountpoint)
+        return crate::up::detach_mount(&args.mountpoint)
             .with_context(|| format!("cannot unmount {}", args.mountpoint.display()));
     }
     match rustix::mount::unmount(&args.mountpoint, rustix::mount::UnmountFlags::empty()) {

@@ -70,6 +70,13 @@ impl Supervised {
         Ok(Verdict::Restart(wait, status))
     }
 
+    /// Whether it was killed, but a thread of it has not ended: it waits in the kernel for an answer that only this process could have
+    /// given. A mount's thread that withdraws cached pages waits so for a write that holds one of them.
+    pub fn is_held(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        stat.is_ok_and(|stat| is_zombie(&stat))
+    }
+
     /// Starts it again.
     pub fn restart(&mut self) -> io::Result<()> {
         self.restarts.push(Instant::now());
@@ -99,6 +106,12 @@ impl Supervised {
     }
 }
 
+/// What `/proc/PID/stat` says of a process whose first thread has ended.
+fn is_zombie(stat: &str) -> bool {
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes().first());
+    matches!(state, Some(Some(b'Z' | b'X')))
+}
+
 /// For a child: asks the kernel for SIGTERM when the parent ends, and ends at once if it already has.
 pub fn follow_parent() -> io::Result<()> {
     let parent = rustix::process::getppid();
@@ -107,4 +120,17 @@ pub fn follow_parent() -> io::Result<()> {
         return Err(io::Error::other("the process that started this one is gone"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zombie_is_told_by_its_state_whatever_its_name() {
+        assert!(is_zombie("12 (varve) Z 1 12 12"));
+        assert!(is_zombie("12 (a) S b) Z 1 12 12"));
+        assert!(!is_zombie("12 (Z) S 1 12 12"));
+        assert!(!is_zombie(""));
+    }
 }

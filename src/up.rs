@@ -13,7 +13,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long the daemon and the mount may take to come up.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(600);
+/// How often it is told that a start takes long.
+const START_TOLD: Duration = Duration::from_secs(10);
+/// How long a mount that is taken away by force may take to write what it has.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// How long the daemon may take to digest what is left and end.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 /// How often children and signals are looked at.
@@ -101,15 +105,19 @@ pub fn is_dead_mount(path: &Path) -> bool {
 
 /// Whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
-    let Ok(path) = absolute(path) else { return false };
-    let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else {
-        return false;
+    mount_minor(path).is_some()
+}
+
+/// The minor number of the device mounted last at `path`: the number of its connection if it is a FUSE mount.
+fn mount_minor(path: &Path) -> Option<u32> {
+    let path = absolute(path).ok()?;
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let at_path = |line: &&str| {
+        let at = line.split(' ').nth(4);
+        at.is_some_and(|at| unescape(at) == path.as_os_str())
     };
-    table.lines().any(|line| {
-        line.split(' ')
-            .nth(4)
-            .is_some_and(|at| unescape(at) == path.as_os_str())
-    })
+    let line = table.lines().rfind(at_path)?;
+    line.split(' ').nth(2)?.split_once(':')?.1.parse().ok()
 }
 
 /// The absolute path of a mountpoint without touching the mount itself.
@@ -151,12 +159,41 @@ fn clear_mount(path: &Path) -> anyhow::Result<()> {
     if !is_mounted(path) {
         return Ok(());
     }
-    unmount_lazily(path)
+    abort_mount(path)
         .with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
 }
 
+/// Takes away a mount that is in use, or whose server does not answer. What programs changed in mapped memory is written first, if that
+/// takes no more than [`FLUSH_LIMIT`].
+pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
+    let (done, ended) = std::sync::mpsc::channel();
+    let mount = path.to_owned();
+    std::thread::spawn(move || {
+        let _ = std::fs::File::open(mount).map(rustix::fs::syncfs);
+        let _ = done.send(());
+    });
+    let _ = ended.recv_timeout(FLUSH_LIMIT);
+    abort_mount(path)
+}
+
+/// Takes away a mount whose process was killed: requests that it can no longer answer fail, and whoever waits for them goes on.
+fn abort_mount(path: &Path) -> anyhow::Result<()> {
+    let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+    match rustix::mount::unmount(path, force) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => {
+            // An ordinary user may abort the connections of their own mounts, where the control file system is there.
+            if let Some(minor) = mount_minor(path) {
+                let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+            }
+            unmount_lazily(path)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Detaches a mount, busy or dead.
-pub fn unmount_lazily(path: &Path) -> anyhow::Result<()> {
+fn unmount_lazily(path: &Path) -> anyhow::Result<()> {
     match rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
@@ -230,8 +267,16 @@ impl Run {
                 println!("{} was unmounted; stopping", mountpoint.display());
                 return Ok(());
             }
+            if self.mount.is_held() && is_mounted(&mountpoint) {
+                eprintln!(
+                    "varve: the killed mount is held by requests that it cannot answer any more; they are aborted"
+                );
+                if let Err(error) = abort_mount(&mountpoint) {
+                    eprintln!("varve: the dead mount could not be taken away: {error}");
+                }
+            }
             keep(&mut self.mount, || {
-                if let Err(error) = unmount_lazily(&mountpoint) {
+                if let Err(error) = abort_mount(&mountpoint) {
                     eprintln!("varve: the dead mount could not be taken away: {error}");
                 }
             })?;
@@ -262,7 +307,7 @@ impl Run {
         loop {
             if self.mount.wait(Duration::ZERO)?.is_some() {
                 if is_mounted(&mountpoint) {
-                    unmount_lazily(&mountpoint)?;
+                    abort_mount(&mountpoint)?;
                 }
                 return Ok(());
             }
@@ -281,7 +326,7 @@ impl Run {
             }
             if stop.count() > already.max(1) || self.pool.force_flag().exists() {
                 let _ = std::fs::remove_file(self.pool.force_flag());
-                unmount_lazily(&mountpoint)?;
+                detach_mount(&mountpoint)?;
                 self.mount.wait(Duration::from_secs(5))?;
                 self.mount.signal(Signal::KILL);
                 self.mount.wait(Duration::from_secs(5))?;
@@ -316,7 +361,8 @@ fn keep(child: &mut Supervised, before: impl Fn()) -> anyhow::Result<()> {
 
 /// Waits until `ready`, or the child died, or a signal came.
 fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() -> bool) -> anyhow::Result<()> {
-    let until = Instant::now() + START_LIMIT;
+    let began = Instant::now();
+    let mut told = began;
     while !ready() {
         if let Verdict::Restart(_, status) | Verdict::GiveUp(status) = child.check()? {
             bail!("{what} could not start ({status}); its message is above");
@@ -324,8 +370,15 @@ fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() ->
         if stop.count() > 0 {
             bail!("stopped while {what} was starting");
         }
-        if Instant::now() >= until {
+        if began.elapsed() >= START_LIMIT {
             bail!("{what} is not ready after {START_LIMIT:?}");
+        }
+        if told.elapsed() >= START_TOLD {
+            told = Instant::now();
+            eprintln!(
+                "varve: {what} is still starting after {:.0?} (it digests what a crash left)",
+                began.elapsed()
+            );
         }
         std::thread::sleep(TICK);
     }
@@ -423,7 +476,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     let pool = Pool::open(&args.dir)?;
     if try_lock(&pool.up_lock())?.is_some() {
         if is_mounted(&pool.mountpoint()) {
-            unmount_lazily(&pool.mountpoint())?;
+            abort_mount(&pool.mountpoint())?;
             println!(
                 "{} was a left-over mount; taken away",
                 pool.mountpoint().display()
