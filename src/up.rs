@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long the daemon and the mount may take to come up.
 const START_LIMIT: Duration = Duration::from_secs(600);
+/// How long a killed mount may take to end before its connection is aborted.
+const HELD_LIMIT: Duration = Duration::from_millis(500);
 /// How often it is told that a start takes long.
 const START_TOLD: Duration = Duration::from_secs(10);
 /// How long a mount that is taken away by force may take to write what it has.
@@ -42,15 +44,10 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    std::fs::create_dir_all(pool.mountpoint()).or_else(|error| {
-        // A dead mount of a killed run: it is ours, since we hold the lock.
-        if error.raw_os_error() == Some(libc::ENOTCONN) || is_dead_mount(&pool.mountpoint()) {
-            Ok(())
-        } else {
-            Err(error).with_context(|| format!("cannot make {}", pool.mountpoint().display()))
-        }
-    })?;
+    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away could wait for ever.
     clear_mount(&pool.mountpoint())?;
+    std::fs::create_dir_all(pool.mountpoint())
+        .with_context(|| format!("cannot make {}", pool.mountpoint().display()))?;
     // Of an earlier `down --force` whose mount was not in use.
     let _ = std::fs::remove_file(pool.force_flag());
     let mut run = Run::start(args, &pool, &stop)?;
@@ -96,11 +93,6 @@ fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
     }
-}
-
-/// Whether `path` is a mount whose server is gone.
-pub fn is_dead_mount(path: &Path) -> bool {
-    std::fs::metadata(path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
 }
 
 /// Whether something is mounted at `path`.
@@ -258,27 +250,35 @@ impl Run {
 
     /// Keeps both running until a signal comes.
     fn watch(&mut self, stop: &Stop) -> anyhow::Result<()> {
+        let mountpoint = self.pool.mountpoint();
+        let (mut held, mut aborted) = (None, false);
         while stop.count() == 0 {
             std::thread::sleep(TICK);
             keep(&mut self.serve, || ())?;
-            let mountpoint = self.pool.mountpoint();
-            if matches!(self.mount.check()?, Verdict::Restart(..)) && !is_mounted(&mountpoint) {
-                // Somebody unmounted it on purpose: that ends the run.
-                println!("{} was unmounted; stopping", mountpoint.display());
-                return Ok(());
-            }
-            if self.mount.is_held() && is_mounted(&mountpoint) {
-                eprintln!(
-                    "varve: the killed mount is held by requests that it cannot answer any more; they are aborted"
-                );
-                if let Err(error) = abort_mount(&mountpoint) {
-                    eprintln!("varve: the dead mount could not be taken away: {error}");
+            match self.mount.check()? {
+                Verdict::Alive if self.mount.is_held() && !aborted => {
+                    // Most threads of a killed process end at once.
+                    if held.get_or_insert_with(Instant::now).elapsed() > HELD_LIMIT {
+                        eprintln!(
+                            "varve: the killed mount is held by requests that it cannot answer any more; they are aborted"
+                        );
+                        take_dead_away(&mountpoint);
+                        aborted = true;
+                    }
+                    continue;
                 }
+                Verdict::Restart(..) if !aborted && !is_mounted(&mountpoint) => {
+                    // Somebody unmounted it on purpose: that ends the run.
+                    println!("{} was unmounted; stopping", mountpoint.display());
+                    return Ok(());
+                }
+                _ => {}
             }
             keep(&mut self.mount, || {
-                if let Err(error) = abort_mount(&mountpoint) {
-                    eprintln!("varve: the dead mount could not be taken away: {error}");
+                if is_mounted(&mountpoint) {
+                    take_dead_away(&mountpoint);
                 }
+                (held, aborted) = (None, false);
             })?;
         }
         Ok(())
@@ -335,8 +335,14 @@ impl Run {
     }
 }
 
+fn take_dead_away(mountpoint: &Path) {
+    if let Err(error) = abort_mount(mountpoint) {
+        eprintln!("varve: the dead mount could not be taken away: {error}");
+    }
+}
+
 /// Starts a child again that died; an error if it died too often.
-fn keep(child: &mut Supervised, before: impl Fn()) -> anyhow::Result<()> {
+fn keep(child: &mut Supervised, before: impl FnOnce()) -> anyhow::Result<()> {
     match child.check()? {
         Verdict::Alive => Ok(()),
         Verdict::Restart(wait, status) => {

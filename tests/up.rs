@@ -3,7 +3,9 @@
 
 mod common;
 
-use common::{LiveDirs, Pool, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
+use common::{
+    LiveDirs, Pool, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until,
+};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::process::Command;
@@ -101,6 +103,29 @@ fn everything_acknowledged_is_there_after_all_processes_are_killed() {
             same_tree(&pool.outside().join(&name), &pool.mnt().join(&name));
         }
     }
+    pool.down();
+    pool.fsck_clean();
+}
+
+/// Looking at such a mount waits for ever, and so does what already waits in it, until it is taken away.
+#[test]
+fn start_takes_a_mount_away_that_does_not_answer() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&SMALL_FILE);
+    std::fs::write(pool.mnt().join("file"), b"here").unwrap();
+    let shim = pool.leave_a_hung_mount();
+    let mut waiting = Command::new("stat")
+        .arg(pool.mnt().join("never looked at"))
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    pool.start();
+    assert_eq!(std::fs::read(pool.mnt().join("file")).unwrap(), b"here");
+    assert!(!waiting.wait().unwrap().success(), "its request fails");
+    kill(shim);
+    wait_until("the end of the hung mount", || !alive(shim));
     pool.down();
     pool.fsck_clean();
 }

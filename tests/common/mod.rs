@@ -174,6 +174,21 @@ impl Pool {
         self.wait_unlocked();
     }
 
+    /// Stops the mount's process, so that it answers nothing any more, and kills `up` and the daemon. Answers the stopped one's id.
+    #[allow(dead_code)]
+    pub fn leave_a_hung_mount(&mut self) -> u32 {
+        let shim = self.child_pid("mount").expect("a mount");
+        let pid = rustix::process::Pid::from_raw(shim as i32).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it stops");
+        let daemon = self.child_pid("serve").expect("a daemon");
+        kill(self.up_pid());
+        kill(daemon);
+        self.up.take().expect("it is up").wait().expect("up ends");
+        wait_until("the end of the daemon", || !alive(daemon));
+        self.wait_unlocked();
+        shim
+    }
+
     /// Waits until no process has the pool. A killed process may look dead while some of its threads still end.
     pub fn wait_unlocked(&self) {
         for name in ["lock", "up.lock"] {
