@@ -49,7 +49,14 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     pool.require_daemon()?;
     let mut command = Command::new(program);
     command.args(rest);
-    if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+    if let Some(inner) = mounted_inside(&mounted.at)? {
+        tracing::warn!(
+            "{} is mounted inside {}: {} works through the mount",
+            inner.display(),
+            mounted.at.display(),
+            program.display()
+        );
+    } else if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         let library = unpack(pool.dir())?;
         let meta = std::fs::metadata(&mounted.at)
             .with_context(|| format!("cannot look at {}", mounted.at.display()))?;
@@ -111,6 +118,17 @@ fn choose(args: &RunArgs) -> anyhow::Result<Mounted> {
             bail!("which mount? Say it with --mount: {}", names.join(", "))
         }
     }
+}
+
+/// A file system that is mounted below `at`: LibFS would not see it.
+fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
+    let table = String::from_utf8_lossy(&table).into_owned();
+    Ok(table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|path| PathBuf::from(OsString::from_vec(unescaped(path))))
+        .find(|path| path != at && path.starts_with(at)))
 }
 
 /// A line of `/proc/self/mountinfo`, if it is a mount of ours.

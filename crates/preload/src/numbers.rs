@@ -101,6 +101,8 @@ numbers![
     SYS_pivot_root,
     SYS_setns,
     SYS_unshare,
+    SYS_mount,
+    SYS_move_mount,
     SYS_umask,
     SYS_mmap,
     SYS_poll,

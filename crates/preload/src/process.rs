@@ -15,7 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use varve_format::InodeKey;
+use varve_format::{InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, FsOptions, SocketConnector};
 
 /// Entries of a directory that are looked at together when a name is searched.
@@ -469,6 +469,30 @@ impl Process {
         } else {
             Err(Errno(libc::ESTALE))
         }
+    }
+
+    /// Whether the file is a program that runs somewhere: the kernel knows.
+    #[must_use]
+    pub fn runs(&self, attr: &InodeAttr, route: &[u8]) -> bool {
+        if attr.is_dir() || attr.mode & 0o111 == 0 {
+            return false;
+        }
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(route);
+        let flags = libc::O_WRONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let fd = kernel::open(&ended(path), flags, 0);
+        if fd >= 0 {
+            kernel::close(fd as i32);
+        }
+        fd == -(libc::ETXTBSY as isize)
+    }
+
+    /// Whether a file system is mounted at a path below the mount: the kernel knows.
+    #[must_use]
+    pub fn is_mount_point(&self, route: &[u8]) -> bool {
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(route);
+        std::ffi::CString::new(path).is_ok_and(|path| kernel::is_mount_point(&path))
     }
 
     /// Path of a directory below the mount, from its parents.

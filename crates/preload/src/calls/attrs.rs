@@ -238,7 +238,9 @@ pub(super) fn fchown(p: &Process, a: &Args) -> Answer {
 pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
     p.on_path(a, libc::AT_FDCWD, 0, |start| {
         let size = u64::try_from(a.word(1) as i64).map_err(|_| Errno(libc::EINVAL))?;
-        let attr = find(p, start, true)?;
+        let walked = p.walk(start, true)?;
+        let route = walked.whole();
+        let attr = walked.target.ok_or(Errno(libc::ENOENT))?;
         match attr.kind() {
             FileKind::Directory => return fail(libc::EISDIR),
             FileKind::Regular => {}
@@ -246,6 +248,12 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
         }
         if !may(&attr, &p.cred(), 2) {
             return fail(libc::EACCES);
+        }
+        if p.mapped.read().contains_key(&attr.key) {
+            return Err(Stop::Kernel);
+        }
+        if p.runs(&attr, &route) {
+            return fail(libc::ETXTBSY);
         }
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);

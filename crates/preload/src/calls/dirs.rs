@@ -134,6 +134,17 @@ pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     Answer::NotOurs
 }
 
+/// A file system may be mounted inside the mount now, which LibFS does not see.
+pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
+    let inside = a
+        .path(i)
+        .is_ok_and(|path| p.start(dirfd, path).is_ok_and(|start| start.is_some()));
+    if inside {
+        p.give_up();
+    }
+    Answer::NotOurs
+}
+
 pub(super) fn umask(p: &Process, a: &Args) -> Answer {
     p.set_umask(a.word(0) as u32);
     Answer::NotOurs

@@ -317,6 +317,8 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_chdir => dirs::chdir(p, a),
         c::SYS_fchdir => dirs::fchdir(p, a),
         c::SYS_chroot | c::SYS_pivot_root | c::SYS_setns | c::SYS_unshare => dirs::other_root(p, a),
+        c::SYS_mount => dirs::mount(p, a, cwd, 1),
+        c::SYS_move_mount => dirs::mount(p, a, a.int(2), 3),
         c::SYS_umask => dirs::umask(p, a),
 
         c::SYS_mmap => maps::mmap(p, a),

@@ -106,6 +106,9 @@ pub(super) fn unlink(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32) ->
         if rmdir {
             if attr.is_dir() {
                 p.keep(attr.key);
+                if p.is_mount_point(&walked.whole()) {
+                    return fail(libc::EBUSY);
+                }
             }
             fs.rmdir(walked.dir, &walked.name, &p.cred())?;
         } else {

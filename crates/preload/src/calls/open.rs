@@ -117,6 +117,9 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         if p.mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
+        if !made && (wanted.write || wanted.truncate) && p.runs(&attr, &walked.whole()) {
+            return fail(libc::ETXTBSY);
+        }
         let mine = p.cred();
         if flags & libc::O_NOATIME != 0 && mine.uid != 0 && mine.uid != attr.uid {
             return fail(libc::EPERM);

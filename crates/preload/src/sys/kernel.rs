@@ -1,6 +1,7 @@
 //! System calls that go to the kernel and nowhere else. Knows no descriptor of ours.
 
 use std::arch::asm;
+use std::ffi::CStr;
 
 /// A system call as it is. Negative results are `-errno`.
 ///
@@ -146,20 +147,33 @@ fn stat(fd: i32) -> Option<libc::stat> {
     (done == 0).then_some(stat)
 }
 
-/// Has the kernel ask the file system for the file's length again.
-pub fn refresh(fd: i32) {
+fn statx(dir: i32, path: &CStr, flags: i32, mask: u32) -> Option<libc::statx> {
     // SAFETY: all bytes zero is a value of the type.
     let mut statx: libc::statx = unsafe { std::mem::zeroed() };
     let a = [
-        fd as usize,
-        c"".as_ptr() as usize,
-        (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC) as usize,
-        libc::STATX_SIZE as usize,
+        dir as usize,
+        path.as_ptr() as usize,
+        flags as usize,
+        mask as usize,
         (&raw mut statx) as usize,
         0,
     ];
     // SAFETY: the path ends with a zero byte and `statx` takes the answer.
-    unsafe { call(nr(libc::SYS_statx), a) };
+    (unsafe { call(nr(libc::SYS_statx), a) } == 0).then_some(statx)
+}
+
+/// Has the kernel ask the file system for the file's length again.
+pub fn refresh(fd: i32) {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC;
+    let _ = statx(fd, c"", flags, libc::STATX_SIZE);
+}
+
+/// Whether a file system is mounted at `path`.
+#[must_use]
+pub fn is_mount_point(path: &CStr) -> bool {
+    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_STATX_DONT_SYNC;
+    statx(libc::AT_FDCWD, path, flags, libc::STATX_TYPE)
+        .is_some_and(|statx| statx.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0)
 }
 
 /// The working directory's path.

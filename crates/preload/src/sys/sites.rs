@@ -1,7 +1,7 @@
 //! Where a library's code calls the kernel, and whether such a place can be replaced by a jump. Pure: bytes in, places out.
 //!
 //! A jump takes five bytes and `syscall` two, so a neighbour must move with it. Two neighbours are known well enough to move without a
-//! disassembler: the comparison of the result with -4095 behind it, and the load of a constant number before it. No jump in the library may
+//! disassembler: the comparison of the result with -4095 (or a copy of the result) behind it, and the load of a constant number before it. No jump in the library may
 //! lead to the second of the two instructions; every displacement in the code is looked at, also those that are no instruction, so that
 //! the error is only ever on the safe side.
 
@@ -14,17 +14,19 @@ pub struct Site {
     pub len: usize,
     /// Number that is loaded by the replaced bytes.
     pub loads: Option<u32>,
-    /// Length of the comparison at the end of the replaced bytes; 0 for none.
+    /// Length of the comparison or the copy at the end of the replaced bytes; 0 for none.
     pub tail: usize,
 }
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Length of a comparison of the result with -4096 or -4095, if one stands at the start of `code`.
-fn comparison(code: &[u8]) -> usize {
+/// Length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if one stands at the start of `code`.
+fn follower(code: &[u8]) -> usize {
     match code {
         [0x48, 0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 6,
         [0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 5,
+        // Users and groups of all threads of a process are changed by such a call.
+        [0x41, 0x89, 0xc0..=0xc7, ..] => 3,
         _ => 0,
     }
 }
@@ -59,7 +61,7 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
             None if !unknown => continue,
             _ => {}
         }
-        let tail = comparison(&code[at + 2..]);
+        let tail = follower(&code[at + 2..]);
         if tail > 0 && !is_hit(at + 2) {
             sites.push(Site {
                 start: at,
@@ -79,6 +81,19 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
         }
     }
     (sites, left)
+}
+
+/// Loads of four registers from a structure, by which glibc makes one call in all threads. A byte in it looks like a short jump behind the call.
+const LOADS: [u8; 14] = [
+    0x48, 0x8b, 0x73, 0x10, 0x48, 0x8b, 0x7b, 0x08, 0x48, 0x8b, 0x53, 0x18, 0x8b, 0x03,
+];
+
+/// Whether `at` lies in such loads, which stand just before a call that ends at `after`.
+fn in_loads(code: &[u8], at: usize, after: usize) -> bool {
+    let Some(start) = after.checked_sub(SYSCALL.len() + LOADS.len()) else {
+        return false;
+    };
+    (start..start + LOADS.len()).contains(&at) && code.get(start..start + LOADS.len()) == Some(&LOADS[..])
 }
 
 /// Which of `inner` (sorted) any byte sequence that looks like a relative jump leads to.
@@ -112,7 +127,7 @@ fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
         for at in from..(offset + 130).min(code.len().saturating_sub(2)) {
             if matches!(code[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb) {
                 let to = (at + 2).checked_add_signed(isize::from(code[at + 1] as i8));
-                if to == Some(offset) {
+                if to == Some(offset) && !in_loads(code, at, offset) {
                     hit.push(offset);
                 }
             }
@@ -125,7 +140,7 @@ fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Site, find};
+    use super::{LOADS, Site, find};
 
     const CMP: [u8; 6] = [0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff];
 
@@ -150,6 +165,22 @@ mod tests {
             }]
         );
         assert!(left.is_empty());
+    }
+
+    #[test]
+    fn a_call_with_a_copy_of_its_result_behind_is_replaced_with_it() {
+        // mov %eax,%r12d
+        let code = code(&[&LOADS, &[0x0f, 0x05, 0x41, 0x89, 0xc4]]);
+        let (sites, _) = find(&code, |_| true, true);
+        assert_eq!(
+            sites,
+            [Site {
+                start: 78,
+                len: 5,
+                loads: None,
+                tail: 3
+            }]
+        );
     }
 
     #[test]
@@ -197,18 +228,35 @@ mod tests {
         assert_eq!(find(&code, |_| true, true), (vec![], vec![]));
     }
 
-    #[test]
-    fn the_c_library_of_this_machine_has_few_calls_that_cannot_be_replaced() {
+    fn c_library() -> Option<Vec<u8>> {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let Some(path) = maps
+        let path = maps
             .lines()
             .filter_map(|line| line.split_whitespace().nth(5))
-            .find(|path| path.contains("libc.so.6"))
-        else {
+            .find(|path| path.contains("libc.so.6"));
+        if path.is_none() {
             eprintln!("SKIPPED: no glibc in this process");
+        }
+        std::fs::read(path?).ok()
+    }
+
+    #[test]
+    fn the_c_library_of_this_machine_has_its_call_for_all_threads_replaced() {
+        let Some(code) = c_library() else { return };
+        let Some(at) = code
+            .windows(LOADS.len() + 2)
+            .position(|window| window[..LOADS.len()] == LOADS && window[LOADS.len()..] == super::SYSCALL)
+        else {
+            eprintln!("SKIPPED: another glibc");
             return;
         };
-        let code = std::fs::read(path).unwrap_or_default();
+        let (sites, _) = find(&code, |_| true, true);
+        assert!(sites.iter().any(|site| site.start == at + LOADS.len()));
+    }
+
+    #[test]
+    fn the_c_library_of_this_machine_has_few_calls_that_cannot_be_replaced() {
+        let Some(code) = c_library() else { return };
         let (sites, left) = find(&code, |_| true, true);
         assert!(sites.len() > 300, "{}", sites.len());
         assert!(left.len() * 50 < sites.len(), "{left:?}");

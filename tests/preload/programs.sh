@@ -2,19 +2,26 @@
 # Programs as people run them, under `varve run` and on the plain mount of the same pool: what they print must agree, their own checkers must
 # be content, and calls must have been served in-process. Prints a table in Markdown. Ends with 1 if a program does worse.
 #
-#   VARVE=path/to/varve OUT=directory tests/conformance/programs.sh [NAME...]
+#   VARVE=path/to/varve OUT=directory tests/preload/programs.sh [NAME...]
 #
-# A program that is not installed is named and left out.
-. "$(dirname "$0")/common.sh"
+# As root on Debian: what is missing is installed by apt-get; a program that cannot be had is named and left out.
+. "$(dirname "$0")/../conformance/common.sh"
 
 find_varve
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+  for package in redis-server redis-tools sqlite3 fio rocksdb-tools postgresql postgresql-contrib nginx-light vim-tiny rsync git gcc make \
+    curl apache2-utils inotify-tools "libpython3.$(/usr/bin/python3 -c 'import sys; print(sys.version_info[1])' 2>/dev/null)-testsuite"; do
+    dpkg -s "$package" >/dev/null 2>&1 \
+      || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 || true
+  done
+fi
 out=${OUT:-$work}
 mkdir -p "$out"
 failed=0
 wanted=("$@")
 
 # number KEY FILE: a number of the counters at the end of a run's standard error.
-number() { tail -n 1 "$2" | tr ',{}' '\n\n\n' | sed -n "s/^\"$1\":\([0-9.]*\)$/\1/p"; }
+number() { tail -n 1 "$2" | sed 's/.*\({"fell_back"\)/\1/' | tr ',{}' '\n\n\n' | sed -n "s/^\"$1\":\([0-9.]*\)$/\1/p"; }
 
 # try NAME NEEDS LIMIT SCRIPT: both ways, in a fresh directory each.
 try() {
@@ -22,7 +29,7 @@ try() {
   if [ "${#wanted[@]}" -gt 0 ] && ! printf '%s\n' "${wanted[@]}" | grep -qx "$name"; then return; fi
   for program in $needs; do
     if ! command -v "$program" >/dev/null 2>&1; then
-      say "| $name | – | – | SKIPPED: $program is not installed |"
+      say "| $name | – | – | – | SKIPPED: $program is not installed |"
       return
     fi
   done
@@ -32,8 +39,9 @@ try() {
   (cd "$mnt/plain" && timeout "$limit" bash -euo pipefail -c "$script") >"$file.plain.out" 2>"$file.plain.err" || plain=$?
   (cd "$mnt/served" && timeout "$limit" "$varve" run --stats --mount "$mnt" -- bash -euo pipefail -c "$script") \
     >"$file.served.out" 2>"$file.served.err" || ours=$?
-  local calls share
+  local calls share fell
   calls=$(number served_total "$file.served.err")
+  fell=$(number fell_back_total "$file.served.err")
   share=$(number share "$file.served.err")
   if [ "$ours" != "$plain" ]; then
     verdict="FAILED: exit $ours, on the plain mount $plain: $(tail -n 2 "$file.served.err" | head -n 1 | tr '|\n' '  ' | cut -c 1-100)"
@@ -45,15 +53,15 @@ try() {
     verdict="same (exit $ours)"
   fi
   case $verdict in FAILED*) failed=1 ;; esac
-  say "| $name | ${calls:-?} | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
+  say "| $name | ${calls:-?} | ${fell:-?} | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
 }
 
 make_pool --nvm shm:512M --ssd 2G --hdd 0
 start_daemon
 start_mount
-python=$(command -v python3 || true)
-say "| program | calls served | share | result |"
-say "| --- | ---: | ---: | --- |"
+python=$(ls /usr/bin/python3 2>/dev/null || command -v python3 || true)
+say "| program | served | fell back | share | result |"
+say "| --- | ---: | ---: | ---: | --- |"
 tree=$(ls -d /usr/share/doc/git /usr/share/doc/coreutils /usr/share/perl 2>/dev/null | head -n 1)
 try "ls -lR" "ls" 60 "cp -r $tree t; ls -lR t | sed 's/  *[A-Z][a-z][a-z] .*:[0-9][0-9]//' | grep -v ^total"
 try "cp -a" "cp diff" 60 "cp -a $tree a; cp -a a b; diff -r a b && echo equal"
@@ -66,7 +74,7 @@ try "rsync" "rsync" 60 "rsync -a $tree/ a/; rsync -a --delete a/ b/; diff -r a b
 try "find" "find" 60 "cp -r $tree t; find t -type f -size +1k | sort | cksum"
 try "grep -r" "grep" 60 "cp -r $tree t; grep -rc e t | sort | cksum"
 try "sed -i" "sed" 60 "seq 1000 > f; sed -i s/1/x/ f; cksum f"
-try "vim" "vim" 60 "seq 100 > f; vim -n -es -u NONE -c '%s/1/x/' -c wq f </dev/null; cksum f"
+try "vim" "vim.tiny" 60 "seq 100 > f; vim.tiny -n -es -u NONE -c '%s/1/x/' -c wq f </dev/null; cksum f"
 try "make, gcc" "make gcc" 120 'for i in 1 2 3 4 5 6; do echo "int f$i(void){return $i;}" > f$i.c; done; echo "int f1(void);int main(void){return f1()-1;}" > main.c; printf "%s\n" "p: main.o f1.o f2.o f3.o f4.o f5.o f6.o" "	gcc -o p \$^" > Makefile; make -j2 >/dev/null; ./p; echo built'
 try "git" "git" 120 "export HOME=\$PWD GIT_CONFIG_NOSYSTEM=1; git init -q r; cp -r $tree r/a; cd r; git add .; git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; git clone -q r s; diff -r r/a s/a; git -C s log --format=%s"
 for mode in delete wal; do
@@ -77,13 +85,77 @@ for suite in test_os test_shutil test_tempfile test_mmap test_fcntl test_fileio 
   if [ -n "$python" ] && "$python" -c "import test.$suite" 2>/dev/null; then
     try "python $suite" "python3" 400 "export TMPDIR=\$PWD; $python -m test -q $suite 2>/dev/null | grep -E '^(Result|test_)' || true"
   else
-    say "| python $suite | – | – | SKIPPED: python3 or its test suite is not installed |"
+    say "| python $suite | – | – | – | SKIPPED: python3 or its test suite is not installed |"
   fi
 done
 try "fio, psync and mmap" "fio" 120 'for e in psync mmap; do fio --name=j --ioengine=$e --rw=randwrite --bs=4k --size=8M --verify=crc32c --do_verify=1 --directory=$PWD --output=/dev/null && echo good; done'
 try "fio, libaio and io_uring" "fio" 120 'for e in libaio io_uring; do fio --name=j --ioengine=$e --rw=randwrite --bs=4k --size=8M --verify=crc32c --do_verify=1 --directory=$PWD --output=/dev/null && echo good; done'
+try "rocksdb db_bench" "db_bench" 120 'db_bench --db=$PWD/db --num=20000 --sync=1 --compression_type=none --benchmarks=fillseq,overwrite,deleterandom,compact >/dev/null 2>&1; ldb --db=$PWD/db checkconsistency'
+cat >"$work/nginx.sh" <<'NGINX'
+mkdir www logs tmp; cp -r /usr/share/doc/bash www/d; head -c 3000000 /bin/bash > www/big; echo hi > www/index.html
+cat >nginx.conf <<CONF
+user root; daemon off; worker_processes 2; pid $PWD/logs/pid; error_log $PWD/logs/err;
+events { worker_connections 100; }
+http { access_log $PWD/logs/access; client_body_temp_path $PWD/tmp/a; proxy_temp_path $PWD/tmp/b; fastcgi_temp_path $PWD/tmp/c;
+uwsgi_temp_path $PWD/tmp/d; scgi_temp_path $PWD/tmp/e; sendfile on; server { listen 127.0.0.1:8199; root $PWD/www; } }
+CONF
+nginx -c "$PWD/nginx.conf" 2>/dev/null & p=$!
+for i in $(seq 100); do curl -s http://127.0.0.1:8199/ >/dev/null && break; sleep 0.1; done
+for i in 1 2 3 4 5 6; do curl -s http://127.0.0.1:8199/big | cmp - www/big & q="${q:-} $!"; done
+wait $q
+ab -q -n 500 -c 8 http://127.0.0.1:8199/big | grep -E 'Failed|Complete'
+kill -QUIT $p; wait $p; [ "$(wc -l <logs/access)" -ge 506 ] && echo logged
+NGINX
+try "nginx" "nginx curl ab" 120 "bash $work/nginx.sh"
 rm -rf "$mnt/plain" "$mnt/served"
 stop_mount
 fsck_clean >/dev/null
 stop_daemon
+
+# PostgreSQL refuses root, and only the pool's own user and root may open sessions: a pool of the user postgres.
+bin=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -n 1)
+if { [ "${#wanted[@]}" -gt 0 ] && ! printf '%s\n' "${wanted[@]}" | grep -qx PostgreSQL; }; then
+  :
+elif [ -z "$bin" ] || ! id postgres >/dev/null 2>&1 || ! su postgres -s /bin/sh -c 'test -w /dev/fuse'; then
+  say "| PostgreSQL | – | – | – | SKIPPED: PostgreSQL is not installed, or /dev/fuse is for root only |"
+else
+  home=$work/postgres
+  mkdir "$home"
+  chown postgres "$home"
+  chmod 755 "$work"
+  cp "$varve" "$home/varve"
+  cat >"$home/run.sh" <<'PG'
+cd "$1"; bin=$2; v=$1/varve; m=$1/pool/mnt; export PGHOST=$1 PGPORT=5999
+"$v" up pool --nvm shm:1G --ssd 4G --hdd 0 --detach >/dev/null || exit 1
+trap '"$v" down pool >/dev/null; "$v" fsck pool >/dev/null || echo "fsck found damage"' EXIT
+"$v" run --stats --mount "$m" -- "$bin/initdb" -D "$m/db" -A trust -k >initdb.out 2>initdb.err || exit 1
+start() {
+  "$v" run --stats --mount "$m" -- "$bin/postgres" -D "$m/db" -k "$PGHOST" -h '' >log 2>&1 & pid=$!
+  for i in $(seq 200); do "$bin/pg_isready" >/dev/null && break; sleep 0.1; done
+}
+start
+"$bin/createdb" b && "$bin/pgbench" -i -q -s 2 b 2>/dev/null || exit 1
+"$bin/pgbench" -c 4 -T 8 b 2>/dev/null | grep -E 'tps|failed' >bench
+# Its process dies in the middle of a load, and recovers from its write-ahead log.
+"$bin/pgbench" -c 4 -T 30 b >/dev/null 2>&1 & load=$!
+sleep 2; for p in $(head -n 1 "$m/db/postmaster.pid"); do kill -KILL "$p"; done
+wait $load; wait $pid; sleep 1
+start
+"$bin/psql" -qAt b -c 'select sum(abalance) = (select sum(bbalance) from pgbench_branches) from pgbench_accounts' >sums
+"$bin/pg_amcheck" --install-missing -d b >/dev/null 2>&1 && echo "amcheck clean"
+"$bin/pg_ctl" -D "$m/db" stop -m fast -w >/dev/null; wait $pid
+tail -n 1 log >&2
+"$bin/pg_checksums" --check -D "$m/db" | grep 'Bad checksums'
+echo "sums agree: $(cat sums)"; cat bench
+PG
+  pg=0
+  su postgres -s /bin/bash -c "bash $home/run.sh $home $bin" >"$out/PostgreSQL.out" 2>"$out/PostgreSQL.err" || pg=$?
+  share=$(number share "$out/PostgreSQL.err")
+  verdict=$(tr '\n' ';' <"$out/PostgreSQL.out")
+  if [ "$pg" != 0 ] || ! grep -q 'sums agree: t' "$out/PostgreSQL.out" || ! grep -q 'amcheck clean' "$out/PostgreSQL.out"; then
+    verdict="FAILED ($pg): $verdict $(tail -n 2 "$out/PostgreSQL.err" | tr '|\n' '  ' | cut -c 1-200)"
+    failed=1
+  fi
+  say "| PostgreSQL | $(number served_total "$out/PostgreSQL.err") | $(number fell_back_total "$out/PostgreSQL.err") | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
+fi
 exit "$failed"
