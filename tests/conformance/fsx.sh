@@ -37,6 +37,8 @@ shape() {
 }
 shape small 262144 'max = 65536'
 shape large 4194304 'max = 262144'
+# With aligned sizes fsx makes posix_fallocate calls of 0 bytes near the end, which any file system refuses (ext4 too).
+weights=${weights/posix_fallocate = 3/posix_fallocate = 0}
 shape aligned 262144 'min = 512\nalign = 512\nmax = 65536'
 
 make_pool --nvm 64M --ssd 128M --hdd 256M

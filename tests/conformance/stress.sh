@@ -4,6 +4,7 @@
 # here that does not fail on the file system of the machine's temporary directory.
 #
 #   WORKERS=2 SECONDS_EACH=3 VARVE=path/to/varve tests/conformance/stress.sh [STRESSOR...]
+#   TOGETHER=60 VARVE=path/to/varve tests/conformance/stress.sh      # all of them at the same time, for 60 s
 . "$(dirname "$0")/common.sh"
 
 workers=${WORKERS:-2}
@@ -28,6 +29,14 @@ mkdir "$host"
 one() {
   (cd "$2" && stress-ng --"$1" "$workers" --timeout "$each" --temp-path "$2" --verify --quiet) >"$work/stress.out" 2>&1
 }
+if [ -n "${TOGETHER:-}" ]; then
+  (cd "$mnt" && stress-ng --class filesystem --all "$workers" --timeout "$TOGETHER" --temp-path "$mnt" --verify --metrics-brief) \
+    >"$work/stress.out" 2>&1 || failed=1
+  grep -E 'fail|metrc|metrics|completed|passed|skipped' "$work/stress.out" | sed 's/^stress-ng: //' || true
+  kill -0 "$daemon_pid" || die "the daemon died"
+  kill -0 "$mount_pid" || die "the mount died"
+  stressors=
+fi
 for stressor in $stressors; do
   if one "$stressor" "$mnt"; then
     say "ok       $stressor"
@@ -54,4 +63,4 @@ stop_daemon
 fsck_clean
 [ "$refused" = 0 ] || die "$refused operations were refused"
 [ "$failed" = 0 ] || die "$failed stressors fail here and not on the host's file system"
-say "stress-ng: all stressors of the class, $workers workers, $each s each: clean"
+say "stress-ng: all stressors of the class, $workers workers, $([ -n "${TOGETHER:-}" ] && echo "together for $TOGETHER s" || echo "$each s each"): clean"
