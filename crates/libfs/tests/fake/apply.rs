@@ -23,19 +23,8 @@ type Outcome<T> = Result<T, i32>;
 
 fn inode(key: InodeKey, mode: u32, nlink: u32) -> Inode {
     let attr = InodeAttr {
-        key,
-        mode,
-        uid: 0,
-        gid: 0,
         nlink,
-        size_bytes: 0,
-        sectors: 0,
-        rdev: 0,
-        parent: Ino(0),
-        atime_ns: 1,
-        mtime_ns: 1,
-        ctime_ns: 1,
-        btime_ns: 1,
+        ..InodeAttr::new(key, mode, 1)
     };
     Inode {
         attr,
