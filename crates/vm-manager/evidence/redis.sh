@@ -1,7 +1,8 @@
 #!/bin/bash
-# Table 3.10 of the Ingens seed, scaled: Redis with KEYS objects of 8 KB (4 GiB), 70 % deleted at random, under no huge
+# Table 3.10 of the Ingens seed, scaled: Redis with KEYS objects of VALUE bytes (500,000 of 8 KB: 4 GiB), 70 % deleted at random, under no huge
 # pages, huge pages always, and Varve's Ingens at 90, 70 and 50 %.
 #   MODES="none always 90" evidence/redis.sh VM_BINARY [KEYS] [ROUNDS]
+# VALUE is the size of an object (8000 bytes); BEFORE_ROUNDS and AFTER_ROUNDS are commands run around the rounds of GETs.
 # One server of each mode is filled and emptied after the other; then all stay, and the rounds of GETs go round them, so
 # that whatever changes on the machine meanwhile meets all modes alike.
 # For "always" the system's setting is `always` while it fills and settles; it is put back afterwards. khugepaged is sped
@@ -9,7 +10,7 @@
 # memory compacted). Each server has a control group of its own: "heldMB" is what it is charged for, with the freed parts
 # of broken huge pages, which no resident size shows.
 set -u
-vm=$1 keys=${2:-500000} rounds=${3:-40} first=${PORT:-7399} wait=${WAIT:-40}
+vm=$1 keys=${2:-500000} rounds=${3:-40} first=${PORT:-7399} wait=${WAIT:-40} value=${VALUE:-8000}
 dir=$(mktemp -d) k=/sys/kernel/mm/transparent_hugepage/khugepaged
 old_sleep=$(cat $k/scan_sleep_millisecs) old_pages=$(cat $k/pages_to_scan) old_alloc=$(cat $k/alloc_sleep_millisecs)
 groups=/sys/fs/cgroup/memory/varve-redis usage=memory.usage_in_bytes
@@ -34,7 +35,7 @@ for percent in 90 70 50; do
 done
 held() { echo $(($(cat "$groups-$1/$usage") >> 20)); }
 kib() { awk -v what="^$1:" '$0 ~ what {print int($2/1024)}' "/proc/$2/smaps_rollup"; }
-echo "# $(uname -r), $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg), $keys keys of 8 KB, $(redis-server --version | cut -d' ' -f3)"
+echo "# $(uname -r), $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg), $keys keys of $value bytes, $(redis-server --version | cut -d' ' -f3)"
 printf '%-8s %9s %8s %8s %8s\n' mode loadedMB rssMB heldMB hugeMB
 declare -A redis port
 next=$first
@@ -65,7 +66,7 @@ for mode in ${MODES:-none always 90 70 50}; do
   echo "${redis[$mode]}" > "$groups-$mode/cgroup.procs"
   step=10000
   for from in $(seq 0 $step $((keys - 1))); do
-    cli eval "local v=string.rep('x',8000) for i=ARGV[1],ARGV[1]+ARGV[2]-1 do redis.call('set',string.format('key:%012d',i),v..i) end" 0 "$from" $step > /dev/null
+    cli eval "local v=string.rep('x',ARGV[3]) for i=ARGV[1],ARGV[1]+ARGV[2]-1 do redis.call('set',string.format('key:%012d',i),v..i) end" 0 "$from" $step "$value" > /dev/null
   done
   sleep 8
   loaded=$(kib Rss "${redis[$mode]}")
@@ -79,6 +80,7 @@ echo "$old_enabled" > $enabled
 echo "$old_sleep" > $k/scan_sleep_millisecs
 echo "$old_pages" > $k/pages_to_scan
 echo "$old_alloc" > $k/alloc_sleep_millisecs
+eval "${BEFORE_ROUNDS:-:}"
 for round in $(seq "$rounds"); do
   for mode in ${MODES:-none always 90 70 50}; do
     taskset -c 1 redis-benchmark -p "${port[$mode]}" -n 60000 -c 16 -r "$keys" --precision 3 GET key:__rand_int__ 2> /dev/null | tr '\r' '\n' > "$dir/bench"
@@ -87,6 +89,7 @@ for round in $(seq "$rounds"); do
     echo "$rate $(at 50) $(at 90) $(at 99) $(at 99.9)" >> "$dir/rounds.$mode"
   done
 done
+eval "${AFTER_ROUNDS:-:}"
 median() { sort -n | awk '{v[NR]=$1} END {print (NR%2) ? v[(NR+1)/2] : (v[NR/2]+v[NR/2+1])/2}'; }
 column() { cut -d' ' -f"$2" "$dir/rounds.$1" | median; }
 echo "medians of $rounds rounds of 60000 GETs by 16 clients (servers on processor 0, clients on 1); load $(cut -d' ' -f1-3 /proc/loadavg)"

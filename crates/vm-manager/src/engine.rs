@@ -129,6 +129,10 @@ impl Engine {
             .collect();
         let tracker = choose_tracker(&config, &probe, &processes, &mut notes);
         let tiers = tiers(&config);
+        let there: Vec<NodeId> = machine::nodes().into_iter().map(|(n, ..)| n).collect();
+        for node in tiers.iter().flat_map(|t| &t.nodes).filter(|n| !there.contains(n)) {
+            notes.push(format!("tiers: this machine has no node {} with memory", node.0));
+        }
         let mut actuator = KernelActuator::new(processes.clone(), tiers.clone());
         actuator.may_compact = probe.has("compaction");
         actuator.dry_run = config.dry_run;

@@ -85,6 +85,9 @@ impl Session {
         let e = &self.engine;
         let mut out = format!("varve vm: Linux {}\n", e.probe.kernel);
         match &e.ingens {
+            Some(_) if !e.probe.has("process-madvise") => {
+                out += "  huge pages: only looked at; making and splitting them needs root (CAP_SYS_NICE)\n";
+            }
             Some(_) => {
                 let when = e.config.ingens.utilisation * 100.0;
                 out += &format!(
@@ -144,18 +147,33 @@ impl Session {
                 "varve vm: {:.1} s; {} huge pages made, {} split; {} pages moved up, {} down; {} declined",
                 before.uptime_s, t.collapsed, t.split, t.promoted, t.demoted, t.failed
             );
+            if t.collapsed + t.promoted + t.demoted + t.failed == 0 && self.engine.ingens.is_some() {
+                let least = self.engine.config.ingens.utilisation * 100.0;
+                eprintln!(
+                    "  nothing to do: no 2 MiB of the program's memory were {least:.0} % in use for long enough"
+                );
+            }
             eprintln!(
-                "  cost: looking {:.2} %, working {:.2} %, kernel's DAMON thread {:.2} % of one core; {:.2} bytes a page",
+                "  cost: looking {:.2} %, working {:.2} %, kernel's DAMON thread {:.2} % of one core; {}",
                 before.scan_cpu_share * 100.0,
                 before.work_cpu_share * 100.0,
                 before.kdamond_cpu_share * 100.0,
-                before.metadata_bytes as f64 / before.metadata_pages.max(1) as f64
+                bookkeeping(before.metadata_bytes, before.metadata_pages)
             );
             if moved + split > 0 {
                 eprintln!("  put back: {moved} pages moved home, {split} huge pages split");
             }
         }
     }
+}
+
+/// Memory for bookkeeping: by page, unless there are so few pages that only the sum says something.
+fn bookkeeping(bytes: u64, pages: u64) -> String {
+    const FEW: u64 = 4_096;
+    if pages < FEW {
+        return format!("{} KiB of bookkeeping", bytes.div_ceil(1024));
+    }
+    format!("{:.2} bytes a page", bytes as f64 / pages as f64)
 }
 
 /// Signals that came.
@@ -275,7 +293,8 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
     }
     let signals = Signals::watch()?;
     let end = args.seconds.map(|s| Instant::now() + Duration::from_secs(s));
-    while !signals.any() && end.is_none_or(|e| Instant::now() < e) {
+    let leave = || signals.any() || end.is_some_and(|e| Instant::now() >= e);
+    while !leave() {
         let rest = session.tick();
         if session.engine.idle() {
             break;
@@ -284,12 +303,23 @@ pub(super) fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
             rest.min(Duration::from_millis(200))
                 .max(Duration::from_millis(10)),
         );
-        // A long rest is slept in parts, so that a signal is heeded.
+        // A long rest is slept in parts, so that a signal and the end of the time are heeded.
         let until = Instant::now() + rest.saturating_sub(Duration::from_millis(200));
-        while Instant::now() < until && !signals.any() {
+        while Instant::now() < until && !leave() {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
     session.conclude();
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bookkeeping;
+
+    #[test]
+    fn bookkeeping_of_a_few_pages_is_told_as_a_sum() {
+        assert_eq!(bookkeeping(2_000, 25), "2 KiB of bookkeeping");
+        assert_eq!(bookkeeping(655_360, 1_000_000), "0.66 bytes a page");
+    }
 }

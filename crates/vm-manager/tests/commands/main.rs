@@ -4,6 +4,7 @@
 
 #[path = "../real_nodes/child.rs"]
 mod child;
+mod unprivileged;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -631,6 +632,10 @@ fn main() -> ExitCode {
         (
             "wrong_arguments_are_named_in_words",
             wrong_arguments_are_named_in_words,
+        ),
+        (
+            "without_root_own_processes_are_watched_and_the_rest_is_said",
+            unprivileged::without_root_own_processes_are_watched_and_the_rest_is_said,
         ),
     ];
     let filter = arguments.get(1).filter(|a| !a.starts_with('-'));
