@@ -54,6 +54,14 @@ pub enum Bug {
     OneFooter,
     /// An inode that loses its last name is not listed as an orphan.
     OrphanNotListed,
+    /// The checksum of a log's entry covers its header only, and one fence its header and payload.
+    EntryPayloadUnchecked,
+    /// A record counts by its header, which is written last and not fenced from its payload.
+    RecordMark,
+    /// A record and its changes in place have one fence.
+    RecordInSameFence,
+    /// Recovery's replayed ranges and the empty journal have one fence.
+    ReplayInSameFence,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

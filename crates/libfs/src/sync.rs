@@ -19,7 +19,7 @@ pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, threa
 mod driven {
     use std::fmt;
     use std::ops::{Deref, DerefMut};
-    use std::sync::PoisonError;
+    use std::sync::{PoisonError, TryLockError};
     use std::time::Duration;
 
     /// As `parking_lot`'s.
@@ -40,6 +40,14 @@ mod driven {
 
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(MutexGuard(Some(guard))),
+                Err(TryLockError::Poisoned(poisoned)) => Some(MutexGuard(Some(poisoned.into_inner()))),
+                Err(TryLockError::WouldBlock) => None,
+            }
         }
     }
 

@@ -237,7 +237,7 @@ impl Journal {
                 self.region
                     .read(start + RECORD_HEADER_SIZE as u64, &mut payload)?;
                 let good = crc32c::crc32c(&payload) == header.payload_crc32c.get();
-                if good || armed(Bug::RecordChecksumIgnored) {
+                if good || armed(Bug::RecordChecksumIgnored) || armed(Bug::RecordMark) {
                     return Ok(Some((start, header, payload)));
                 }
             }
@@ -386,10 +386,15 @@ impl Journal {
             .place(bytes)
             .ok_or(StoreError::Journal("it is full although its tail was moved"))?;
         let header = RecordHeader::new(self.uuid, tx, payload.ranges, &payload.bytes);
-        self.region.write(start, header.as_bytes())?;
+        if !armed(Bug::RecordMark) {
+            self.region.write(start, header.as_bytes())?;
+        }
         self.region
             .write(start + RECORD_HEADER_SIZE as u64, &payload.bytes)?;
-        if !armed(Bug::NoFenceAfterRecord) {
+        if armed(Bug::RecordMark) {
+            self.region.write(start, header.as_bytes())?;
+        }
+        if !armed(Bug::NoFenceAfterRecord) && !armed(Bug::RecordInSameFence) {
             self.region.fence()?;
             self.region.sync(start, bytes)?;
         }

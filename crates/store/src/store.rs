@@ -105,7 +105,7 @@ impl Store {
         report.replayed_bytes = scan.bytes;
         report.torn_record = scan.torn;
         if scan.records > 0 || report.damage.is_some() {
-            if !armed(Bug::NoSyncAfterReplay) {
+            if !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
                 nvm.fence()?;
                 nvm.sync(0, nvm.len_bytes())?;
             }

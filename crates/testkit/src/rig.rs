@@ -15,7 +15,7 @@ use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, SessionArea
 use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError};
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
 use varve_media::sim::{SimMedium, SimWorld};
-use varve_media::{MediaError, Region};
+use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 use varve_store::{DataTarget, Devices, MkfsOptions, OpenOptions, SpaceStats, Store, StoreError};
 
 const START_NS: i64 = 1_700_000_000_000_000_000;
@@ -170,6 +170,8 @@ struct Gate {
 struct Door {
     gate: Mutex<Gate>,
     clock: Arc<RigClock>,
+    /// Stores of clients to their logs until one of them finds its session sealed; 0: none will.
+    amid: AtomicU64,
 }
 
 impl Door {
@@ -235,6 +237,72 @@ impl Link for DoorLink {
     }
 }
 
+/// A client's log, during a store to which its session is sealed: what another thread, or another client's want, may do at any moment.
+struct AmidLog {
+    inner: Arc<dyn Region>,
+    door: Arc<Door>,
+    session: SessionId,
+}
+
+impl AmidLog {
+    fn before_store(&self) {
+        if self.door.amid.load(Ordering::Relaxed) > 0
+            && self.door.amid.fetch_sub(1, Ordering::Relaxed) == 1
+            && let Some(kernel) = self.door.lock().kernel.clone()
+        {
+            kernel.gone(self.session);
+        }
+    }
+}
+
+impl Region for AmidLog {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.inner.read(off, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.before_store();
+        self.inner.write(off, src)
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        self.before_store();
+        self.inner.write_crc(off, src, seed)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.inner.fence()
+    }
+
+    fn retire(&self) {
+        self.inner.retire();
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.inner.sync(off, len)
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        self.inner.grow(new_len)
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.inner.allocate(off, len)
+    }
+
+    fn state(&self) -> DeviceState {
+        self.inner.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.inner.info()
+    }
+}
+
 /// The way in of one mount.
 struct Entrance {
     door: Arc<Door>,
@@ -271,7 +339,13 @@ impl Connector for Entrance {
             }),
             welcome: opened.welcome,
             page: opened.page as Arc<dyn SessionPage>,
-            log: opened.log,
+            log: opened.log.map(|inner| {
+                Arc::new(AmidLog {
+                    inner,
+                    door: Arc::clone(&self.door),
+                    session: id,
+                }) as Arc<dyn Region>
+            }),
             nvm: opened.nvm,
         })
     }
@@ -296,7 +370,11 @@ pub struct Rig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountNo(usize);
 
-fn devices(world: &SimWorld) -> Result<Devices, RigError> {
+/// The devices of a pool on a machine that nobody serves.
+///
+/// # Errors
+/// One is missing.
+pub fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     let region = |name: &str| {
         world
             .region(name)
@@ -468,6 +546,7 @@ impl Rig {
             door: Arc::new(Door {
                 gate: Mutex::default(),
                 clock,
+                amid: AtomicU64::new(0),
             }),
             mounts: AtomicUsize::new(0),
             // Other numbers than those that this pool gave out before.
@@ -564,6 +643,11 @@ impl Rig {
         let kernel = self.kernel();
         let cut = sessions.iter().filter(|seat| which(seat));
         cut.for_each(|seat| kernel.gone(seat.id));
+    }
+
+    /// Seals the session whose client makes the `stores`-th store to a log from now on, just before that store.
+    pub fn seal_before_store(&self, stores: u64) {
+        self.door.amid.store(stores, Ordering::Relaxed);
     }
 
     /// Stops the process of a mount (it hears nothing), or continues it. Others that wait for it do not wait in real time.

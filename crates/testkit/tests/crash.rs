@@ -302,6 +302,32 @@ fn big_files_on_all_tiers_are_whole_when_it_crashes() {
 }
 
 #[test]
+fn session_that_is_sealed_amid_a_call_does_it_once() {
+    let mut jobs = Vec::new();
+    for (index, op) in workload::singles().into_iter().enumerate() {
+        for stores in 1..4 {
+            let script = Script {
+                before: setup(index % 2 == 0),
+                acts: vec![
+                    Act::Amid(stores),
+                    Act::Op(op.clone()),
+                    Act::Op(write("f", 0, 9000, 7)),
+                    Act::Digest,
+                ],
+            };
+            let shape = Shape::tiny(MEDIA[(index + stores as usize) % 2]);
+            let given = Effort {
+                seeds: 1,
+                ..Effort::ordinary(seed() + index as u64)
+            };
+            jobs.push((script, shape, effort(given)));
+        }
+    }
+    let sum = explore("sealed amid a call", &jobs);
+    assert!(sum.images > 200 && sum.resumed > 50, "{sum:?}");
+}
+
+#[test]
 fn failed_fsync_promises_nothing() {
     // The name is gone when it is synced: ENOENT, and what came before may be lost.
     let script = Script {

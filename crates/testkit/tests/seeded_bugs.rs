@@ -308,6 +308,46 @@ fn by_run(bug: Bug, script: &Script) {
     }
 }
 
+/// Caught by one of some runs in which nothing crashes; all of them are sound without the bug.
+fn by_any_run(bug: Bug, scripts: &[Script]) {
+    let shape = Shape::tiny(SimMedium::Dax);
+    for script in scripts {
+        if let Err(why) = script.record(shape) {
+            panic!("{bug:?}: without the bug: {why}");
+        }
+    }
+    let mut caught = scripts
+        .iter()
+        .filter_map(|script| with(bug, || script.record(shape)).err());
+    let Some(why) = caught.next() else {
+        panic!("{bug:?} is not found");
+    };
+    let how = first_lines(&why);
+    let by = "a run in which a session is sealed amid a call";
+    told(bug, &Caught { by, images: 0, how }, 0);
+}
+
+/// A session is sealed before each of the stores of a call.
+fn sealed_amid() -> Vec<Script> {
+    let script = |stores| Script {
+        before: setup(),
+        acts: vec![
+            Act::Amid(stores),
+            Act::Op(write("f", 100, 9000, 3)),
+            Act::Op(write("f", 50, 300, 4)),
+        ],
+    };
+    (1..5).map(script).collect()
+}
+
+/// Writes whose payload is stored before their header.
+fn large_writes() -> Script {
+    Script {
+        before: setup(),
+        acts: acts(vec![write("f", 0, 9000, 3), write("f", 4096, 12_000, 4)]),
+    }
+}
+
 /// Two sessions take a file from each other.
 fn taking_turns() -> Script {
     let append = |session: usize, seed: u8| {
@@ -391,8 +431,14 @@ fn log_and_calls() {
         Shape::tiny(SimMedium::Dax),
         &ordinary(),
     );
-    // `AckWithoutPageCheck` needs a thread amid a call: see docs/results/seeded-bugs.md.
+    by_any_run(Bug::AckWithoutPageCheck, &sealed_amid());
     by_run(Bug::CacheKeptAfterRevocation, &taking_turns());
+    // Large ones: small entries are one store, header and payload.
+    by_crash(
+        Bug::EntryPayloadUnchecked,
+        Shape::tiny(SimMedium::Dax),
+        &large_writes(),
+    );
 }
 
 #[test]
@@ -423,7 +469,6 @@ fn journal() {
         Shape::tiny(SimMedium::Dax),
         &checkpoints(),
     );
-    // `OneJournalHeader` is not found: see docs/results/seeded-bugs.md.
     by_crash(
         Bug::TxReusedAfterRestart,
         Shape::tiny(SimMedium::Dax),

@@ -38,6 +38,8 @@ pub enum Act {
     Seal,
     /// One session is sealed by force; it resumes when it is used again.
     SealOne(usize),
+    /// The session whose client makes so many stores to its log from now on is sealed just before the last of them: amid a call.
+    Amid(u64),
     /// The client of a session dies; a new one takes its place.
     Die(usize),
     /// The session is ended properly; a new one takes its place.
@@ -75,7 +77,7 @@ impl Act {
             Self::Tick | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
             Self::Checkpoint => "checkpoint",
-            Self::Seal | Self::SealOne(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
+            Self::Seal | Self::SealOne(_) | Self::Amid(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
             Self::Die(_) => "death of a client",
             Self::Remount(_) => "unmount",
             Self::Restart => "restart",
@@ -267,6 +269,7 @@ impl Stage {
             Act::Checkpoint => self.rig.kernel().store().checkpoint().map_err(say)?,
             Act::Seal => self.rig.seal_all(),
             Act::SealOne(session) => self.rig.seal(self.clients[*session].no),
+            Act::Amid(stores) => self.rig.seal_before_store(*stores),
             Act::Die(session) => {
                 // Its connection breaks with it, and nobody comes back within the grace time.
                 self.note(*session);
