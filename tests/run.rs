@@ -214,6 +214,29 @@ fn has(program: &str) -> bool {
 }
 
 #[test]
+fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let program = pool.outside().join("calls");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/calls.c");
+    run_ok(
+        Command::new("cc")
+            .args(["-O1", "-w", "-pthread", "-o"])
+            .arg(&program)
+            .arg(source),
+    );
+    // It asks nothing of us that another file system would not give.
+    let plain = pool.outside().join("plain");
+    std::fs::create_dir(&plain).expect("a directory");
+    assert_eq!(text_of(Command::new(&program).current_dir(&plain)), "good\n");
+    let output = run_ok(&mut served(&pool, &program.display().to_string()));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
+    assert!(counters(&output)["served_total"].as_u64() > Some(1000));
+}
+
+#[test]
 fn sqlite_keeps_its_database_whole_in_both_journal_modes() {
     if cannot_run() || !has("sqlite3") {
         return;

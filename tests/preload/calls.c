@@ -1,0 +1,292 @@
+/* What a program of C may expect of its file calls, in the working directory. Run by tests/run.rs under `varve run`; says which line found
+ * something else, and ends with 1 then. It must pass on every file system. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <glob.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+static int failures;
+
+#define CHECK(what)                                                                   \
+    do {                                                                              \
+        if (!(what)) {                                                                \
+            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);               \
+            if (++failures > 20) exit(1);                                             \
+        }                                                                             \
+    } while (0)
+
+static int status_of(pid_t child) {
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+static volatile int stop;
+
+static void *write_files(void *number) {
+    char name[32];
+    snprintf(name, sizeof name, "thread%ld", (long)number);
+    while (!stop) {
+        char back[10];
+        int fd = open(name, O_CREAT | O_RDWR | O_TRUNC, 0644);
+        CHECK(fd >= 0);
+        CHECK(write(fd, "0123456789", 10) == 10);
+        CHECK(pread(fd, back, 10, 0) == 10);
+        close(fd);
+    }
+    return NULL;
+}
+
+static void children_write_while_threads_do(void) {
+    enum { THREADS = 3, CHILDREN = 12 };
+    pthread_t threads[THREADS];
+    struct stat stat_;
+    for (long i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, write_files, (void *)i);
+    for (int i = 0; i < CHILDREN; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            int fd = open("child", O_CREAT | O_WRONLY | O_APPEND, 0644);
+            _exit(fd < 0 || write(fd, "c\n", 2) != 2);
+        }
+        CHECK(status_of(child) == 0);
+    }
+    stop = 1;
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    CHECK(stat("child", &stat_) == 0 && stat_.st_size == 2 * CHILDREN);
+}
+
+static void thousands_of_descriptors_share_offsets_with_a_child(void) {
+    enum { COUNT = 2000 };
+    static int fds[COUNT];
+    char buffer[10];
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max < 6000 ? limit.rlim_max : 6000;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < COUNT + 200) {
+        printf("SKIPPED: %d descriptors are allowed\n", (int)limit.rlim_cur);
+        return;
+    }
+    for (int i = 0; i < COUNT; i++) {
+        fds[i] = open("thread0", O_RDONLY);
+        CHECK(fds[i] >= 0 && (i == 0 || fds[i] > fds[i - 1]));
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; i < COUNT; i++)
+            if (read(fds[i], buffer, 10) != 10) _exit(1);
+        _exit(0);
+    }
+    CHECK(status_of(child) == 0);
+    for (int i = 0; i < COUNT; i++) {
+        CHECK(read(fds[i], buffer, 10) == 0);
+        CHECK(close(fds[i]) == 0);
+    }
+}
+
+static void programs_write_behind_each_other(void) {
+    pid_t child;
+    char text[64] = {0}, line[8];
+    char *arguments[] = {"cat", "-", NULL};
+    posix_spawn_file_actions_t actions;
+    int fd = open("spawned", O_CREAT | O_RDWR, 0644);
+    CHECK(write(fd, "a\n", 2) == 2);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fd, 1);
+    posix_spawn_file_actions_addopen(&actions, 0, "thread0", O_RDONLY, 0);
+    CHECK(posix_spawnp(&child, "cat", &actions, NULL, arguments, environ) == 0);
+    CHECK(status_of(child) == 0);
+    CHECK(write(fd, "b\n", 2) == 2);
+    CHECK(pread(fd, text, 63, 0) == 14 && !strcmp(text, "a\n0123456789b\n"));
+    FILE *pipe_ = popen("cat spawned; echo x >> spawned; echo done", "r");
+    CHECK(fgets(line, sizeof line, pipe_) && !strcmp(line, "a\n"));
+    while (fgets(line, sizeof line, pipe_)) {}
+    pclose(pipe_);
+    CHECK(system("test $(wc -c < spawned) = 16") == 0);
+    child = vfork();
+    if (child == 0) {
+        execl("/nonexistent", "nonexistent", (char *)NULL);
+        _exit(7);
+    }
+    CHECK(WEXITSTATUS(status_of(child)) == 7);
+    CHECK(pread(fd, text, 1, 0) == 1);
+    /* A program goes on where its parent stopped. */
+    int half = open("thread1", O_RDONLY);
+    CHECK(read(half, text, 2) == 2);
+    CHECK(dup2(half, 0) == 0);
+    pipe_ = popen("cat", "r");
+    memset(text, 0, sizeof text);
+    CHECK(fread(text, 1, 63, pipe_) == 8 && !strcmp(text, "23456789"));
+    pclose(pipe_);
+    CHECK(close(0) == 0 && open("thread0", O_RDONLY) == 0);
+}
+
+static void streams_read_what_they_wrote(void) {
+    char line[8];
+    int value = -1, count = 0;
+    struct stat stat_;
+    FILE *stream = fopen("stream", "w+");
+    for (int i = 0; i < 10000; i++) fprintf(stream, "%d\n", i);
+    rewind(stream);
+    while (fscanf(stream, "%d", &value) == 1) count++;
+    CHECK(count == 10000 && value == 9999);
+    CHECK(fseek(stream, -5, SEEK_END) == 0 && fgets(line, sizeof line, stream) && !strcmp(line, "9999\n"));
+    fclose(stream);
+    stream = fopen("stream", "a");
+    fputs("end\n", stream);
+    fclose(stream);
+    CHECK(stat("stream", &stat_) == 0 && stat_.st_size == 48894);
+}
+
+static int visited;
+
+static int visit(const char *path, const struct stat *stat_, int kind, struct FTW *state) {
+    (void)path, (void)stat_, (void)kind, (void)state;
+    visited++;
+    return 0;
+}
+
+static void trees_are_walked(void) {
+    char path[4096], template[] = "tempXXXXXX";
+    glob_t found;
+    mkdir("tree", 0755);
+    mkdir("tree/a", 0755);
+    mkdir("tree/a/b", 0755);
+    CHECK(close(creat("tree/a/b/file", 0644)) == 0);
+    CHECK(close(creat("tree/other", 0644)) == 0);
+    CHECK(nftw("tree", visit, 10, FTW_PHYS) == 0 && visited == 5);
+    CHECK(glob("tree/*", 0, NULL, &found) == 0 && found.gl_pathc == 2);
+    CHECK(realpath("tree/a/../a/b/./file", path) && strstr(path, "/tree/a/b/file"));
+    CHECK(close(mkstemp(template)) == 0);
+    CHECK(chdir("tree/a") == 0 && getcwd(path, sizeof path) && strstr(path, "/tree/a"));
+    CHECK(access("b/file", R_OK) == 0 && chdir("../..") == 0);
+    DIR *dir = opendir("tree");
+    int count = 0;
+    long half = -1;
+    while (readdir(dir))
+        if (++count == 2) half = telldir(dir);
+    CHECK(count == 4);
+    seekdir(dir, half);
+    for (count = 0; readdir(dir);) count++;
+    CHECK(count == 2);
+    rewinddir(dir);
+    for (count = 0; readdir(dir);) count++;
+    CHECK(count == 4);
+    closedir(dir);
+}
+
+static void descriptors_are_the_kernels_numbers(void) {
+    char byte;
+    int a = open("thread1", O_RDONLY), b = open("stream", O_RDONLY);
+    CHECK(dup2(a, b) == b);
+    CHECK(read(a, &byte, 1) == 1 && byte == '0');
+    CHECK(read(b, &byte, 1) == 1 && byte == '1');
+    CHECK(close_range((unsigned)a, (unsigned)a, 0) == 0);
+    CHECK(read(a, &byte, 1) < 0 && errno == EBADF);
+    CHECK(open("thread1", O_RDONLY) == a);
+    struct pollfd ready = {.fd = b, .events = POLLIN};
+    CHECK(poll(&ready, 1, 0) == 1);
+    CHECK(syscall(SYS_openat, AT_FDCWD, "thread0", O_RDONLY) >= 0);
+    CHECK(read(a, (void *)8, 10) < 0 && errno == EFAULT);
+    CHECK(open((char *)8, O_RDONLY) < 0 && errno == EFAULT);
+}
+
+static volatile sig_atomic_t hits;
+static int signalled;
+
+static void on_signal(int number) {
+    (void)number;
+    hits++;
+    if (write(signalled, "!", 1) != 1) _exit(99);
+}
+
+static void handlers_write_while_the_program_writes(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct stat stat_;
+    long dots = 0;
+    int status;
+    pid_t self = getpid();
+    signalled = open("signals", O_CREAT | O_WRONLY | O_APPEND | O_TRUNC, 0644);
+    sigaction(SIGUSR1, &action, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        for (int i = 0; i < 200; i++) {
+            kill(self, SIGUSR1);
+            usleep(200);
+        }
+        _exit(0);
+    }
+    do {
+        CHECK(write(signalled, ".", 1) == 1);
+        dots++;
+    } while (waitpid(child, &status, WNOHANG) == 0);
+    CHECK(hits > 0 && stat("signals", &stat_) == 0 && stat_.st_size == dots + hits);
+}
+
+static void shared_maps_and_reads_agree(void) {
+    char text[6] = {0};
+    int fd = open("map", O_CREAT | O_RDWR, 0644);
+    CHECK(ftruncate(fd, 8192) == 0);
+    char *map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(map != MAP_FAILED);
+    strcpy(map, "first");
+    pid_t child = fork();
+    if (child == 0) {
+        strcpy(map + 4096, "child");
+        int again = open("map", O_RDONLY);
+        if (pread(again, text, 5, 0) != 5 || strcmp(text, "first")) _exit(1);
+        if (pread(again, text, 5, 4096) != 5 || strcmp(text, "child")) _exit(2);
+        _exit(0);
+    }
+    CHECK(status_of(child) == 0);
+    CHECK(!strcmp(map + 4096, "child"));
+    CHECK(pread(fd, text, 5, 4096) == 5 && !strcmp(text, "child"));
+    /* What was written after a lock was taken is inside the file for a map. */
+    int locked = open("locked", O_CREAT | O_RDWR, 0644);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 1};
+    CHECK(fcntl(locked, F_SETLK, &lock) == 0);
+    CHECK(pwrite(locked, "grown", 5, 4096) == 5);
+    map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, locked, 0);
+    CHECK(map != MAP_FAILED && !strcmp(map + 4096, "grown"));
+}
+
+static void an_unlinked_file_lives_on_in_parent_and_child(void) {
+    char text[9] = {0};
+    int fd = open("unlinked", O_CREAT | O_RDWR, 0644);
+    CHECK(write(fd, "keep", 4) == 4 && unlink("unlinked") == 0);
+    pid_t child = fork();
+    if (child == 0) _exit(!(pread(fd, text, 4, 0) == 4 && !strcmp(text, "keep")));
+    CHECK(status_of(child) == 0);
+    CHECK(write(fd, "more", 4) == 4);
+    CHECK(pread(fd, text, 8, 0) == 8 && !strcmp(text, "keepmore"));
+}
+
+int main(void) {
+    children_write_while_threads_do();
+    thousands_of_descriptors_share_offsets_with_a_child();
+    programs_write_behind_each_other();
+    streams_read_what_they_wrote();
+    trees_are_walked();
+    descriptors_are_the_kernels_numbers();
+    handlers_write_while_the_program_writes();
+    shared_maps_and_reads_agree();
+    an_unlinked_file_lives_on_in_parent_and_child();
+    if (failures == 0) puts("good");
+    return failures != 0;
+}
