@@ -4,6 +4,8 @@
 # Even seeds run in one part, since they have copy_file_range, which fsx cannot leave out when it begins later (it does the copies
 # even of the operations that it only simulates).
 #
+# With SERVED=1 it runs under `varve run`, without maps (which give the file to the kernel).
+#
 #   SEEDS=8 OPS=200000 FIRST=1 VARVE=path/to/varve tests/conformance/fsx.sh
 . "$(dirname "$0")/common.sh"
 
@@ -14,12 +16,15 @@ first=${FIRST:-1}
 find_varve
 fsx=$(find_tool fsx fsx 0.3.2)
 
+maps=10
+under=()
+if [ -n "${SERVED:-}" ]; then maps=0; fi
 weights='
 [weights]
 close_open = 2
-invalidate = 2
-mapread = 10
-mapwrite = 10
+invalidate = @SOME@
+mapread = @MAPS@
+mapwrite = @MAPS@
 read = 10
 write = 10
 truncate = 6
@@ -30,6 +35,8 @@ punch_hole = 5
 sendfile = 3
 posix_fadvise = 2
 '
+weights=${weights//@MAPS@/$maps}
+weights=${weights//@SOME@/$((maps / 5))}
 # shape NAME FLEN OPSIZES: its settings, without and with copies.
 shape() {
   printf 'flen = %s\n[opsize]\n%b\n%s\n' "$2" "$3" "$weights" >"$work/$1.toml"
@@ -44,6 +51,7 @@ shape aligned 262144 'min = 512\nalign = 512\nmax = 65536'
 make_pool --nvm 64M --ssd 128M --hdd 256M
 start_daemon
 start_mount
+if [ -n "${SERVED:-}" ]; then under=("$varve" run --mount "$mnt" --); fi
 remounts=0
 remount() {
   stop_mount
@@ -72,7 +80,7 @@ for seed in $(seq "$first" $((first + seeds - 1))); do
   for part in $(seq "$parts"); do
     from=$(((part - 1) * ops / parts + 1))
     to=$((part * ops / parts))
-    if ! "$fsx" -q -f "$work/$shape.toml" -S "$seed" -b "$from" -N "$to" -P "$work" "$mnt/fsx$seed" >"$work/fsx.out" 2>&1; then
+    if ! "${under[@]}" "$fsx" -q -f "$work/$shape.toml" -S "$seed" -b "$from" -N "$to" -P "$work" "$mnt/fsx$seed" >"$work/fsx.out" 2>&1; then
       tail -n 60 "$work/fsx.out"
       die "seed $seed ($shape) failed between operations $from and $to"
     fi

@@ -38,16 +38,41 @@ fn load_before(code: &[u8], at: usize) -> Option<u32> {
     (before[0] & 0xf0 != 0x40 && before[1] == 0xb8 && number < 1024).then_some(number)
 }
 
+/// Calls `found` with the offset of every byte that `is` true of. Every process that starts waits for this: a block of bytes is asked at once,
+/// without a branch.
+fn each(code: &[u8], is: impl Fn(u8) -> bool, mut found: impl FnMut(usize)) {
+    const BLOCK: usize = 64;
+    let (blocks, rest) = code.as_chunks::<BLOCK>();
+    let mut last = [0; BLOCK];
+    last[..rest.len()].copy_from_slice(rest);
+    for (i, block) in blocks.iter().chain([&last]).enumerate() {
+        let flags = block.map(|byte| u8::from(is(byte)));
+        for (k, eight) in flags.as_chunks::<8>().0.iter().enumerate() {
+            let mut bits = u64::from_le_bytes(*eight);
+            while bits != 0 {
+                found(i * BLOCK + k * 8 + bits.trailing_zeros() as usize / 8);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
 /// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or with one that is not known.
 /// Second: offsets of those that are wanted and cannot be replaced.
 #[must_use]
 pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Site>, Vec<usize>) {
-    let mut at = Vec::new();
-    let mut from = 0;
-    while let Some(found) = code[from..].windows(2).position(|pair| pair == SYSCALL) {
-        at.push(from + found);
-        from += found + 2;
-    }
+    let mut at: Vec<usize> = Vec::new();
+    each(
+        code,
+        |byte| byte == SYSCALL[0],
+        |found| {
+            // Not the end of one that was found just now.
+            let apart = at.last().is_none_or(|last| found >= last + 2);
+            if apart && code.get(found + 1) == Some(&SYSCALL[1]) {
+                at.push(found);
+            }
+        },
+    );
     // What a jump may not lead to: `syscall` when the load before it moves, the comparison when that moves.
     let mut inner: Vec<usize> = at.iter().flat_map(|&at| [at, at + 2]).collect();
     inner.sort_unstable();
@@ -115,21 +140,25 @@ fn jumps_to(code: &[u8], inner: &[usize]) -> Vec<usize> {
             hit.push(target);
         }
     };
-    for (at, window) in code.windows(5).enumerate() {
-        if matches!(window[0], 0xe8 | 0xe9 | 0x80..=0x8f) {
-            // 0f 8x takes its displacement behind the second byte; whether an 0f stands before it is not asked.
-            let to = i32::from_le_bytes([window[1], window[2], window[3], window[4]]);
-            look((at + 5).checked_add_signed(to as isize));
-        }
-    }
+    // 0f 8x takes its displacement behind the second byte; whether an 0f stands before it is not asked.
+    each(
+        code,
+        |byte| byte & 0xf0 == 0x80 || byte & 0xfe == 0xe8,
+        |at| {
+            if let Some(&[a, b, c, d]) = code.get(at + 1..at + 5) {
+                let to = i32::from_le_bytes([a, b, c, d]);
+                look((at + 5).checked_add_signed(to as isize));
+            }
+        },
+    );
     for &offset in inner {
-        let from = offset.saturating_sub(130);
-        for at in from..(offset + 130).min(code.len().saturating_sub(2)) {
-            if matches!(code[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb) {
-                let to = (at + 2).checked_add_signed(isize::from(code[at + 1] as i8));
-                if to == Some(offset) && !in_loads(code, at, offset) {
-                    hit.push(offset);
-                }
+        // From 127 bytes before its end to 128 behind it: its second byte is then what leads here.
+        let from = offset.saturating_sub(129);
+        let to = (offset + 127).min(code.len().saturating_sub(2));
+        for at in from..to {
+            let leads = code[at + 1] as usize == offset.wrapping_sub(at + 2) & 0xff;
+            if leads && matches!(code[at], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb) && !in_loads(code, at, offset) {
+                hit.push(offset);
             }
         }
     }
