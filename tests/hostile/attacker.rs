@@ -247,7 +247,60 @@ impl Attacker {
         }
         let excess = self.own.len().saturating_sub(32);
         self.own.drain(..excess);
-        Ok(())
+        self.log_what_it_may()
+    }
+
+    /// A file of its own, written as a client that keeps the rules would: what follows it in the log is read, too.
+    fn log_what_it_may(&mut self) -> Outcome {
+        let name = format!("own{}", self.rng.below(40));
+        let Some(at) = self.sessions.len().checked_sub(1) else {
+            return Ok(());
+        };
+        let dir = self.job.common;
+        let leases = &self.sessions[at].leases;
+        if !leases.iter().any(|(key, _)| *key == dir) {
+            return Ok(());
+        }
+        let Some((key, _)) = leases.iter().find(|(key, _)| *key != dir).copied() else {
+            return Ok(());
+        };
+        let user = if self.job.owner { 0 } else { 65_534 };
+        let ops = [
+            LogOp::Create {
+                dir,
+                name: name.as_bytes(),
+                key,
+                mode: 0o100_644,
+                uid: user,
+                gid: user,
+                rdev: 0,
+                target: b"",
+            },
+            LogOp::Write {
+                key,
+                offset: 0,
+                data: b"its own",
+            },
+        ];
+        for op in ops {
+            let mut body = Vec::new();
+            op.encode_body(&mut body);
+            let seq = self.sessions[at].seq + 1;
+            let meta = EntryMeta {
+                seq: LogSeq(seq),
+                stable_below: LogSeq(seq),
+                ..EntryMeta::default()
+            };
+            let mut header = op.header(&meta, body.len());
+            body.extend_from_slice(op.data());
+            let session = &mut self.sessions[at];
+            header.crc32c = entry_crc(payload_crc(crc_seed(session.welcome.session), &body), &header).into();
+            let Some(log) = &session.log else { return Ok(()) };
+            let _ = log.write_all_at(&[header.as_bytes(), body.as_slice()].concat(), session.pos);
+            session.pos += entry_size(body.len()) as u64;
+            session.seq = seq;
+        }
+        self.digest(at)
     }
 
     fn own_key(&mut self) -> InodeKey {

@@ -3,8 +3,9 @@
 use crate::core::{Member, Phase};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
+use crate::process::ProcessId;
 use crate::session::{Parts, Session};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -133,24 +134,49 @@ impl KernelFs {
             .cloned()
     }
 
+    /// Whether one more session may be. Ended sessions, which are only kept for their clients' return, make room.
     fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
-        let core = self.locked();
         let most = self.config.sessions_max as usize;
-        let all = core.members.len() + core.ended.len();
-        let own = core
-            .members
-            .values()
-            .filter(|member| member.session.peer.uid == peer.uid)
-            .count();
         let own_most = if self.is_privileged(peer.uid) {
             most
         } else {
             most.div_ceil(4)
         };
-        if all >= most || own >= own_most {
-            Err(no(libc::EUSERS))
-        } else {
-            Ok(())
+        loop {
+            let (all, living, own) = {
+                let core = self.locked();
+                let members = core.members.values();
+                let own = members
+                    .filter(|member| member.session.peer.uid == peer.uid)
+                    .count();
+                (core.members.len() + core.ended.len(), core.members.len(), own)
+            };
+            if all < most && own < own_most {
+                return Ok(());
+            }
+            if living >= most || own >= own_most || !self.forget_crowd() {
+                return Err(no(libc::EUSERS));
+            }
+        }
+    }
+
+    /// Forgets the oldest ended session of the process that has most of them: one that opens session after session does not keep others out.
+    /// A client that keeps the rules has one for each of its mounts, and needs the newest.
+    fn forget_crowd(&self) -> bool {
+        let oldest = {
+            let core = self.locked();
+            let mut crowds = HashMap::<ProcessId, (usize, SessionId)>::new();
+            for ended in &core.ended {
+                crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
+            }
+            crowds.into_values().max_by_key(|(count, _)| *count)
+        };
+        match oldest {
+            Some((count, id)) if count > 1 => {
+                self.forget_ended(id);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -209,10 +235,16 @@ impl KernelFs {
             known: predecessor.and_then(|ended| ended.known.clone()),
         });
         if !read_only {
-            let put = self.store.begin().and_then(|mut tx| {
-                tx.session_put(&session.row(SessionState::Live, LogSeq(0), 0))?;
-                tx.commit()
-            });
+            let put = loop {
+                let put = self.store.begin().and_then(|mut tx| {
+                    tx.session_put(&session.row(SessionState::Live, LogSeq(0), 0))?;
+                    tx.commit()
+                });
+                // The table of a small pool has fewer rows than there may be sessions.
+                if !matches!(put, Err(StoreError::TableFull(_))) || !self.forget_crowd() {
+                    break put;
+                }
+            };
             put.map_err(|error| {
                 self.logs.remove(id);
                 self.refused(&error)

@@ -552,3 +552,29 @@ fn shutdown_ends_all_sessions_and_the_pool_opens_clean() {
     assert!(b.lookup(b"f").is_some());
     world.check();
 }
+
+#[test]
+fn ended_sessions_make_room_when_one_process_opens_more_and_more() {
+    use varve_ipc::Service;
+    let world = World::with(Config {
+        sessions_max: 4,
+        ..Config::default()
+    });
+    let kept = world.client();
+    let mut last = None;
+    for _ in 0..20 {
+        let client = world.client();
+        last = Some(client.welcome.token);
+        world.kernel.gone(client.id());
+    }
+    // The newest one is there for its client.
+    let resumed = world.client_as(
+        Peer::this_process(),
+        Hello {
+            resume: last,
+            ..hello()
+        },
+    );
+    assert!(resumed.welcome.seal.is_some());
+    kept.read_lease(ROOT);
+}
