@@ -203,6 +203,8 @@ static void descriptors_are_the_kernels_numbers(void) {
     struct pollfd ready = {.fd = b, .events = POLLIN};
     CHECK(poll(&ready, 1, 0) == 1);
     CHECK(syscall(SYS_openat, AT_FDCWD, "thread0", O_RDONLY) >= 0);
+    unsigned long long hint = 2;
+    CHECK(fcntl(b, F_SET_RW_HINT, &hint) == 0 && fcntl(b, F_GET_RW_HINT, &hint) == 0);
     CHECK(read(a, (void *)8, 10) < 0 && errno == EFAULT);
     CHECK(open((char *)8, O_RDONLY) < 0 && errno == EFAULT);
 }

@@ -127,6 +127,13 @@ pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     Answer::Served(result)
 }
 
+const F_GET_RW_HINT: i32 = 1035;
+const F_SET_RW_HINT: i32 = 1036;
+const F_GET_FILE_RW_HINT: i32 = 1037;
+const F_SET_FILE_RW_HINT: i32 = 1038;
+/// The longest life that can be said.
+const RW_HINT_MAX: u64 = 5;
+
 pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
     if internal::is_own(fd) {
@@ -152,6 +159,13 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW => locks::fcntl(p, a, &ofd),
         libc::F_GETPIPE_SZ | libc::F_SETPIPE_SZ => Answer::Served(error(Errno(libc::EBADF))),
+        // How long what is written will live: a hint for devices.
+        F_GET_RW_HINT | F_GET_FILE_RW_HINT => Answer::of(a.put(2, 0_u64).map(|()| 0).map_err(Into::into)),
+        F_SET_RW_HINT | F_SET_FILE_RW_HINT => match a.get::<u64>(2) {
+            Ok(hint) if hint <= RW_HINT_MAX => Answer::Served(0),
+            Ok(_) => Answer::Served(error(Errno(libc::EINVAL))),
+            Err(errno) => Answer::Served(error(errno)),
+        },
         libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
         _ => p.to_kernel(&[fd]),
     }
