@@ -23,6 +23,13 @@ mkdir -p "$out"
 failed=0
 wanted=("$@")
 
+# What the pool of PostgreSQL's user has in memory.
+clean_up_more() {
+  local uuid
+  uuid=$(sed -n 's/^uuid *= *"\(.*\)"/\1/p' "$work/postgres/pool/varve.toml" 2>/dev/null)
+  if [ -n "$uuid" ]; then rm -rf "/dev/shm/varve-$uuid-"*; fi
+}
+
 # number KEY FILE: a number of the counters at the end of a run's standard error.
 number() { tail -n 1 "$2" | sed 's/.*\({"fell_back"\)/\1/' | tr ',{}' '\n\n\n' | sed -n "s/^\"$1\":\([0-9.]*\)$/\1/p"; }
 
