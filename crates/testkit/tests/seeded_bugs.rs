@@ -348,6 +348,24 @@ fn large_writes() -> Script {
     }
 }
 
+/// The journal's ring has gone round, so that its beginning holds none of the first records; then its header is written again.
+fn ring_went_round() -> Script {
+    let long = |i: u32| -> &'static str { Box::leak(format!("{i:0250}").into_boxed_str()) };
+    let names: Vec<_> = (0..40).map(long).collect();
+    let mut before = setup();
+    before.push(Act::Op(Op::Mkdir(vec!["n"])));
+    for _ in 0..30 {
+        before.extend(names.iter().map(|name| Act::Op(Op::Create(vec!["n", name]))));
+        before.push(Act::Digest);
+        before.extend(names.iter().map(|name| Act::Op(Op::Unlink(vec!["n", name]))));
+        before.push(Act::Digest);
+    }
+    Script {
+        before,
+        acts: vec![Act::Op(write("f", 0, 4096, 9)), Act::Digest, Act::Checkpoint],
+    }
+}
+
 /// Two sessions take a file from each other.
 fn taking_turns() -> Script {
     let append = |session: usize, seed: u8| {
@@ -481,6 +499,21 @@ fn journal() {
         &ordinary(),
         &recovery,
     );
+}
+
+#[test]
+fn journal_header() {
+    by_crash(
+        Bug::OneJournalHeader,
+        Shape::tiny(SimMedium::Dax),
+        &ring_went_round(),
+    );
+}
+
+#[test]
+fn fences_of_the_journal() {
+    by_crash(Bug::RecordMark, Shape::tiny(SimMedium::Dax), &ordinary());
+    by_crash(Bug::RecordInSameFence, Shape::tiny(SimMedium::Dax), &ordinary());
 }
 
 #[test]
