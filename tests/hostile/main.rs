@@ -225,7 +225,7 @@ impl Honest {
         let op = likely_op(&mut self.rng, &mut self.model.clone());
         self.op(&op)
             .map_err(|why| format!("{why} (operation {}, slowest {:?})", self.ops, self.slowest))?;
-        if self.ops % 25 == 0 {
+        if self.ops.is_multiple_of(25) {
             self.compare()?;
         }
         Ok(())
