@@ -386,7 +386,7 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// Header of an entry with this operation, its checksum still 0 (see [`entry_crc`]).
+    /// Header of an entry with this operation, its checksum still 0 (see [`entry_crc`](super::entry_crc)).
     #[must_use]
     pub fn header(&self, meta: &EntryMeta, body_len: usize) -> EntryHeader {
         let (key, offset) = self.header_fields();
