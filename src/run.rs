@@ -108,8 +108,13 @@ fn choose(args: &RunArgs) -> anyhow::Result<Mounted> {
     };
     match fitting[..] {
         [one] => Ok(one.clone()),
-        [] if args.mount.is_some() => bail!("no pool is mounted there"),
-        [] => bail!("no pool is mounted; `varve up DIR` mounts one at DIR/mnt"),
+        [] => match &args.mount {
+            Some(at) => bail!(
+                "no pool is mounted at {0}; `varve mount POOL {0}` does that",
+                at.display()
+            ),
+            None => bail!("no pool is mounted; `varve up DIR` mounts one at DIR/mnt"),
+        },
         _ => {
             let names: Vec<String> = fitting
                 .iter()

@@ -355,8 +355,14 @@ fn memory_only_pool_says_what_to_do_when_its_memory_is_gone() {
 }
 
 #[test]
-fn run_says_that_it_is_not_there() {
-    let output = varve().args(["run", "ls", "-l"]).output().unwrap();
+fn run_says_what_is_missing_where_no_pool_is_mounted() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = varve()
+        .args(["run", "--mount"])
+        .arg(dir.path())
+        .args(["ls", "-l"])
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("varve mount"));
+    assert!(said(&output).contains("varve mount POOL"), "{}", said(&output));
 }
