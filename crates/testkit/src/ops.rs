@@ -105,6 +105,17 @@ pub fn pattern(seed: u8, offset: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// [`Op::Write`] of a name in the root.
+#[must_use]
+pub fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
+    Op::Write {
+        path: vec![path],
+        offset,
+        len,
+        seed,
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show = |path: &Path| format!("/{}", path.join("/"));

@@ -6,7 +6,7 @@
 
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{Act, Effort, Flavour, Script, Tally, company, explore_all};
-use varve_testkit::ops::Op;
+use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
 use varve_testkit::workload::{self, Rng};
 
@@ -59,15 +59,6 @@ fn setup(digested: bool) -> Vec<Act> {
 
 fn ops(ops: &[Op]) -> Vec<Act> {
     ops.iter().cloned().map(Act::Op).collect()
-}
-
-fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
-    Op::Write {
-        path: vec![path],
-        offset,
-        len,
-        seed,
-    }
 }
 
 const MEDIA: [SimMedium; 3] = [SimMedium::Dax, SimMedium::File, SimMedium::Shm];

@@ -11,7 +11,7 @@ use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript};
 use varve_media::sim::{Crash, SimMedium, SimWorld};
 use varve_testkit::lockstep::both;
 use varve_testkit::model::{Model, Tree};
-use varve_testkit::ops::Op;
+use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Faults, Policy, Rig, Shape};
 use varve_testkit::target;
 use varve_testkit::workload::Rng;
@@ -181,15 +181,6 @@ struct Cell {
 }
 
 const FILES: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
-
-fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
-    Op::Write {
-        path: vec![path],
-        offset,
-        len,
-        seed,
-    }
-}
 
 /// What a kill leaves at this moment, on media of its own.
 fn copy(world: &SimWorld) -> SimWorld {

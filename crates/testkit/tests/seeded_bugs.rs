@@ -8,18 +8,9 @@ use varve_format::seeded::{Bug, arm};
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{Act, Effort, Script};
 use varve_testkit::lockstep::{self, Step};
-use varve_testkit::ops::Op;
+use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
 use varve_testkit::workload;
-
-fn write(path: &'static str, offset: u64, len: u32, seed: u8) -> Op {
-    Op::Write {
-        path: vec![path],
-        offset,
-        len,
-        seed,
-    }
-}
 
 fn acts(ops: Vec<Op>) -> Vec<Act> {
     ops.into_iter().map(Act::Op).collect()
