@@ -21,7 +21,7 @@ echo "# $(uname -r), $(nproc) processors, load $(cut -d' ' -f1-3 /proc/loadavg),
 #   paired RUN_IN PAIRS WINDOW_MS SETTLE_MS HOW PROCESSOR POLICY
 paired() {
   RUN_IN=$1 taskset -c 0 "$dir/vm_paired" "$mib" "$2" "$3" "$4" "$5" \
-    taskset -c "$6" "$dir/vm" attach --policy "$tmp/$7.toml" '{}' 2> "$tmp/said"
+    taskset -c "$6" "$dir/vm" attach --policy "$tmp/$7.toml" '{}' 2> "$tmp/said" || { echo "  FAILED:"; tail -3 "$tmp/said"; }
   grep -h '  cost:' "$tmp/said" | tail -1
 }
 for phase in ${PHASES:-control base onecore start making huge clock}; do

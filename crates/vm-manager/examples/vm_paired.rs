@@ -55,6 +55,19 @@ impl Drop for Manager {
     }
 }
 
+/// The kernel refuses (EBUSY) while it still answers a question of the manager: up to a sampling interval of DAMON.
+fn switch_damon(on: bool) -> Result<(), Failure> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        match std::fs::write(DAMON_STATE, if on { "on" } else { "off" }) {
+            Err(e) if e.kind() == std::io::ErrorKind::ResourceBusy && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result.map_err(|e| format!("switching DAMON {on}: {e}").into()),
+        }
+    }
+}
+
 impl Manager {
     fn signal(&self, signal: Signal) -> Result<(), Failure> {
         let pid = self.child.as_ref().and_then(|c| Pid::from_raw(c.id() as i32));
@@ -89,7 +102,7 @@ impl Manager {
                     self.signal(Signal::STOP)?;
                 }
                 if self.damon {
-                    std::fs::write(DAMON_STATE, if on { "on" } else { "off" })?;
+                    switch_damon(on)?;
                 }
                 if on {
                     self.signal(Signal::CONT)?;
@@ -161,7 +174,7 @@ fn stolen() -> u64 {
 
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().collect();
-    let usage = "usage: vm_paired MIB PAIRS WINDOW_MS SETTLE_MS none|stop|attach COMMAND...";
+    let usage = "usage: vm_paired MIB PAIRS WINDOW_MS SETTLE_MS none|stop|damon|attach COMMAND...";
     let number = |i: usize| args.get(i).and_then(|a| a.parse::<u64>().ok()).ok_or(usage);
     let (mib, pairs) = (number(1)? as usize, number(2)?);
     let (length, settle) = (

@@ -27,6 +27,13 @@ use crate::types::{NodeId, PAGE_BYTES, Pid, ProcId};
 /// Time between two rounds of housekeeping: children, ended processes, state of the machine.
 const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 
+/// Address space surveyed between two looks at the clock.
+const SURVEY_CHUNK: u64 = 16 << 20;
+
+/// Looking is spread out: one round takes what its share gives in the time since the start, but at least in the first and
+/// at most in the second of these, in seconds.
+const LOOK_AHEAD_S: (f64, f64) = (1.0, 4.0);
+
 /// Processes whose control groups are looked at in one round.
 const MOST_GROUPS: usize = 64;
 
@@ -57,6 +64,7 @@ pub struct Engine {
     survey_due: BTreeMap<ProcId, (Instant, u32, u64)>,
     last_pass: BTreeMap<ProcId, u64>,
     tracker_failures: u32,
+    surveyed: bool,
     next_housekeeping: Instant,
 }
 
@@ -187,6 +195,7 @@ impl Engine {
             survey_due: BTreeMap::new(),
             last_pass: BTreeMap::new(),
             tracker_failures: 0,
+            surveyed: false,
             next_housekeeping: now,
         }
     }
@@ -280,7 +289,10 @@ impl Engine {
         {
             self.look_for_hollow();
         }
-        self.step();
+        // The first round only surveys: setting up DAMON costs as much again and can wait for the second.
+        if std::mem::replace(&mut self.surveyed, true) {
+            self.step();
+        }
         let worked = actuator::busy(self.actuator.cost()) - work;
         let scanned = (thread_cpu_time() - cpu).saturating_sub(worked);
         let period = Duration::from_millis(self.config.multi_clock.period_ms);
@@ -349,18 +361,24 @@ impl Engine {
 
     /// Surveys who is due. A process in which nothing changed is looked at less and less often, down to an eighth.
     fn survey(&mut self) {
-        let ids: Vec<ProcId> = self.processes.borrow().iter().map(|(id, _)| id).collect();
         let now = Instant::now();
+        let due = |id: &ProcId| self.survey_due.get(id).is_none_or(|(at, ..)| *at <= now);
+        let ids: Vec<ProcId> = self
+            .processes
+            .borrow()
+            .iter()
+            .map(|(id, _)| id)
+            .filter(due)
+            .collect();
+        let share =
+            look_allowance(self.config.scan_cpu_share, self.started.elapsed()) / ids.len().max(1) as u32;
         for id in ids {
-            let (due, slow, print) = self.survey_due.get(&id).copied().unwrap_or((now, 1, 0));
-            if due > now {
-                continue;
-            }
+            let (_, slow, print) = self.survey_due.get(&id).copied().unwrap_or((now, 1, 0));
             let mut found: Vec<RegionSurvey> = Vec::new();
-            let walked = self
-                .surveyor
-                .walk(id, self.config.survey_bytes, |s| found.push(*s));
-            let Ok((_, done)) = walked else {
+            let walked = walk_for(share, self.config.survey_bytes, thread_cpu_time, |bytes| {
+                self.surveyor.walk(id, bytes, |s| found.push(*s))
+            });
+            let Ok(done) = walked else {
                 self.survey_due.insert(id, (now + HOUSEKEEPING, 1, 0));
                 continue;
             };
@@ -531,6 +549,31 @@ impl Engine {
     }
 }
 
+/// Processor time that looking may take in one round: a manager that just started has a little, so that its first look at a
+/// large program does not stand out.
+fn look_allowance(share: f64, uptime: Duration) -> Duration {
+    let (least, most) = LOOK_AHEAD_S;
+    Duration::from_secs_f64(share * uptime.as_secs_f64().clamp(least, most))
+}
+
+/// Walks one process bit by bit until a pass is complete, `bytes` are walked or `allowance` of processor time is used up;
+/// one bit in any case, so that everybody gets round. Gives whether a pass was completed.
+fn walk_for(
+    allowance: Duration,
+    bytes: u64,
+    clock: impl Fn() -> Duration,
+    mut walk: impl FnMut(u64) -> io::Result<(u64, bool)>,
+) -> io::Result<bool> {
+    let (began, mut left) = (clock(), bytes);
+    loop {
+        let (walked, done) = walk(left.min(SURVEY_CHUNK))?;
+        left = left.saturating_sub(walked.max(1));
+        if done || left == 0 || clock().saturating_sub(began) >= allowance {
+            return Ok(done);
+        }
+    }
+}
+
 fn fingerprint(s: &RegionSurvey) -> u64 {
     let bits = s.used.0.iter().fold(s.region.0, |h, w| {
         (h ^ w).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
@@ -541,6 +584,50 @@ fn fingerprint(s: &RegionSurvey) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn look_takes_its_share_of_a_second_at_first_and_of_a_few_later() {
+        let ms = |uptime: f64| look_allowance(0.005, Duration::from_secs_f64(uptime)).as_secs_f64() * 1e3;
+        for (uptime, least, most) in [(0.0, 4.99, 5.01), (2.0, 9.99, 10.01), (1e5, 19.99, 20.01)] {
+            let got = ms(uptime);
+            assert!(got > least && got < most, "{uptime}: {got}");
+        }
+    }
+
+    #[test]
+    fn walk_stops_at_its_allowance_and_never_before_one_bit() {
+        let clock = std::cell::Cell::new(Duration::ZERO);
+        let walk = |allowance_ms: u64, bytes: u64, whole: u64| {
+            let walked = std::cell::Cell::new(0);
+            let bit = |bytes: u64| {
+                clock.set(clock.get() + Duration::from_millis(2));
+                walked.set(walked.get() + bytes);
+                Ok((bytes, walked.get() >= whole))
+            };
+            let done = walk_for(Duration::from_millis(allowance_ms), bytes, || clock.get(), bit);
+            (walked.get() / SURVEY_CHUNK, done.is_ok_and(|d| d))
+        };
+        let all = 100 * SURVEY_CHUNK;
+        assert_eq!(walk(0, all, all), (1, false), "one bit in any case");
+        assert_eq!(walk(5, all, all), (3, false), "until the allowance is used up");
+        assert_eq!(
+            walk(1_000, 4 * SURVEY_CHUNK, all),
+            (4, false),
+            "no more than asked"
+        );
+        assert_eq!(
+            walk(1_000, all, 2 * SURVEY_CHUNK),
+            (2, true),
+            "until the pass is complete"
+        );
+        let failed = walk_for(
+            Duration::ZERO,
+            1,
+            || clock.get(),
+            |_| Err(io::Error::from_raw_os_error(3)),
+        );
+        assert!(failed.is_err());
+    }
 
     #[test]
     fn tracker_is_given_up_only_after_failing_time_after_time() {
