@@ -137,6 +137,8 @@ pub struct Grant {
     pub lease: LeaseNo,
     /// Mode (may be more than was asked for, if the session had more).
     pub mode: LeaseMode,
+    /// The session's read lease whose place it takes: nobody else had the inode in between.
+    pub replaces: Option<LeaseNo>,
     /// Attributes as digested. When the session already holds a write lease its own view is newer.
     pub attr: InodeAttr,
 }

@@ -142,7 +142,7 @@ impl Core {
                     seat.woken.notify_all();
                     seat.verdict = Some(Verdict::Granted(decision));
                 }
-                _ => self.table.undo(decision.session, &decision.leases),
+                _ => self.table.undo(decision.session, &decision.leases, now_ms),
             }
         }
         let revocations = self.table.revocations(now_ms);

@@ -161,22 +161,7 @@ impl KernelFs {
                 Ok(grants)
             }
             Err(error) => {
-                // Leases that the session had before stay; read leases that were to be replaced are gone with the new ones, so tell.
-                core.table.undo(session.id, &decision.leases);
-                let lost = decision
-                    .leases
-                    .iter()
-                    .filter_map(|lease| Some((lease.key, lease.replaces?)));
-                for (key, lease) in lost.collect::<Vec<_>>() {
-                    core.send(
-                        session.id,
-                        varve_ipc::Upcall::Revoke {
-                            key,
-                            lease,
-                            keep: None,
-                        },
-                    );
-                }
+                core.table.undo(session.id, &decision.leases, now_ms);
                 core.pump(now_ms);
                 Err(error)
             }
@@ -201,6 +186,7 @@ impl KernelFs {
             grants.push(Grant {
                 lease: granted.lease,
                 mode: granted.mode,
+                replaces: granted.replaces,
                 attr,
             });
         }

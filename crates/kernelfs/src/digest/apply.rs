@@ -379,7 +379,8 @@ pub fn free_orphan(store: &Store, key: InodeKey, leases: &dyn Leases) -> Result<
     match store.get_key(key) {
         Ok(inode) if inode.attr.nlink == 0 => {}
         Ok(_) => return Ok(false),
-        Err(StoreError::NoInode(_)) => return Ok(true),
+        // It may be a number that is held, of an inode that is only in a log yet.
+        Err(StoreError::NoInode(_)) => return Ok(!leases.held(key, &[])),
         Err(error) => return Err(error),
     }
     if leases.held(key, &[]) {

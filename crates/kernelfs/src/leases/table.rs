@@ -432,10 +432,24 @@ impl Table {
         }
     }
 
-    /// The fresh leases of a decision could not be made durable: they are gone (so are the read leases that they replaced).
-    pub fn undo(&mut self, session: SessionId, leases: &[GrantedLease]) {
+    /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they replaced are there again.
+    pub fn undo(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
         for granted in leases.iter().filter(|granted| granted.fresh) {
+            let Some(holder) = self.holder(session, granted.key) else {
+                continue;
+            };
+            if holder.lease != granted.lease {
+                continue;
+            }
+            let mapped = holder.mapped;
             self.remove(session, granted.key, granted.lease);
+            if let Some(old) = granted.replaces {
+                let phase = Phase::Held { since_ms: now_ms };
+                self.insert(session, granted.key, old, LeaseMode::Read, phase);
+                if let Some(holder) = self.holder_mut(session, granted.key) {
+                    holder.mapped = mapped;
+                }
+            }
         }
     }
 

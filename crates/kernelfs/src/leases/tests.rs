@@ -69,6 +69,31 @@ fn read_leases_are_shared_and_a_writer_waits_for_all_of_them() {
 }
 
 #[test]
+fn read_lease_is_there_again_when_what_replaced_it_is_undone() {
+    let mut table = table();
+    let read_lease = grant(&mut table, A, &[read(5)], 0).leases[0].lease;
+    table.note_mapped(A, key(5));
+    let ticket = table.request(A, &[write(5), write(6)], 1).unwrap();
+    let decision = table.decide(1).remove(0);
+    assert_eq!(
+        (decision.ticket, decision.leases[0].replaces),
+        (ticket, Some(read_lease))
+    );
+    table.undo(A, &decision.leases, 2);
+    table.check();
+    assert_eq!(table.lease(A, key(5)), Some((read_lease, LeaseMode::Read)));
+    assert_eq!(table.mappers(key(5)).collect::<Vec<_>>(), [A]);
+    assert_eq!(table.lease(A, key(6)), None);
+    // Of a session that has ended nothing comes again.
+    table.request(A, &[write(5)], 3).unwrap();
+    let decision = table.decide(3).remove(0);
+    table.drop_session(A);
+    table.undo(A, &decision.leases, 4);
+    assert_eq!(table.lease(A, key(5)), None);
+    table.check();
+}
+
+#[test]
 fn reader_does_not_overtake_a_waiting_writer() {
     let mut table = table();
     grant(&mut table, A, &[read(5)], 0);

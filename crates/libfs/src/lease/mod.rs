@@ -29,6 +29,8 @@
 
 mod node;
 mod table;
+#[cfg(test)]
+mod tests;
 mod withdraw;
 
 pub(crate) use node::{Node, Use};

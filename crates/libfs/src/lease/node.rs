@@ -274,21 +274,24 @@ impl Node {
         state.mode.map(|_| state.number)
     }
 
-    /// Waits until grant `number` was given back (bounded by `timeout`).
+    /// Waits until grant `number` is held no more (bounded by `timeout`).
     pub(crate) fn wait_given_back(&self, number: LeaseNo, timeout: Duration) -> bool {
         let mut state = self.state.lock();
-        let done = |state: &LeaseState| state.given_back >= number && state.phase != Phase::Releasing;
+        let done = |state: &LeaseState| {
+            (state.mode.is_none() || state.number != number) && state.phase != Phase::Releasing
+        };
         if !done(&state) {
             self.gate.wait_for(&mut state, timeout);
         }
         done(&state)
     }
 
-    /// Takes over a grant. `false`: it was given back already.
+    /// Takes over a grant, which took the place of grant `replaces` without a gap. `false`: it was given back already.
     pub(crate) fn install(
         &self,
         number: LeaseNo,
         mode: LeaseMode,
+        replaces: Option<LeaseNo>,
         attr: Option<InodeAttr>,
         pin: bool,
     ) -> bool {
@@ -296,8 +299,10 @@ impl Node {
         if number <= state.given_back || (state.mode.is_some() && number < state.number) {
             return false;
         }
-        // Between a release under way and a newer grant others may have changed everything.
-        let fresh = state.mode.is_none() || (state.phase == Phase::Releasing && number != state.number);
+        // Between another grant and this one others may have changed everything.
+        let goes_on =
+            number == state.number || (replaces == Some(state.number) && state.phase != Phase::Releasing);
+        let fresh = state.mode.is_none() || !goes_on;
         if fresh {
             self.forget();
             if let Some(attr) = attr

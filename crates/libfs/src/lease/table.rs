@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
-use varve_ipc::{IpcError, LeaseMode, Link, Request, Response, SessionPage, Want};
+use varve_ipc::{Grant, IpcError, LeaseMode, Link, Request, Response, SessionPage, Want};
 
 use super::Use;
 use super::node::{Node, Phase};
@@ -29,8 +29,7 @@ pub(crate) struct Leases {
     early: Mutex<HashMap<InodeKey, LeaseNo>>,
     /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
     reserved: Mutex<HashSet<InodeKey>>,
-    /// The directories that keep numbers for new inodes, by number.
-    spare: Mutex<HashMap<InodeKey, Weak<Node>>>,
+    spare: Mutex<Spare>,
     events: Sender<Event>,
     held: AtomicUsize,
     leases_max: usize,
@@ -39,6 +38,17 @@ pub(crate) struct Leases {
     /// There are kernel caches above.
     kernel: bool,
     acquires: AtomicU64,
+}
+
+/// Numbers for new inodes that are held and not used.
+#[derive(Default)]
+struct Spare {
+    /// The directories that keep them.
+    keepers: HashMap<InodeKey, Weak<Node>>,
+    /// Requests for more that are under way.
+    asking: u32,
+    /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
+    denied: HashSet<InodeKey>,
 }
 
 /// Pinned leases: they stay until this is dropped.
@@ -121,7 +131,7 @@ impl Leases {
             nodes: RwLock::new(crate::hash::KeyMap::default()),
             early: Mutex::new(HashMap::new()),
             reserved: Mutex::new(HashSet::new()),
-            spare: Mutex::new(HashMap::new()),
+            spare: Mutex::new(Spare::default()),
             events,
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
@@ -336,7 +346,7 @@ impl Leases {
             let mut pinned = Vec::new();
             for ((node, want), grant) in asked.iter().zip(grants) {
                 let enough = grant.mode >= want.mode && grant.attr.key == want.key;
-                if enough && self.install(node, grant.lease, grant.mode, Some(grant.attr), true) {
+                if enough && self.install(node, grant) {
                     pinned.push(*node);
                 }
             }
@@ -368,16 +378,10 @@ impl Leases {
         }
     }
 
-    fn install(
-        &self,
-        node: &Arc<Node>,
-        number: LeaseNo,
-        mode: LeaseMode,
-        attr: Option<InodeAttr>,
-        pin: bool,
-    ) -> bool {
+    /// Takes a grant in, pinned.
+    fn install(&self, node: &Arc<Node>, grant: Grant) -> bool {
         let had = node.mode().is_some();
-        let installed = node.install(number, mode, attr, pin);
+        let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), true);
         if installed && !had && self.held.fetch_add(1, Ordering::Relaxed) >= self.leases_max {
             self.ask_trim();
         }
@@ -390,30 +394,54 @@ impl Leases {
         }
     }
 
-    /// Numbers for new inodes near `dir`, with their leases.
-    pub(crate) fn alloc<T>(&self, dir: InodeKey, count: u8) -> OpResult<Vec<(InodeKey, LeaseNo)>, T> {
-        match self
-            .call(Request::AllocInodes { near: dir, count })
-            .map_err(OpError::from)?
-        {
+    /// Has `dir` keep numbers for new inodes, with their leases.
+    pub(crate) fn alloc<T>(&self, dir: &Arc<Node>, count: u8) -> OpResult<(), T> {
+        self.spare.lock().asking += 1;
+        let near = dir.key();
+        let answer = self
+            .call(Request::AllocInodes { near, count })
+            .map_err(OpError::from);
+        let answer = answer.and_then(|answer| match answer {
             Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
             _ => Err(OpError::Failed(Errno(libc::EIO))),
-        }
-    }
-
-    /// A number is about to be used: a revocation of its lease waits until [`adopt`](Self::adopt) or
-    /// [`unreserve`](Self::unreserve).
-    pub(crate) fn reserve(&self, key: InodeKey) {
-        self.reserved.lock().insert(key);
-        self.spare.lock().remove(&key);
-    }
-
-    /// `dir` is about to keep these numbers for new inodes.
-    pub(crate) fn note_spare(&self, dir: &Arc<Node>, batch: &[(InodeKey, LeaseNo)]) {
+        });
+        // In this order, so that who finds the keeper of a number finds the number.
+        let mut kept = dir.batch.lock();
         let mut spare = self.spare.lock();
-        for (key, _) in batch {
-            spare.insert(*key, Arc::downgrade(dir));
+        let answer = answer.map(|batch| {
+            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
+            for number in batch.into_iter().rev() {
+                if !spare.denied.contains(&number.0) {
+                    spare.keepers.insert(number.0, Arc::downgrade(dir));
+                    kept.push(number);
+                }
+            }
+        });
+        spare.asking -= 1;
+        if spare.asking == 0 {
+            spare.denied = HashSet::new();
         }
+        answer
+    }
+
+    /// Takes a number that `dir` keeps: a revocation of its lease waits until [`adopt`](Self::adopt) or
+    /// [`unreserve`](Self::unreserve).
+    pub(crate) fn take_number(&self, dir: &Node) -> Option<(InodeKey, LeaseNo)> {
+        let mut kept = dir.batch.lock();
+        let number = kept.pop()?;
+        self.reserved.lock().insert(number.0);
+        self.spare.lock().keepers.remove(&number.0);
+        Some(number)
+    }
+
+    /// A number was not used: `dir` keeps it.
+    pub(crate) fn put_number_back(&self, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
+        {
+            let mut kept = dir.batch.lock();
+            self.spare.lock().keepers.insert(number.0, Arc::downgrade(dir));
+            kept.push(number);
+        }
+        self.unreserve(number.0);
     }
 
     /// Takes the numbers that a directory keeps: its own lease goes.
@@ -421,12 +449,12 @@ impl Leases {
         let batch = std::mem::take(&mut *dir.batch.lock());
         let mut spare = self.spare.lock();
         for (key, _) in &batch {
-            spare.remove(key);
+            spare.keepers.remove(key);
         }
         batch
     }
 
-    /// The number was not used.
+    /// The number is in use, or will not be used.
     pub(crate) fn unreserve(&self, key: InodeKey) {
         self.reserved.lock().remove(&key);
         self.recall_early(key);
@@ -458,7 +486,14 @@ impl Leases {
     pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
         if self.get(key).is_none() {
             // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it is just being made.
-            let keeper = self.spare.lock().remove(&key);
+            let keeper = {
+                let mut spare = self.spare.lock();
+                let keeper = spare.keepers.remove(&key);
+                if keeper.is_none() && spare.asking > 0 {
+                    spare.denied.insert(key);
+                }
+                keeper
+            };
             if let Some(dir) = keeper.and_then(|dir| dir.upgrade()) {
                 dir.batch.lock().retain(|(other, _)| *other != key);
             }
@@ -468,6 +503,7 @@ impl Leases {
                 return Revoked::Early;
             }
         }
+        let mut replaced = None;
         if let Some(node) = self.get(key) {
             let mut state = node.state();
             if state.mode.is_some() && number == state.number {
@@ -481,9 +517,13 @@ impl Leases {
             if state.mode.is_none() || number > state.number {
                 state.given_back = state.given_back.max(number);
             }
+            // The newer grant took its place.
+            let held = state.mode.map(|_| state.number).filter(|held| *held < number);
+            drop(state);
+            replaced = held.map(|held| (node, held));
         }
         self.early.lock().remove(&key);
-        Revoked::Unknown
+        Revoked::Unknown { replaced }
     }
 
     /// A lease is gone: forgets the node unless somebody uses it.
@@ -537,7 +577,7 @@ impl Leases {
             node.waiters.fetch_add(1, Ordering::SeqCst);
             let mut done = false;
             while !done && !self.is_lost() {
-                self.tell(Event::GiveBack(*key));
+                self.tell(Event::GiveBack { key: *key, number });
                 done = node.wait_given_back(number, LOOK_AGAIN);
             }
             node.waiters.fetch_sub(1, Ordering::SeqCst);
@@ -560,8 +600,11 @@ pub(crate) enum Revoked {
     Held(Arc<Node>),
     /// One whose grant is under way: it is told again.
     Early,
-    /// One that never came here: say that it is free.
-    Unknown,
+    /// One that never came here: say that it is free. What it took the place of is not held any more, whatever is believed here.
+    Unknown {
+        /// That one, if it is believed to be held.
+        replaced: Option<(Arc<Node>, LeaseNo)>,
+    },
 }
 
 /// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never shown.

@@ -26,7 +26,12 @@ pub(crate) enum Event {
         number: LeaseNo,
     },
     /// A request of our own wants a lease given back.
-    GiveBack(InodeKey),
+    GiveBack {
+        /// Inode.
+        key: InodeKey,
+        /// Which grant; a newer one stays.
+        number: LeaseNo,
+    },
     /// Something changed about this inode: a last pin ended, or a request waits for more.
     Look(InodeKey),
     /// The kernel has dropped its data.
@@ -96,21 +101,23 @@ impl Withdrawals {
             Event::Revoke { key, number } => match self.leases.revoked(key, number) {
                 Revoked::Held(node) => self.begin(node, number, around),
                 Revoked::Early => {}
-                // If the daemon holds it against us after all, everything that we may have logged under it counts.
-                Revoked::Unknown => self.unknown.push(ReleaseItem {
-                    key,
-                    lease: number,
-                    downgrade: false,
-                    last_seq: around.log_last(),
-                    open: around.is_open(key),
-                }),
+                Revoked::Unknown { replaced } => {
+                    // If the daemon holds it against us after all, everything that we may have logged under it counts.
+                    self.unknown.push(ReleaseItem {
+                        key,
+                        lease: number,
+                        downgrade: false,
+                        last_seq: around.log_last(),
+                        open: around.is_open(key),
+                    });
+                    if let Some((node, number)) = replaced {
+                        self.begin(node, number, around);
+                    }
+                }
             },
-            Event::GiveBack(key) => {
+            Event::GiveBack { key, number } => {
                 if let Some(node) = self.leases.get(key) {
-                    let state = node.state();
-                    let (number, held) = (state.number, state.mode.is_some());
-                    drop(state);
-                    if held {
+                    if node.held_number() == Some(number) {
                         self.begin(node, number, around);
                     } else {
                         node.open_gate();
@@ -190,14 +197,13 @@ impl Withdrawals {
         let node = Arc::clone(&withdrawal.node);
         let mut state = node.state();
         if state.number != withdrawal.number || state.mode.is_none() {
-            // A newer grant took its place.
-            if state.phase != Phase::Releasing {
-                state.phase = Phase::Settled;
-                node.publish(&state, false);
-            }
+            // A newer grant took its place: this one is not sent, and what is sent under its key later is the newer one's.
+            state.phase = Phase::Settled;
+            node.publish(&state, false);
             drop(state);
             node.open_gate();
             self.under_way.remove(&key);
+            self.ready.retain(|other| *other != key);
             return;
         }
         let wanted = node.waiters.load(Ordering::SeqCst) > 0;
@@ -232,6 +238,8 @@ impl Withdrawals {
             }
         }
         state.phase = Phase::Releasing;
+        // Under the lock that the pins were looked at with: an answer that brings this grant once more comes too late.
+        state.given_back = state.given_back.max(state.number);
         self.ready.push(key);
     }
 
@@ -305,27 +313,29 @@ impl Withdrawals {
 
     fn finish(&mut self, withdrawal: &Withdrawal, around: &dyn Surroundings) {
         let node = &withdrawal.node;
+        let mut spare = Vec::new();
         let mut state = node.state();
         state.phase = Phase::Settled;
-        let mut gone = false;
-        if state.number == withdrawal.number {
+        let gone = state.number == withdrawal.number;
+        if gone {
             state.mode = None;
-            gone = true;
+            // Before anybody can take in a newer grant, under which names and numbers are its own again. Nobody makes anything under this
+            // one any more, and nobody else would ever give its numbers back.
+            spare = self.leases.take_spare(node);
+            node.forget();
         }
         node.publish(&state, false);
         drop(state);
+        let last_seq = around.log_last();
+        self.unknown
+            .extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
+                key,
+                lease,
+                downgrade: false,
+                last_seq,
+                open: false,
+            }));
         if gone {
-            // Nobody makes anything in it any more, and nobody would ever give these back.
-            let spare = self.leases.take_spare(node);
-            self.unknown
-                .extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
-                    key,
-                    lease,
-                    downgrade: false,
-                    last_seq: around.log_last(),
-                    open: false,
-                }));
-            node.forget();
             self.leases.gone(node.key());
         }
         node.open_gate();
@@ -359,16 +369,12 @@ impl Withdrawals {
 
 fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseItem {
     let node = &withdrawal.node;
-    let last_seq = around.last_seq(node);
-    let open = around.is_open(node.key());
-    let mut state = node.state();
-    state.given_back = state.given_back.max(withdrawal.number);
     ReleaseItem {
         key: node.key(),
         lease: withdrawal.number,
         downgrade: false,
-        last_seq,
-        open,
+        last_seq: around.last_seq(node),
+        open: around.is_open(node.key()),
     }
 }
 

@@ -32,25 +32,11 @@ pub(crate) struct Making<'a> {
 /// A number for a new inode in a pinned directory.
 fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, LeaseNo), T> {
     loop {
-        {
-            let mut batch = dir.batch.lock();
-            if let Some(number) = batch.pop() {
-                session.leases.reserve(number.0);
-                return Ok(number);
-            }
+        if let Some(number) = session.leases.take_number(dir) {
+            return Ok(number);
         }
-        let mut batch = session.leases.alloc(dir.key(), BATCH)?;
-        session.leases.note_spare(dir, &batch);
-        // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
-        batch.reverse();
-        dir.batch.lock().append(&mut batch);
+        session.leases.alloc(dir, BATCH)?;
     }
-}
-
-fn give_back_number(session: &Session, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
-    session.leases.note_spare(dir, &[number]);
-    dir.batch.lock().push(number);
-    session.leases.unreserve(number.0);
 }
 
 fn new_attr(
@@ -146,7 +132,7 @@ fn create_once<T>(
     let dir = node.key();
     let number = take_number(session, node)?;
     let give_up = |error: OpError<T>| {
-        give_back_number(session, node, number);
+        session.leases.put_number_back(node, number);
         error
     };
     let draft = new_attr(&node.inode.attr(), number.0, making, !name.is_empty(), cred, 0);
@@ -157,7 +143,7 @@ fn create_once<T>(
     if !name.is_empty() && node.names.lock().get(name).is_some_and(|known| known.is_some()) {
         drop(locked);
         super::give_up(slot, &create_op(&draft, dir, name, making.target));
-        give_back_number(session, node, number);
+        session.leases.put_number_back(node, number);
         return Ok(None);
     }
     let attr = new_attr(&parent, number.0, making, !name.is_empty(), cred, now);
@@ -233,19 +219,12 @@ fn mediate_create(
     if !parent.is_dir() {
         return Err(Errno(libc::ENOTDIR).into());
     }
-    let number = session
-        .leases
-        .alloc(dir, 1)?
-        .first()
-        .copied()
-        .ok_or(Errno(libc::EIO))?;
-    let attr = new_attr(&parent, number.0, making, true, cred, session.now_ns());
+    // The daemon takes the number.
+    let nobody = InodeKey::new(0, 0);
+    let attr = new_attr(&parent, nobody, making, true, cred, session.now_ns());
     let op = create_op(&attr, dir, name, making.target);
     match session.mediate(attempt, &[dir], &op, EntryFlags::empty(), false, cred)? {
-        Mediated::Done(result) => match result.attr {
-            Some(attr) => Ok(attr),
-            None => attr_of(session, number.0),
-        },
+        Mediated::Done(result) => Ok(result.attr.ok_or(Errno(libc::ESTALE))?),
         Mediated::DoneBefore => {
             let target = find(mount, session, dir, name, &Cred::root())?.ok_or(Errno(libc::ENOENT))?;
             attr_of(session, target.key)

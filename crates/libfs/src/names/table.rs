@@ -1,10 +1,15 @@
 //! What is known of one directory's names, while its lease is held. Pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault};
 use varve_format::{FileKind, InodeKey, LogSeq};
+
+use crate::hash::KeyHasher;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
 const NAMES_MAX: usize = 65_536;
+/// Forgotten names of which it is kept that they may be there (64 MiB of memory).
+const SHED_MAX: usize = 4 << 20;
 
 /// What a name names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,14 +29,18 @@ struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct DirNames {
     names: HashMap<Box<[u8]>, Known>,
-    /// Every name that is there is in `names`.
+    /// Every name that is there is in `names`, or its hash is in `shed`.
     complete: bool,
+    /// Hashes of names that were forgotten, so that others are still known not to be there: else each creation in a large directory
+    /// would ask the daemon first. A name whose hash is here is asked for.
+    shed: HashSet<u64, BuildHasherDefault<KeyHasher>>,
 }
 
 impl DirNames {
     /// Forgets everything: the lease is gone.
     pub(crate) fn clear(&mut self) {
         self.names = HashMap::new();
+        self.shed = HashSet::default();
         self.complete = false;
     }
 
@@ -40,15 +49,22 @@ impl DirNames {
         self.complete = true;
     }
 
-    pub(crate) const fn is_complete(&self) -> bool {
-        self.complete
+    /// Whether it is known that no name is there, if [`has_any`](Self::has_any) knows none.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete && self.shed.is_empty()
+    }
+
+    fn hash(&self, name: &[u8]) -> u64 {
+        self.names.hasher().hash_one(name)
     }
 
     /// What `name` names; `None`: not known here.
     pub(crate) fn get(&self, name: &[u8]) -> Option<Option<Target>> {
         match self.names.get(name) {
             Some(known) => Some(known.target),
-            None if self.complete => Some(None),
+            None if self.complete && (self.shed.is_empty() || !self.shed.contains(&self.hash(name))) => {
+                Some(None)
+            }
             None => None,
         }
     }
@@ -93,11 +109,20 @@ impl DirNames {
     }
 
     fn make_room(&mut self, digested: LogSeq) {
-        if self.names.len() >= NAMES_MAX && self.names.len().is_power_of_two() {
-            let before = self.names.values().filter(|known| known.target.is_some()).count();
-            self.names.retain(|_, known| known.seq > digested);
-            let after = self.names.values().filter(|known| known.target.is_some()).count();
-            self.complete &= before == after;
+        if self.names.len() < NAMES_MAX || !self.names.len().is_power_of_two() {
+            return;
+        }
+        let (hasher, shed) = (self.names.hasher().clone(), &mut self.shed);
+        self.names.retain(|name, known| {
+            let stays = known.seq > digested;
+            if !stays && known.target.is_some() && self.complete {
+                shed.insert(hasher.hash_one(&**name));
+            }
+            stays
+        });
+        if shed.len() > SHED_MAX {
+            self.shed = HashSet::default();
+            self.complete = false;
         }
     }
 }
@@ -146,5 +171,38 @@ mod tests {
         names.set(b"one more", Some(target(1)), LogSeq(1 << 40), LogSeq(10));
         assert_eq!(names.get(&9_u64.to_le_bytes()), None);
         assert_eq!(names.get(&10_u64.to_le_bytes()), Some(Some(target(10))));
+        // What was forgotten is asked for, what was never there is known not to be.
+        assert_eq!(names.get(b"never made"), Some(None));
+        assert!(!names.is_complete());
+        assert_eq!(
+            names.learn(&9_u64.to_le_bytes(), Some(target(9)), LogSeq(10)),
+            Some(target(9))
+        );
+        names.set(&9_u64.to_le_bytes(), None, LogSeq(1 << 41), LogSeq(10));
+        assert_eq!(names.get(&9_u64.to_le_bytes()), Some(None));
+    }
+
+    #[test]
+    fn forgotten_name_that_is_removed_is_not_there_again() {
+        let mut names = DirNames::default();
+        names.set_complete();
+        for i in 0..=NAMES_MAX as u64 {
+            names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(1), LogSeq(1));
+        }
+        assert_eq!(names.get(&5_u64.to_le_bytes()), None);
+        names.set(&5_u64.to_le_bytes(), None, LogSeq(2), LogSeq(1));
+        // Its removal is digested and forgotten in turn: the daemon is asked.
+        for i in 0..=NAMES_MAX as u64 {
+            names.set(
+                &(i + (1 << 32)).to_le_bytes(),
+                Some(target(i)),
+                LogSeq(3),
+                LogSeq(3),
+            );
+        }
+        assert_eq!(names.get(&5_u64.to_le_bytes()), None);
+        names.clear();
+        names.set_complete();
+        assert_eq!(names.get(&5_u64.to_le_bytes()), Some(None));
     }
 }

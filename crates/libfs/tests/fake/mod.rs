@@ -318,16 +318,17 @@ impl Fake {
             let fresh = LeaseNo(state.next_number);
             let holders = state.leases.entry(want.key).or_default();
             let held = holders.iter_mut().find(|holder| holder.session == id);
-            let (number, mode) = match held {
-                Some(holder) if holder.mode >= want.mode => (holder.number, holder.mode),
+            let (number, mode, replaces) = match held {
+                Some(holder) if holder.mode >= want.mode => (holder.number, holder.mode, None),
                 Some(holder) => {
+                    let replaced = holder.number;
                     *holder = Holder {
                         mode: want.mode,
                         number: fresh,
                         asked: false,
                         ..*holder
                     };
-                    (fresh, want.mode)
+                    (fresh, want.mode, Some(replaced))
                 }
                 None => {
                     holders.push(Holder {
@@ -336,7 +337,7 @@ impl Fake {
                         number: fresh,
                         asked: false,
                     });
-                    (fresh, want.mode)
+                    (fresh, want.mode, None)
                 }
             };
             state.next_number += 1;
@@ -344,6 +345,7 @@ impl Fake {
             grants.push(Grant {
                 lease: number,
                 mode,
+                replaces,
                 attr,
             });
         }
@@ -352,7 +354,7 @@ impl Fake {
 
     fn mediate(&self, id: u64, op: &MediatedOp) -> Result<Response, IpcError> {
         let header = EntryHeader::read_from_bytes(&op.entry[..HEADER_SIZE]).unwrap();
-        let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).unwrap();
+        let mut parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).unwrap();
         let mut keys = apply::touched(&parsed);
         if let LogOp::Create { key, .. } = parsed {
             keys.retain(|other| *other != key);
@@ -366,6 +368,11 @@ impl Fake {
             .collect();
         let mut state = self.settle(self.lock(), id, &wants)?;
         state.digest(id);
+        if let LogOp::Create { key, .. } = &mut parsed {
+            assert_eq!(key.ino, Ino(0), "the daemon takes the number");
+            *key = InodeKey::new(state.next_ino, 1);
+            state.next_ino += 1;
+        }
         let mut offset = 0;
         let result = match parsed {
             LogOp::Write { key, data, .. } if op.append => {

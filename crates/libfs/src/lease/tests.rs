@@ -1,0 +1,320 @@
+//! What passes between a session and the daemon about leases, in orders that are rare: each test plays one through by hand.
+#![allow(clippy::unwrap_used)]
+
+use super::node::{Node, Phase};
+use super::table::{Leases, Revoked};
+use super::withdraw::{Event, Surroundings, Withdrawals};
+use crate::names::Target;
+use crate::options::CacheObserver;
+use crossbeam_channel::Receiver;
+use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
+use varve_ipc::{IpcError, LeaseMode, Link, Page, ReleaseItem, Request, Response, Upcall};
+
+const DIR: InodeKey = InodeKey::new(5, 1);
+
+type Answer = Box<dyn Fn(&Request) -> Response + Send + Sync>;
+
+/// The daemon's answers, and what it was asked to take back.
+struct Script {
+    answer: OnceLock<Answer>,
+    released: Mutex<Vec<ReleaseItem>>,
+}
+
+impl Link for Script {
+    fn call(&self, request: Request) -> Result<Response, IpcError> {
+        if let Request::Release { items } = &request {
+            self.released.lock().extend(items);
+            return Ok(Response::Done);
+        }
+        Ok(self.answer.get().unwrap()(&request))
+    }
+
+    fn upcall(&self, _: Duration) -> Result<Option<Upcall>, IpcError> {
+        Ok(None)
+    }
+}
+
+/// A session whose log ends at 9; `at_end` happens when that is asked.
+#[derive(Default)]
+struct Around {
+    at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Surroundings for Around {
+    fn last_seq(&self, node: &Node) -> LogSeq {
+        node.inode.last_seq(LogSeq(9))
+    }
+
+    fn log_last(&self) -> LogSeq {
+        if let Some(at_end) = self.at_end.get() {
+            at_end();
+        }
+        LogSeq(9)
+    }
+
+    fn is_open(&self, _: InodeKey) -> bool {
+        false
+    }
+
+    fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
+        None
+    }
+}
+
+struct Rig {
+    script: Arc<Script>,
+    leases: Arc<Leases>,
+    withdrawals: Withdrawals,
+    inbox: Receiver<Event>,
+    around: Around,
+}
+
+fn rig() -> Rig {
+    let (events, inbox) = crossbeam_channel::unbounded();
+    let script = Arc::new(Script {
+        answer: OnceLock::new(),
+        released: Mutex::new(Vec::new()),
+    });
+    let page = Arc::new(Page::heap(SessionId(1)));
+    let link = Arc::clone(&script) as Arc<dyn Link>;
+    let leases = Arc::new(Leases::new(link, page, events.clone(), 64, false));
+    Rig {
+        withdrawals: Withdrawals::new(Arc::clone(&leases), events, 1000),
+        script,
+        leases,
+        inbox,
+        around: Around::default(),
+    }
+}
+
+impl Rig {
+    /// A directory that is held in `mode` under grant 1.
+    fn held(&self, mode: LeaseMode) -> Arc<Node> {
+        let node = Arc::new(Node::new(dir_attr()));
+        drop(self.leases.adopt(Arc::clone(&node), LeaseNo(1)));
+        let mut state = node.state();
+        state.mode = Some(mode);
+        node.publish(&state, false);
+        drop(state);
+        node
+    }
+
+    fn take(&mut self, event: Event) {
+        self.withdrawals.take(event, &self.around);
+    }
+
+    fn flush(&mut self) {
+        self.withdrawals.flush(&self.around).unwrap();
+    }
+
+    fn released(&self) -> Vec<(InodeKey, LeaseNo)> {
+        let items = self.script.released.lock();
+        items.iter().map(|item| (item.key, item.lease)).collect()
+    }
+}
+
+fn dir_attr() -> InodeAttr {
+    InodeAttr::new(DIR, 0o040_755, 0)
+}
+
+fn install(node: &Node, number: u64, mode: LeaseMode, replaces: Option<u64>) -> bool {
+    node.install(
+        LeaseNo(number),
+        mode,
+        replaces.map(LeaseNo),
+        Some(dir_attr()),
+        true,
+    )
+}
+
+fn know(node: &Node, name: &[u8]) {
+    let target = Target {
+        key: InodeKey::new(9, 1),
+        kind: FileKind::Regular,
+    };
+    node.names.lock().learn(name, Some(target), LogSeq(0));
+}
+
+fn knows(node: &Node, name: &[u8]) -> bool {
+    node.names.lock().get(name).is_some()
+}
+
+/// The daemon says "you have 1 still" and wants it back at once. The request that asked must not go on under it: the last entry that the
+/// release names is already decided.
+#[test]
+fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.take(Event::Revoke {
+        key: DIR,
+        number: LeaseNo(1),
+    });
+    assert_eq!(node.state().phase, Phase::Releasing);
+    assert!(!install(&node, 1, LeaseMode::Write, None));
+    assert_eq!(node.pins(), 0);
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    assert!(install(&node, 2, LeaseMode::Write, None));
+}
+
+#[test]
+fn what_is_known_under_a_newer_grant_is_not_forgotten_with_the_older() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.take(Event::Revoke {
+        key: DIR,
+        number: LeaseNo(1),
+    });
+    let newer = Arc::clone(&node);
+    let _ = rig.around.at_end.set(Box::new(move || {
+        // Right after the older one is gone.
+        if newer.mode().is_none() {
+            assert!(install(&newer, 2, LeaseMode::Write, None));
+            know(&newer, b"new");
+        }
+    }));
+    rig.flush();
+    assert_eq!(node.held_number(), Some(LeaseNo(2)));
+    assert!(knows(&node, b"new"));
+}
+
+#[test]
+fn grant_that_does_not_go_on_from_what_is_held_forgets_what_is_known() {
+    let rig = rig();
+    let node = rig.held(LeaseMode::Read);
+    know(&node, b"old");
+    assert!(install(&node, 3, LeaseMode::Write, Some(1)));
+    assert!(knows(&node, b"old"), "nobody else had it in between");
+    node.unpin();
+    let node = self::rig().held(LeaseMode::Read);
+    know(&node, b"old");
+    assert!(install(&node, 3, LeaseMode::Write, None));
+    assert!(!knows(&node, b"old"));
+}
+
+/// A revocation of a grant that never came, twice: that grant took the place of the read lease, so that is not held either.
+#[test]
+fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Read);
+    know(&node, b"old");
+    node.waiters.store(1, Ordering::SeqCst);
+    for _ in 0..2 {
+        rig.take(Event::Revoke {
+            key: DIR,
+            number: LeaseNo(2),
+        });
+    }
+    node.waiters.store(0, Ordering::SeqCst);
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(2)), (DIR, LeaseNo(1))]);
+    assert!(node.mode().is_none() && !knows(&node, b"old"));
+    assert!(!install(&node, 2, LeaseMode::Write, Some(1)), "it comes too late");
+}
+
+#[test]
+fn withdrawal_that_a_newer_grant_overtakes_is_not_sent() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Read);
+    rig.take(Event::GiveBack {
+        key: DIR,
+        number: LeaseNo(1),
+    });
+    assert!(install(&node, 2, LeaseMode::Write, Some(1)));
+    rig.take(Event::Look(DIR));
+    assert_eq!(node.state().phase, Phase::Settled);
+    rig.flush();
+    assert!(rig.released().is_empty());
+    // The request that has it pinned ends, and it goes back when it is asked for.
+    rig.take(Event::Revoke {
+        key: DIR,
+        number: LeaseNo(2),
+    });
+    rig.flush();
+    assert!(rig.released().is_empty(), "it is pinned");
+    assert!(node.unpin());
+    rig.take(Event::Look(DIR));
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(2))]);
+}
+
+#[test]
+fn request_to_give_back_an_older_grant_leaves_a_newer_one() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.take(Event::GiveBack {
+        key: DIR,
+        number: LeaseNo(0),
+    });
+    rig.flush();
+    assert_eq!(node.held_number(), Some(LeaseNo(1)));
+    assert!(rig.released().is_empty());
+}
+
+fn numbers() -> Vec<(InodeKey, LeaseNo)> {
+    (0..4_u64)
+        .map(|n| (InodeKey::new(100 + n, 1), LeaseNo(50 + n)))
+        .collect()
+}
+
+#[test]
+fn number_that_is_called_back_before_its_answer_is_read_is_not_used() {
+    let rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    let leases = Arc::downgrade(&rig.leases);
+    let _ = rig.script.answer.set(Box::new(move |_| {
+        let (key, lease) = numbers()[2];
+        let said = leases.upgrade().unwrap().revoked(key, lease);
+        assert!(matches!(said, Revoked::Unknown { replaced: None }));
+        Response::Inodes(numbers())
+    }));
+    rig.leases.alloc::<()>(&node, 4).unwrap();
+    let mut taken = Vec::new();
+    while let Some(number) = rig.leases.take_number(&node) {
+        taken.push(number.0.ino.0);
+    }
+    assert_eq!(taken, [100, 101, 103]);
+}
+
+#[test]
+fn number_that_is_called_back_in_use_goes_when_it_is_put_back() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    let _ = rig.script.answer.set(Box::new(|_| Response::Inodes(numbers())));
+    rig.leases.alloc::<()>(&node, 4).unwrap();
+    let number = rig.leases.take_number(&node).unwrap();
+    let wanted = Event::Revoke {
+        key: number.0,
+        number: number.1,
+    };
+    rig.take(wanted);
+    rig.flush();
+    assert!(rig.released().is_empty(), "it is in use");
+    rig.leases.put_number_back(&node, number);
+    let again = rig.inbox.try_recv().unwrap();
+    rig.take(again);
+    rig.flush();
+    assert_eq!(rig.released(), [number]);
+    assert_eq!(rig.leases.take_number(&node).unwrap().0.ino.0, 101);
+}
+
+#[test]
+fn spare_numbers_go_with_the_lease_of_their_directory() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    let _ = rig.script.answer.set(Box::new(|_| Response::Inodes(numbers())));
+    rig.leases.alloc::<()>(&node, 4).unwrap();
+    rig.take(Event::Revoke {
+        key: DIR,
+        number: LeaseNo(1),
+    });
+    rig.flush();
+    let released = rig.released();
+    assert_eq!(released[0], (DIR, LeaseNo(1)));
+    assert_eq!(released.len(), 5);
+    assert!(rig.leases.take_number(&node).is_none());
+}
