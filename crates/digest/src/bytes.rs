@@ -58,12 +58,21 @@ pub(crate) struct FileFold<'a> {
     /// Block ranges to allocate, end by first block.
     allocate: BTreeMap<u64, u64>,
     writes: u64,
+    /// Bytes in `segments`.
+    bytes: u64,
+    /// Segments that began where none ended, at the time; an estimate.
+    stretches: u64,
 }
 
 impl<'a> FileFold<'a> {
     pub(crate) fn write(&mut self, offset: u64, data: &'a [u8]) {
         self.insert(offset, offset + data.len() as u64, Some(data));
         self.writes += 1;
+    }
+
+    /// Stretches of bytes and holes, about, and the bytes in all of them.
+    pub(crate) fn extent(&self) -> (u64, u64) {
+        (self.stretches.min(self.segments.len() as u64), self.bytes)
     }
 
     /// New length, where the old one was `size`.
@@ -120,7 +129,8 @@ impl<'a> FileFold<'a> {
     fn clear(&mut self, start: u64, end: u64) {
         self.split(start);
         self.split(end);
-        while let Some((&at, _)) = self.segments.range(start..end).next() {
+        while let Some((&at, segment)) = self.segments.range(start..end).next() {
+            self.bytes -= segment.data.map_or(0, |data| data.len() as u64);
             self.segments.remove(&at);
         }
     }
@@ -134,6 +144,11 @@ impl<'a> FileFold<'a> {
         {
             self.clear(start, end);
         }
+        let before = self.segments.range(..start).next_back();
+        let goes_on =
+            before.is_some_and(|(_, before)| before.end == start && before.data.is_some() == data.is_some());
+        self.stretches += u64::from(!goes_on);
+        self.bytes += data.map_or(0, |data| data.len() as u64);
         self.segments.insert(start, Segment { end, data });
     }
 

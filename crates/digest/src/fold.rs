@@ -28,6 +28,24 @@ pub(crate) struct Node<'a> {
     /// Sessions that closed it for the last time in this batch.
     pub(crate) left: Vec<SessionId>,
     pub(crate) changed: bool,
+    /// Bytes of journal record for what is not in `file`.
+    pub(crate) more_bytes: u64,
+}
+
+impl Node<'_> {
+    /// Bytes of journal record, about; what came and went within the batch is not written.
+    fn record_bytes(&self) -> u64 {
+        match (self.changed, self.gone) {
+            (false, _) => 0,
+            (true, true) if self.old.is_none() => VANISHED_BYTES,
+            (true, true) => INODE_BYTES + 4 * PIECE_BYTES,
+            (true, false) => {
+                let (stretches, bytes) = self.file.extent();
+                let data = stretches * (PIECE_BYTES + 2 * BLOCK_RECORD_BYTES);
+                INODE_BYTES + self.more_bytes + data + bytes / BLOCK_BYTES * BLOCK_RECORD_BYTES
+            }
+        }
+    }
 }
 
 /// What an inode number stands for.
@@ -54,6 +72,7 @@ pub(crate) struct Name {
 struct Undo<'a> {
     nodes: HashMap<Ino, Option<Known<'a>>>,
     names: Vec<(Ino, Box<[u8]>, Option<Name>)>,
+    record_bytes: u64,
 }
 
 /// Folds operations; see the module's text. `'a` is the life of the batches' bytes.
@@ -69,27 +88,15 @@ pub struct Fold<'a, V: View> {
     record_bytes: u64,
 }
 
-/// Bytes of journal record that one name, one inode, one piece of data and one attribute are taken to need: generous means. A batch that
-/// needs more all the same is cut smaller.
+/// Bytes of journal record that one name, one inode, one that is made and deleted in one batch, one stretch of data and one attribute are
+/// taken to need: generous means. A batch that needs more all the same is cut smaller.
 const NAME_BYTES: u64 = 768;
 const INODE_BYTES: u64 = 512;
+const VANISHED_BYTES: u64 = 320;
 const PIECE_BYTES: u64 = 192;
 const XATTR_BYTES: u64 = 1024;
 /// Checksum and bitmap of one data block, in bytes.
 const BLOCK_RECORD_BYTES: u64 = 6;
-
-/// Bytes of journal record that an operation needs beside the inodes that it changes.
-fn record_bytes(op: &LogOp<'_>) -> u64 {
-    match op {
-        LogOp::Noop | LogOp::SetAttr { .. } => 0,
-        LogOp::Write { data, .. } => PIECE_BYTES + (data.len() as u64 / BLOCK_BYTES + 2) * BLOCK_RECORD_BYTES,
-        LogOp::Truncate { .. } | LogOp::Forget { .. } => 4 * PIECE_BYTES,
-        LogOp::Fallocate { len, .. } => 4 * PIECE_BYTES + (len / BLOCK_BYTES).min(1 << 20) / 8,
-        LogOp::SetXattr { .. } | LogOp::RemoveXattr { .. } => XATTR_BYTES,
-        LogOp::Create { .. } | LogOp::Link { .. } | LogOp::Unlink { .. } => NAME_BYTES,
-        LogOp::Rename { .. } => 2 * NAME_BYTES,
-    }
-}
 
 pub(crate) type Step<T, V> = Result<T, Stop<<V as View>::Error>>;
 
@@ -153,7 +160,10 @@ impl<'a, V: View> Fold<'a, V> {
         // Writes change nothing that decides whether a later write is possible: they are checked before, and not undone.
         let only_writes = ops.iter().all(|op| matches!(op.op, LogOp::Write { .. }));
         if ops.len() > 1 {
-            self.undo = Some(Undo::default());
+            self.undo = Some(Undo {
+                record_bytes: self.record_bytes,
+                ..Undo::default()
+            });
         }
         for op in ops {
             let at = At {
@@ -190,7 +200,6 @@ impl<'a, V: View> Fold<'a, V> {
         }
         self.counts.ops += ops.len() as u64;
         for op in ops {
-            self.record_bytes += record_bytes(&op.op);
             self.counts.bytes_in += if let LogOp::Write { data, .. } = op.op {
                 data.len() as u64
             } else {
@@ -208,10 +217,22 @@ impl<'a, V: View> Fold<'a, V> {
         refused
     }
 
-    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. Never shrinks.
+    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. What later operations undo is not
+    /// counted any more: files that come and go take no record, however many they are.
     #[must_use]
     pub const fn record_bytes(&self) -> u64 {
         self.record_bytes
+    }
+
+    /// The same, counted anew.
+    #[cfg(test)]
+    pub(crate) fn record_bytes_counted(&self) -> u64 {
+        let nodes = self.nodes.values().map(|known| match known {
+            Known::Node(node) => node.record_bytes(),
+            Known::Free | Known::Reserved(_) => 0,
+        });
+        let names = self.names.values().flat_map(HashMap::values);
+        nodes.sum::<u64>() + names.filter(|name| name.now != name.old).count() as u64 * NAME_BYTES
     }
 
     /// The view, to ask what the state was before.
@@ -240,6 +261,7 @@ impl<'a, V: View> Fold<'a, V> {
 
     fn roll_back(&mut self) {
         let Some(undo) = self.undo.take() else { return };
+        self.record_bytes = undo.record_bytes;
         for (dir, name, old) in undo.names.into_iter().rev() {
             let names = self.names.entry(dir).or_default();
             match old {
@@ -269,6 +291,7 @@ impl<'a, V: View> Fold<'a, V> {
                     xattrs: BTreeMap::new(),
                     left: Vec::new(),
                     changed: false,
+                    more_bytes: 0,
                 })),
             };
             self.nodes.insert(ino, known);
@@ -308,11 +331,10 @@ impl<'a, V: View> Fold<'a, V> {
     pub(crate) fn change(&mut self, ino: Ino, f: impl FnOnce(&mut Node<'a>)) {
         self.keep(ino);
         if let Some(Known::Node(node)) = self.nodes.get_mut(&ino) {
-            if !node.changed {
-                node.changed = true;
-                self.record_bytes += INODE_BYTES;
-            }
+            let before = node.record_bytes();
+            node.changed = true;
             f(node);
+            self.record_bytes = self.record_bytes + node.record_bytes() - before;
         }
     }
 
@@ -326,7 +348,7 @@ impl<'a, V: View> Fold<'a, V> {
     }
 
     pub(crate) fn put_new(&mut self, node: Node<'a>) {
-        self.record_bytes += INODE_BYTES;
+        self.record_bytes += node.record_bytes();
         let ino = node.attr.key.ino;
         self.keep(ino);
         self.nodes.insert(ino, Known::Node(Box::new(node)));
@@ -360,6 +382,8 @@ impl<'a, V: View> Fold<'a, V> {
             now,
             order: self.order,
         };
+        let bytes = |name: Name| if name.now == name.old { 0 } else { NAME_BYTES };
+        self.record_bytes = self.record_bytes + bytes(changed) - old.map_or(0, bytes);
         names.insert(name.into(), changed);
     }
 
@@ -408,6 +432,7 @@ impl<'a, V: View> Fold<'a, V> {
                 at.need(key, Need::Write)?;
                 self.live_file(key)?;
                 self.change(key.ino, |node| {
+                    node.more_bytes += 4 * PIECE_BYTES;
                     node.file.truncate(node.attr.size_bytes, size);
                     node.attr.size_bytes = size;
                     touch_data(&mut node.attr, at.time_ns, at.flags);
@@ -423,6 +448,7 @@ impl<'a, V: View> Fold<'a, V> {
                 at.need(key, Need::Write)?;
                 self.live_file(key)?;
                 self.change(key.ino, |node| {
+                    node.more_bytes += 4 * PIECE_BYTES + (len / BLOCK_BYTES).min(1 << 20) / 8;
                     node.file.fallocate(mode, offset, len);
                     if mode.grows() {
                         node.attr.size_bytes = node.attr.size_bytes.max(offset + len);
@@ -435,6 +461,7 @@ impl<'a, V: View> Fold<'a, V> {
             LogOp::SetXattr { key, name, value } => {
                 self.xattr_allowed(at, key, name)?;
                 self.change(key.ino, |node| {
+                    node.more_bytes += XATTR_BYTES;
                     node.xattrs.insert(name, Some(value));
                     node.attr.ctime_ns = at.time_ns;
                 });
@@ -452,6 +479,7 @@ impl<'a, V: View> Fold<'a, V> {
                     return Err(Refusal::NoXattr.into());
                 }
                 self.change(key.ino, |node| {
+                    node.more_bytes += XATTR_BYTES;
                     node.xattrs.insert(name, None);
                     node.attr.ctime_ns = at.time_ns;
                 });
@@ -483,9 +511,11 @@ impl<'a, V: View> Fold<'a, V> {
             return;
         };
         if node.attr.nlink == 0 && !self.view.held(key, &node.left) {
+            let before = node.record_bytes();
             node.gone = true;
             node.file = FileFold::default();
             node.xattrs.clear();
+            self.record_bytes = self.record_bytes + node.record_bytes() - before;
         }
     }
 

@@ -132,6 +132,7 @@ impl<'a, V: View> Fold<'a, V> {
             xattrs: BTreeMap::new(),
             left: Vec::new(),
             changed: true,
+            more_bytes: 0,
         });
         Ok(())
     }

@@ -125,6 +125,48 @@ fn file_made_and_deleted_in_a_batch_leaves_nothing_to_write() {
 }
 
 #[test]
+fn files_that_come_and_go_take_little_of_a_record() {
+    let model = Model::new();
+    let mut fold = Fold::new(model, i64::MAX);
+    let body = [7; 8192];
+    let mut seq = 0;
+    let mut at_work = 0;
+    for ino in 2..10 {
+        let key = file(ino);
+        let ops = [
+            (NONE, create(ROOT, b"mail", key, FILE)),
+            (
+                NONE,
+                LogOp::Write {
+                    key,
+                    offset: 0,
+                    data: &body,
+                },
+            ),
+            (
+                EntryFlags::LAST_CLOSED,
+                LogOp::Unlink {
+                    dir: ROOT,
+                    name: b"mail",
+                    key,
+                },
+            ),
+        ];
+        for (flags, what) in ops {
+            seq += 1;
+            assert_eq!(
+                fold.transaction(actor(1), &All, &[op(seq, flags, what)]).unwrap(),
+                Ok(())
+            );
+            at_work = at_work.max(fold.record_bytes());
+        }
+    }
+    let left = fold.record_bytes();
+    assert!(left < 512 + 8 * 512 && left < 2 * at_work, "{left} of {at_work}");
+    assert!((1500..6000).contains(&at_work), "{at_work}");
+}
+
+#[test]
 fn file_that_is_held_elsewhere_becomes_an_orphan_with_its_data() {
     let mut model = Model::new();
     model.hold(Session(2), file(2));
@@ -358,6 +400,7 @@ proptest! {
                 let folded = fold.transaction(who, &All, &ops).unwrap();
                 let done = slow.transaction(Session(transaction.session), &ops);
                 prop_assert_eq!(folded.is_ok(), done, "{:?} {:?}", folded, ops);
+                prop_assert_eq!(fold.record_bytes(), fold.record_bytes_counted(), "{:?}", ops);
                 accepted += u64::from(done);
             }
             let plan = fold.finish();
