@@ -573,8 +573,9 @@ impl Filesystem for Shim {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Every write was committed when it was answered; locks are the kernel's.
-        reply.ok();
+        // Every write was committed when it was answered; locks are the kernel's. After this answer, which programs take for success, the
+        // kernel asks no more at each close.
+        reply.error(fuser::Errno::ENOSYS);
     }
 
     fn release(
