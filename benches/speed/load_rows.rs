@@ -141,7 +141,7 @@ fn mail(options: &Options, places: &Places, ours: &Ours, report: &mut Report) ->
     let mut sides = vec![Side::new("LibFS", || {
         per_op_threads(threads, count, |thread| our_mail(ours, dir, thread, count))
     })];
-    let mut hosts = vec![("tmpfs", places.memory(), count)];
+    let mut hosts = vec![("tmpfs", places.tmpfs(), count)];
     hosts.extend(
         places
             .ext4

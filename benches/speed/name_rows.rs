@@ -93,7 +93,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         ("embedded", Ours::embedded(&embedded, places)?),
         ("no digest", Ours::daemon(&no_digest, places)?),
     ];
-    let mut hosts = vec![("tmpfs", places.memory())];
+    let mut hosts = vec![("tmpfs", places.tmpfs())];
     hosts.extend(
         places
             .ext4

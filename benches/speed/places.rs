@@ -30,7 +30,9 @@ pub struct Places {
     /// ext4 in memory, or why not.
     pub ext4: Result<Ext4, String>,
     _memory_mount: Option<Mounted>,
+    _tmpfs_mount: Option<Mounted>,
     memory: PathBuf,
+    tmpfs: PathBuf,
     /// Whether the memory is of huge pages.
     pub huge: bool,
     /// A directory on the disk.
@@ -68,22 +70,20 @@ fn make_ext4(memory: &Path, bytes: u64, dir: &Path) -> anyhow::Result<Ext4> {
     Ok(ext4)
 }
 
+fn mount_tmpfs(dir: &Path, options: &std::ffi::CStr) -> anyhow::Result<Mounted> {
+    std::fs::create_dir(dir)?;
+    mount("tmpfs", dir, "tmpfs", MountFlags::NOATIME, Some(options))?;
+    Ok(Mounted(dir.to_owned()))
+}
+
 impl Places {
     /// Makes them. `ext4_bytes` is the size of the ext4 in memory.
     pub fn prepare(ext4_bytes: u64) -> anyhow::Result<Self> {
         let top = tempfile::Builder::new().prefix("varve-bench-").tempdir()?;
-        let huge_dir = top.path().join("memory");
-        std::fs::create_dir(&huge_dir)?;
-        let huge = mount(
-            "tmpfs",
-            &huge_dir,
-            "tmpfs",
-            MountFlags::NOATIME,
-            Some(c"huge=always,size=90%"),
-        )
-        .is_ok();
-        let (memory, memory_mount) = if huge {
-            (huge_dir.clone(), Some(Mounted(huge_dir)))
+        let mounted = mount_tmpfs(&top.path().join("memory"), c"huge=always,size=90%");
+        let huge = mounted.is_ok();
+        let (memory, memory_mount) = if let Ok(mounted) = mounted {
+            (mounted.0.clone(), Some(mounted))
         } else {
             let shm = tempfile::Builder::new()
                 .prefix("varve-bench-")
@@ -92,6 +92,10 @@ impl Places {
             std::os::unix::fs::symlink(shm.path(), &dir)?;
             (shm.keep(), None)
         };
+        let tmpfs_mount = mount_tmpfs(&top.path().join("tmpfs"), c"huge=never,size=90%").ok();
+        let tmpfs = tmpfs_mount
+            .as_ref()
+            .map_or_else(|| memory.clone(), |mounted| mounted.0.clone());
         let ext4 = if rustix::process::geteuid().is_root() {
             make_ext4(&memory, ext4_bytes, &top.path().join("ext4")).map_err(|error| format!("{error:#}"))
         } else {
@@ -103,7 +107,9 @@ impl Places {
         Ok(Self {
             ext4,
             _memory_mount: memory_mount,
+            _tmpfs_mount: tmpfs_mount,
             memory,
+            tmpfs,
             huge,
             disk: tempfile::Builder::new().prefix("bench-").tempdir_in(target)?,
             _top: top,
@@ -113,6 +119,11 @@ impl Places {
     /// Directory in memory.
     pub fn memory(&self) -> &Path {
         &self.memory
+    }
+
+    /// A tmpfs as machines have it, without huge pages: there a small file would cost the clearing of one.
+    pub fn tmpfs(&self) -> &Path {
+        &self.tmpfs
     }
 
     /// Directory on the disk.
