@@ -30,7 +30,7 @@ for phase in ${PHASES:-control base onecore start making huge clock}; do
     control) paired 0 "${PAIRS:-100}" 250 20 none 1 look ;;
     base) paired 15 "${PAIRS:-240}" 250 20 stop 1 look ;;
     onecore) paired 15 "${PAIRS:-100}" 250 20 stop 0 look ;;
-    damon) paired 15 "${PAIRS:-24}" 2500 500 damon 1 look ;;
+    damon) paired 15 "${PAIRS:-60}" 1000 200 damon 1 look ;;
     start) paired 0 "${PAIRS:-20}" 1000 0 attach 1 look ;;
     making) paired 0 "${PAIRS:-8}" 4000 0 attach 1 default ;;
     huge) paired 40 "${PAIRS:-60}" 250 20 stop 1 keep ;;
