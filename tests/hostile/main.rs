@@ -562,12 +562,5 @@ fn ordinary_users_do_no_harm_whatever_they_do_with_their_sessions() {
 
 #[test]
 fn owners_do_no_harm_beyond_their_rights_and_a_killed_daemon_starts_on_what_they_left() {
-    // One run in some 150 lost an operation of the honest client ("no grant for it"): see docs/results/hostile.md.
-    if std::env::var_os("VARVE_HOSTILE_OWNER").is_none() && std::env::var_os("VARVE_HOSTILE_SECS").is_none() {
-        eprintln!(
-            "SKIPPED: set VARVE_HOSTILE_OWNER=1 to attack as the owner, with kills; a fault that it found is open"
-        );
-        return;
-    }
     attack_with(&[true, false][..if root() { 2 } else { 1 }], 2);
 }

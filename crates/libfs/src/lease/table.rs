@@ -540,7 +540,8 @@ impl Leases {
         }
     }
 
-    /// Idle leases to give back, oldest use first as far as one bit tells; ends the trim.
+    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names.
+    /// Ends the trim.
     pub(crate) fn idle(&self) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
         let held = self.held.load(Ordering::Relaxed);
@@ -548,16 +549,19 @@ impl Leases {
         let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();
         let mut nodes = self.all();
-        for round in 0..2 {
+        for round in 0..4 {
             nodes.retain(|node| {
                 if idle.len() >= wanted {
                     return false;
                 }
-                let used = node.recent.swap(false, Ordering::Relaxed) && round == 0;
+                let used = node.recent.swap(false, Ordering::Relaxed) && round % 2 == 0;
+                if used || (round < 2 && node.inode.read().attr.is_dir()) {
+                    return true;
+                }
                 let state = node.state();
                 let settled = state.phase == Phase::Settled && state.mode.is_some();
                 drop(state);
-                let take = !used && settled && !node.seems_pinned();
+                let take = settled && !node.seems_pinned();
                 if take {
                     idle.push(Arc::clone(node));
                 }

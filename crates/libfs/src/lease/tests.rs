@@ -318,3 +318,20 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert_eq!(released.len(), 5);
     assert!(rig.leases.take_number(&node).is_none());
 }
+
+#[test]
+fn directory_is_the_last_to_be_given_back_for_want_of_room() {
+    let rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    let file = |n: u64| {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(node, LeaseNo(100 + n)));
+    };
+    (0..80).for_each(file);
+    for _ in 0..3 {
+        let idle = rig.leases.idle();
+        assert_eq!(idle.len(), 81 - 56);
+        assert!(idle.iter().all(|node| node.key() != dir.key()));
+    }
+    assert!(matches!(rig.inbox.try_iter().last(), Some(Event::Trim)));
+}
