@@ -186,7 +186,7 @@ fn mail(options: &Options, places: &Places, ours: &Ours, report: &mut Report) ->
 fn digest_speed(ours: &Ours, report: &mut Report) -> anyhow::Result<()> {
     let bytes = ours.log_bytes / 2;
     let mut values = Vec::new();
-    for (name, len) in [("1 KiB", 1024_usize), ("4 KiB", 4096), ("1 MiB", 1 << 20)] {
+    for (name, len) in [("4 KiB", 4096_usize), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20)] {
         let mut times = Vec::new();
         for _ in 0..3 {
             let file = ours.fresh("digested")?;

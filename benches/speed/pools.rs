@@ -63,6 +63,8 @@ pub fn make(plan: &Plan, places: &Places) -> anyhow::Result<Files> {
     daemon.insert("log_max_bytes".into(), log.into());
     daemon.insert("digest_percent".into(), percent.into());
     daemon.insert("idle_digest_ms".into(), idle_ms.into());
+    // Nobody from before comes back: what is deleted is gone at once, as it is from the sixth second of any daemon on.
+    daemon.insert("grace_ms".into(), 0.into());
     daemon.insert("leases_max".into(), (1_i64 << 20).into());
     daemon.insert("credits_max_blocks".into(), (1_i64 << 20).into());
     table.insert("daemon".into(), daemon.into());
