@@ -488,10 +488,18 @@ fn attack_with(owners: &[bool], kills: u64) {
         assert!(line.contains("log operations"), "{output}");
     }
     // Nobody disturbs any more: what they took is given back, and nobody is busy.
-    wait_until("the end of the attackers' sessions", || {
-        let uses = daemon.uses();
-        uses.descriptors <= before.descriptors + 4 && uses.threads <= before.threads + 8
-    });
+    let ended = |uses: Uses| uses.descriptors <= before.descriptors + 4 && uses.threads <= before.threads + 8;
+    let since = Instant::now();
+    while !ended(daemon.uses()) {
+        assert!(
+            since.elapsed() < Duration::from_secs(90),
+            "the attackers' sessions do not end: {before:?}, now {:?}\n{}\n{}",
+            daemon.uses(),
+            String::from_utf8_lossy(&varve().arg("status").arg(place.pool()).output().unwrap().stdout),
+            last_lines(&place.said())
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
     stop.store(true, Ordering::Relaxed);
     let mut honest: Honest = worker
         .join()

@@ -7,7 +7,7 @@ use crate::{Admin, Descriptors, Hello, IpcError, Link, Request, Response, Upcall
 use rustix::fd::OwnedFd;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::HashMap;
-use std::io::{self, BufReader, IoSliceMut, Read};
+use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -78,9 +78,8 @@ impl Shared {
     }
 
     fn read_all(&self) {
-        let mut incoming = BufReader::new(&self.stream);
         let why = loop {
-            match wire::read(&mut incoming) {
+            match wire::read(&self.stream) {
                 Ok(ServerFrame::Answer { id, result }) => {
                     let slot = lock(&self.pending).slots.remove(&id);
                     match slot {

@@ -44,24 +44,6 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
     }
 }
 
-/// Whether this request takes so little that the thread which read it carries it out before the next one is read: waking another thread
-/// for that would cost more.
-pub(crate) const fn is_quick(request: &Request) -> bool {
-    matches!(
-        request,
-        Request::CompanyAck
-            | Request::Lookup { .. }
-            | Request::GetAttr { .. }
-            | Request::Drop { .. }
-            | Request::Hold { .. }
-            | Request::ReadLink { .. }
-            | Request::Xattrs { .. }
-            | Request::MapExtents { .. }
-            | Request::BarrierAck { .. }
-            | Request::StatFs
-    )
-}
-
 /// Bits of the descriptor mask in a `Hello`'s answer.
 mod mask {
     pub(super) const PAGE: u8 = 1;

@@ -4,14 +4,14 @@
 //! while there are fewer than [`WORKERS_MAX`]) before it carries the request out. So a request that waits never keeps another from
 //! being read, and a connection costs a bounded number of threads whatever its client sends.
 
-use super::{WAITING_MAX, WORKERS_MAX, is_quick, mask, may_wait};
+use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
 use crate::sync::{Mutex, lock};
 use crate::wire::{self, CallFrame, ServerFrame};
 use crate::{Descriptors, IpcError, Opened, Peer, Request, Service, UpcallQueue};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 use std::collections::HashMap;
-use std::io::{self, BufReader, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -261,22 +261,13 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
     }
 }
 
-/// What comes from a client.
-struct Incoming(Arc<UnixStream>);
-
-impl Read for Incoming {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        (&*self.0).read(out)
-    }
-}
-
 struct Connection {
     shared: Arc<Shared>,
     stream: Arc<UnixStream>,
     session: SessionId,
     upcalls: Arc<UpcallQueue>,
     /// The turn to read.
-    reading: Mutex<BufReader<Incoming>>,
+    reading: Mutex<()>,
     writing: Mutex<()>,
     workers: AtomicUsize,
     idle: AtomicUsize,
@@ -298,7 +289,7 @@ fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
         stream: Arc::clone(stream),
         session,
         upcalls,
-        reading: Mutex::new(BufReader::new(Incoming(Arc::clone(stream)))),
+        reading: Mutex::new(()),
         writing: Mutex::new(()),
         workers: AtomicUsize::new(1),
         idle: AtomicUsize::new(0),
@@ -361,8 +352,12 @@ impl Connection {
     fn work(self: &Arc<Self>, first: bool) {
         loop {
             self.idle.fetch_add(1, Ordering::AcqRel);
-            let mut turn = lock(&self.reading);
-            let frame = self.next_slow(&mut turn);
+            let turn = lock(&self.reading);
+            let frame = if self.over.load(Ordering::Acquire) {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            } else {
+                wire::read::<CallFrame>(&*self.stream)
+            };
             let others_idle = self.idle.fetch_sub(1, Ordering::AcqRel) - 1;
             let frame = match frame {
                 Ok(frame) => frame,
@@ -383,22 +378,6 @@ impl Connection {
             }
         }
         self.workers.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Carries quick requests out as they come; the first other one.
-    fn next_slow(&self, incoming: &mut BufReader<Incoming>) -> io::Result<CallFrame> {
-        loop {
-            if self.over.load(Ordering::Acquire) {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            let frame: CallFrame = wire::read(&mut *incoming)?;
-            if !is_quick(&frame.request) {
-                return Ok(frame);
-            }
-            if !self.carry_out(frame) {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
     }
 
     fn add_worker(self: &Arc<Self>) {
