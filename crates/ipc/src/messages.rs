@@ -458,6 +458,9 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// `Gone` when the connection is over.
     fn upcall(&self, timeout: std::time::Duration) -> Result<Option<Upcall>, IpcError>;
+
+    /// The session is over: gives back what the link takes, here and in the daemon, though somebody may refer to it still.
+    fn close(&self) {}
 }
 
 /// The *clock* seam.

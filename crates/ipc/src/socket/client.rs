@@ -177,6 +177,10 @@ impl Link for SocketLink {
     fn upcall(&self, timeout: Duration) -> Result<Option<Upcall>, IpcError> {
         self.shared.upcalls.pop(timeout)
     }
+
+    fn close(&self) {
+        self.shared.end("the session is over");
+    }
 }
 
 impl Drop for SocketLink {

@@ -38,13 +38,13 @@ impl Default for ServerOptions {
     }
 }
 
-struct Shared {
+pub(super) struct Shared {
     service: Arc<dyn Service>,
     options: ServerOptions,
     stopping: AtomicBool,
     /// Streams of the connections, to shut them at the end, and their users.
     connections: Mutex<HashMap<u64, (Arc<UnixStream>, u32)>>,
-    threads: AtomicUsize,
+    pub(super) threads: AtomicUsize,
 }
 
 /// Counts a thread while it runs.
@@ -65,7 +65,7 @@ impl Drop for ThreadCount {
 
 /// A running server; [`stop`](Self::stop) or its drop ends it.
 pub struct Server {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     listener: Arc<UnixListener>,
     acceptor: Option<std::thread::JoinHandle<()>>,
 }
@@ -350,8 +350,12 @@ impl Connection {
     /// Takes turns at reading and carries requests out, until the connection is over or there are idle threads enough. The first
     /// worker stays to the end.
     fn work(self: &Arc<Self>, first: bool) {
+        // One that was added counts from then on: else the next request would add another while it comes up.
+        let mut counted = !first;
         loop {
-            self.idle.fetch_add(1, Ordering::AcqRel);
+            if !std::mem::take(&mut counted) {
+                self.idle.fetch_add(1, Ordering::AcqRel);
+            }
             let turn = lock(&self.reading);
             let frame = if self.over.load(Ordering::Acquire) {
                 Err(io::ErrorKind::UnexpectedEof.into())
@@ -385,6 +389,7 @@ impl Connection {
             self.workers.fetch_sub(1, Ordering::AcqRel);
             return;
         }
+        self.idle.fetch_add(1, Ordering::AcqRel);
         let count = ThreadCount::new(&self.shared);
         let spawned = std::thread::Builder::new().name("varve-conn".into()).spawn({
             let connection = Arc::clone(self);
@@ -395,6 +400,7 @@ impl Connection {
         });
         if spawned.is_err() {
             self.workers.fetch_sub(1, Ordering::AcqRel);
+            self.idle.fetch_sub(1, Ordering::AcqRel);
         }
     }
 

@@ -175,6 +175,37 @@ impl Toy {
 }
 
 #[test]
+fn calls_one_after_another_need_few_threads() {
+    let Setup { server, path, .. } = setup();
+    let (link, ..) = connect(&path, hello()).unwrap();
+    let mut most = 0;
+    for _ in 0..5_000 {
+        let missing = link.call(Request::GetAttr { key: InodeKey::ROOT });
+        assert_eq!(missing, Err(IpcError::Errno(libc::ENOENT)));
+        most = most.max(server.shared.threads.load(std::sync::atomic::Ordering::Acquire));
+    }
+    // The first, one that takes turns with it, one for upcalls, and one that is on its way in or out.
+    assert!(most <= 5, "{most} threads");
+    assert!(server.stop());
+}
+
+#[test]
+fn closed_link_ends_its_connection_though_it_is_still_there() {
+    let Setup { toy, server, path } = setup();
+    let (link, ..) = connect(&path, hello()).unwrap();
+    link.close();
+    toy.wait_until(|state| state.gone.len() == 1);
+    while server.connections() > 0 || server.shared.threads.load(std::sync::atomic::Ordering::Acquire) > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(matches!(
+        link.call(Request::GetAttr { key: InodeKey::ROOT }),
+        Err(IpcError::Gone(_))
+    ));
+    assert!(server.stop());
+}
+
+#[test]
 fn waiting_calls_do_not_block_others_and_descriptors_arrive() {
     let Setup { toy, server, path } = setup();
     let (link, welcome, descriptors) = connect(&path, hello()).unwrap();

@@ -50,7 +50,7 @@ pub(crate) struct Mount {
     pub opens: Arc<Opens>,
     company: Arc<AtomicBool>,
     session: RwLock<Arc<Session>>,
-    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory was given back when it ended.
+    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory and its connection were given back when it ended.
     first: Arc<Session>,
     ends: Mutex<VecDeque<End>>,
     unmounted: AtomicBool,
@@ -257,6 +257,7 @@ impl Mount {
         }
         *self.session.write() = session;
         lost.data.retire();
+        lost.link.close();
         self.resumed.fetch_add(1, Ordering::Relaxed);
         ends.push_back(end.clone());
         if ends.len() > ENDS_MAX {
