@@ -29,12 +29,25 @@ mkdir "$host"
 one() {
   (cd "$2" && stress-ng --"$1" "$workers" --timeout "$each" --temp-path "$2" --verify --quiet) >"$work/stress.out" 2>&1
 }
+# together DIRECTORY: all stressors at once; the names of those that fail, in $work/failing.
+together() {
+  (cd "$1" && stress-ng --class filesystem --all "$workers" --timeout "$TOGETHER" --temp-path "$1" --verify --metrics-brief) \
+    >"$work/stress.out" 2>&1 || true
+  grep -q 'run completed' "$work/stress.out" || die "stress-ng did not come to its end: $(tail -n 3 "$work/stress.out")"
+  sed -n 's/.*fail: *\[[0-9]*\] *\([a-z-]*\):.*/\1/p' "$work/stress.out" | sort -u >"$work/failing"
+}
 if [ -n "${TOGETHER:-}" ]; then
-  (cd "$mnt" && stress-ng --class filesystem --all "$workers" --timeout "$TOGETHER" --temp-path "$mnt" --verify --metrics-brief) \
-    >"$work/stress.out" 2>&1 || failed=1
-  grep -E 'fail|metrc|metrics|completed|passed|skipped' "$work/stress.out" | sed 's/^stress-ng: //' || true
+  together "$mnt"
+  grep -E 'completed|passed|skipped' "$work/stress.out" | sed 's/^stress-ng: //' || true
   kill -0 "$daemon_pid" || die "the daemon died"
   kill -0 "$mount_pid" || die "the mount died"
+  say "fail on the mount: $(tr '\n' ' ' <"$work/failing")"
+  if [ -s "$work/failing" ]; then
+    cp "$work/failing" "$work/failing.varve"
+    together "$host"
+    say "fail on the host's file system: $(tr '\n' ' ' <"$work/failing")"
+    failed=$(comm -23 "$work/failing.varve" "$work/failing" | wc -l)
+  fi
   stressors=
 fi
 for stressor in $stressors; do
