@@ -2,6 +2,7 @@
 //! or that a seeded bug leaves out, the shortest way to the harm.
 
 mod journal;
+mod leases;
 mod sessions;
 
 use stateright::{Checker, Model};
