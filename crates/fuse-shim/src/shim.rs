@@ -573,8 +573,8 @@ impl Filesystem for Shim {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Every write was committed when it was answered; locks are the kernel's. After this answer, which programs take for success, the
-        // kernel asks no more at each close.
+        // Every write was committed when it was answered; locks are the kernel's. The kernel takes this answer for success, and
+        // asks no more at each close.
         reply.error(fuser::Errno::ENOSYS);
     }
 

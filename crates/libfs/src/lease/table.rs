@@ -541,10 +541,10 @@ impl Leases {
     }
 
     /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names.
-    /// Ends the trim.
-    pub(crate) fn idle(&self) -> Vec<Arc<Node>> {
+    /// Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
+    pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
-        let held = self.held.load(Ordering::Relaxed);
+        let held = self.held.load(Ordering::Relaxed).saturating_sub(under_way);
         let target = self.leases_max - self.leases_max / 8;
         let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();

@@ -107,6 +107,21 @@ impl Rig {
         self.withdrawals.take(event, &self.around);
     }
 
+    /// The daemon wants grant `number` of the directory back.
+    fn revoke(&mut self, number: u64) {
+        self.take(Event::Revoke {
+            key: DIR,
+            number: LeaseNo(number),
+        });
+    }
+
+    /// The directory gets [`numbers`].
+    fn get_numbers(&self, node: &Arc<Node>) {
+        let answer: Answer = Box::new(|_| Response::Inodes(numbers()));
+        let _ = self.script.answer.set(answer);
+        self.leases.alloc::<()>(node, 4).unwrap();
+    }
+
     fn flush(&mut self) {
         self.withdrawals.flush(&self.around).unwrap();
     }
@@ -149,10 +164,7 @@ fn knows(node: &Node, name: &[u8]) -> bool {
 fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
-    rig.take(Event::Revoke {
-        key: DIR,
-        number: LeaseNo(1),
-    });
+    rig.revoke(1);
     assert_eq!(node.state().phase, Phase::Releasing);
     assert!(!install(&node, 1, LeaseMode::Write, None));
     assert_eq!(node.pins(), 0);
@@ -165,10 +177,7 @@ fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again
 fn what_is_known_under_a_newer_grant_is_not_forgotten_with_the_older() {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
-    rig.take(Event::Revoke {
-        key: DIR,
-        number: LeaseNo(1),
-    });
+    rig.revoke(1);
     let newer = Arc::clone(&node);
     let _ = rig.around.at_end.set(Box::new(move || {
         // Right after the older one is gone.
@@ -204,10 +213,7 @@ fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
     know(&node, b"old");
     node.waiters.store(1, Ordering::SeqCst);
     for _ in 0..2 {
-        rig.take(Event::Revoke {
-            key: DIR,
-            number: LeaseNo(2),
-        });
+        rig.revoke(2);
     }
     node.waiters.store(0, Ordering::SeqCst);
     rig.flush();
@@ -230,10 +236,7 @@ fn withdrawal_that_a_newer_grant_overtakes_is_not_sent() {
     rig.flush();
     assert!(rig.released().is_empty());
     // The request that has it pinned ends, and it goes back when it is asked for.
-    rig.take(Event::Revoke {
-        key: DIR,
-        number: LeaseNo(2),
-    });
+    rig.revoke(2);
     rig.flush();
     assert!(rig.released().is_empty(), "it is pinned");
     assert!(node.unpin());
@@ -284,8 +287,7 @@ fn number_that_is_called_back_before_its_answer_is_read_is_not_used() {
 fn number_that_is_called_back_in_use_goes_when_it_is_put_back() {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
-    let _ = rig.script.answer.set(Box::new(|_| Response::Inodes(numbers())));
-    rig.leases.alloc::<()>(&node, 4).unwrap();
+    rig.get_numbers(&node);
     let number = rig.leases.take_number(&node).unwrap();
     let wanted = Event::Revoke {
         key: number.0,
@@ -306,12 +308,8 @@ fn number_that_is_called_back_in_use_goes_when_it_is_put_back() {
 fn spare_numbers_go_with_the_lease_of_their_directory() {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
-    let _ = rig.script.answer.set(Box::new(|_| Response::Inodes(numbers())));
-    rig.leases.alloc::<()>(&node, 4).unwrap();
-    rig.take(Event::Revoke {
-        key: DIR,
-        number: LeaseNo(1),
-    });
+    rig.get_numbers(&node);
+    rig.revoke(1);
     rig.flush();
     let released = rig.released();
     assert_eq!(released[0], (DIR, LeaseNo(1)));
@@ -319,19 +317,37 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
+/// Eighty files, where there is room for 64 leases.
+fn too_many(rig: &Rig) {
+    for n in 0..80 {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(node, LeaseNo(100 + n)));
+    }
+}
+
 #[test]
 fn directory_is_the_last_to_be_given_back_for_want_of_room() {
     let rig = rig();
     let dir = rig.held(LeaseMode::Write);
-    let file = |n: u64| {
-        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0)));
-        drop(rig.leases.adopt(node, LeaseNo(100 + n)));
-    };
-    (0..80).for_each(file);
+    too_many(&rig);
     for _ in 0..3 {
-        let idle = rig.leases.idle();
+        let idle = rig.leases.idle(0);
         assert_eq!(idle.len(), 81 - 56);
         assert!(idle.iter().all(|node| node.key() != dir.key()));
     }
     assert!(matches!(rig.inbox.try_iter().last(), Some(Event::Trim)));
+}
+
+#[test]
+fn leases_on_their_way_back_are_not_trimmed_for_again() {
+    let mut rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    too_many(&rig);
+    // New files ask for it again before the first answer.
+    for _ in 0..4 {
+        rig.take(Event::Trim);
+    }
+    rig.flush();
+    assert_eq!(rig.released().len(), 81 - 56);
+    assert!(dir.mode().is_some());
 }

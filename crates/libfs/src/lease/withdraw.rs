@@ -137,7 +137,7 @@ impl Withdrawals {
                 self.look(key, around);
             }
             Event::Trim => {
-                for node in self.leases.idle() {
+                for node in self.leases.idle(self.under_way.len()) {
                     let number = node.state().number;
                     self.begin(node, number, around);
                 }
