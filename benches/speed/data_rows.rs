@@ -464,23 +464,30 @@ impl Sides {
 /// The rows of this module.
 pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::Result<()> {
     let sides = Sides::make(options, places)?;
-    sides.overwrite(report)?;
-    sides.append(
-        4096,
-        vec![
+    if options.wants("overwrite") {
+        sides.overwrite(report)?;
+    }
+    if options.wants("append 4096") {
+        let targets = vec![
             Target::AtMost("LibFS", 1.25, "limit"),
             Target::AtMost("no digest", 1.25, "limit"),
             Target::AtMost("LibFS", 0.65, "tmpfs"),
             Target::Faster("LibFS", 90.0, "ext4+fsync"),
-        ],
-        report,
-    )?;
-    sides.append(
-        128,
-        vec![Target::Below("LibFS", 0.35), Target::Below("no digest", 0.35)],
-        report,
-    )?;
-    sides.sequential_write(report)?;
-    sides.two_threads(report)?;
-    sides.read(report)
+        ];
+        sides.append(4096, targets, report)?;
+    }
+    if options.wants("append 128") {
+        let targets = vec![Target::Below("LibFS", 0.35), Target::Below("no digest", 0.35)];
+        sides.append(128, targets, report)?;
+    }
+    if options.wants("sequential write") {
+        sides.sequential_write(report)?;
+    }
+    if options.wants("two threads") {
+        sides.two_threads(report)?;
+    }
+    if options.wants("read") {
+        sides.read(report)?;
+    }
+    Ok(())
 }

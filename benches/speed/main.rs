@@ -3,7 +3,8 @@
 //! ```console
 //! cargo bench                         # everything, about 20 minutes
 //! cargo bench -- --quick              # the table of small calls, less than 3 minutes
-//! cargo bench -- --only read --json out.json
+//! cargo bench -- --only data --json out.json
+//! cargo bench -- --only data --rows sequential --sides LibFS   # for a profiler
 //! ```
 //!
 //! Every row runs its sides in rounds, one side after the other, so that noise hits all of them; medians over the rounds are shown. *LibFS* is
@@ -33,6 +34,8 @@ pub struct Options {
     pub quick: bool,
     /// Groups of rows to run; all if empty.
     pub only: Vec<String>,
+    /// Rows of the group `data` to run, by the beginning of their names; all if empty.
+    pub rows: Vec<String>,
     /// Where the result is written as JSON.
     pub json: Option<PathBuf>,
 }
@@ -41,6 +44,11 @@ impl Options {
     /// `quick` in the quick mode, else `full`.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
+    }
+
+    /// Whether this row is to run.
+    pub fn wants(&self, row: &str) -> bool {
+        self.rows.is_empty() || self.rows.iter().any(|wanted| row.starts_with(wanted))
     }
 }
 
@@ -58,10 +66,17 @@ const GROUPS: [Group; 6] = [
     ("growth", growth_rows::run),
 ];
 
+/// The names after an option.
+fn list(option: &str, word: Option<String>) -> Result<Vec<String>, String> {
+    let word = word.ok_or_else(|| format!("{option} needs names, with commas between"))?;
+    Ok(word.split(',').map(str::to_owned).collect())
+}
+
 fn parse() -> Result<Option<Options>, String> {
     let mut options = Options {
         quick: false,
         only: Vec::new(),
+        rows: Vec::new(),
         json: None,
     };
     let mut words = std::env::args().skip(1);
@@ -72,14 +87,13 @@ fn parse() -> Result<Option<Options>, String> {
             "--bench" => {}
             "--quick" => options.quick = true,
             "--json" => options.json = Some(words.next().ok_or("--json needs a path")?.into()),
-            "--only" => {
-                let names = words.next().ok_or("--only needs names of groups")?;
-                options.only.extend(names.split(',').map(str::to_owned));
-            }
+            "--only" => options.only = list("--only", words.next())?,
+            "--rows" => options.rows = list("--rows", words.next())?,
+            "--sides" => timing::only_sides(list("--sides", words.next())?),
             other => {
                 let names: Vec<_> = GROUPS.iter().map(|(name, _)| *name).collect();
                 return Err(format!(
-                    "{other}: not known. Options: --quick, --only {}, --json PATH",
+                    "{other}: not known. Options: --quick, --only {}, --rows NAMES, --sides NAMES, --json PATH",
                     names.join(",")
                 ));
             }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+/// Columns to measure; all if there is nothing.
+static SIDES: OnceLock<Vec<String>> = OnceLock::new();
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// From now on Ctrl-C and SIGTERM end the run at the next round, so that mounts and daemons are taken down.
@@ -13,6 +15,11 @@ pub fn end_in_order() -> anyhow::Result<()> {
         signal_hook::flag::register(signal, Arc::clone(flag))?;
     }
     Ok(())
+}
+
+/// Only these columns are measured from now on.
+pub fn only_sides(names: Vec<String>) {
+    let _ = SIDES.set(names);
 }
 
 /// Fails after a signal.
@@ -39,12 +46,18 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Medians of all sides, in their order, after a first round that does not count.
+/// Medians of all sides, in their order, after a first round that does not count; no number where a side is not wanted.
 pub fn rounds(count: usize, sides: &mut [Side<'_>]) -> anyhow::Result<Vec<(&'static str, f64)>> {
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     for round in 0..=count {
         for (side, values) in sides.iter_mut().zip(&mut values) {
             go_on()?;
+            if SIDES
+                .get()
+                .is_some_and(|wanted| !wanted.iter().any(|name| name == side.name))
+            {
+                continue;
+            }
             let value = (side.round)()?;
             if round > 0 {
                 values.push(value);

@@ -4,7 +4,6 @@ use crate::digest::SessionLog;
 use crate::process::ProcessId;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
@@ -24,19 +23,9 @@ pub(crate) struct Reader {
     pub(crate) digested: LogSeq,
 }
 
-/// The log of a client that is not to be trusted with the daemon's life: it can shorten the file under a mapping, and a read of what is
-/// gone would kill the reader. So it is read by system calls, and what is gone reads as zeros: no entries.
+/// The log of a client that is not to be trusted with the daemon's life: it can shorten the file under a mapping, and a plain read of what is
+/// gone would kill the reader. What is gone reads as zeros: no entries.
 struct GuardedLog(Arc<dyn Region>);
-
-impl GuardedLog {
-    fn over(log: Arc<dyn Region>) -> Arc<dyn Region> {
-        if log.file().is_some() {
-            Arc::new(Self(log))
-        } else {
-            log
-        }
-    }
-}
 
 impl Region for GuardedLog {
     fn len_bytes(&self) -> u64 {
@@ -44,35 +33,11 @@ impl Region for GuardedLog {
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        let Some(file) = self.0.file() else {
-            return self.0.read(off, out);
-        };
-        let end = off.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.len_bytes()) {
-            return Err(MediaError::OutOfRange {
-                device: self.0.info().name,
-                off,
-                len: out.len() as u64,
-                size_bytes: self.len_bytes(),
-            });
-        }
-        let mut done = 0;
-        while done < out.len() {
-            match file.read_at(&mut out[done..], off + done as u64) {
-                Ok(0) => {
-                    out[done..].fill(0);
-                    break;
-                }
-                Ok(n) => done += n,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                // A file in memory: whatever it is, it is the client's doing and nobody else's harm.
-                Err(_) => {
-                    out[done..].fill(0);
-                    break;
-                }
-            }
-        }
-        Ok(())
+        self.0.read_shared(off, out)
+    }
+
+    fn is_mapped(&self) -> bool {
+        self.0.is_mapped()
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
@@ -197,7 +162,7 @@ impl Session {
                 if peer.pid == std::process::id() {
                     log
                 } else {
-                    GuardedLog::over(log)
+                    Arc::new(GuardedLog(log))
                 }
             }),
             reader: Mutex::new(Reader {

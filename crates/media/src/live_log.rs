@@ -270,6 +270,10 @@ impl Region for LiveLog {
         self.live.read(off, out)
     }
 
+    fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.live.read_shared(off, out)
+    }
+
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.live.write(off, src)
     }
@@ -330,10 +334,6 @@ impl Region for LiveLog {
 
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         self.live.as_ptr()
-    }
-
-    fn file(&self) -> Option<&File> {
-        Some(self.live.file())
     }
 
     fn state(&self) -> DeviceState {

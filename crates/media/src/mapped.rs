@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -168,6 +169,13 @@ impl Region for MappedRegion {
         self.map.read(off, out)
     }
 
+    fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        if !self.map.read_guarded(off, out)? {
+            read_what_is_there(&self.file, off, out);
+        }
+        Ok(())
+    }
+
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.map.write(off, src)
     }
@@ -227,10 +235,6 @@ impl Region for MappedRegion {
         self.allocate_host(off, len)
     }
 
-    fn file(&self) -> Option<&File> {
-        Some(&self.file)
-    }
-
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         Some(self.map.as_ptr())
     }
@@ -251,6 +255,21 @@ impl Region for MappedRegion {
             backend: backend.into(),
         }
     }
+}
+
+/// Reads by system calls; zeros where there is nothing, or no page for it.
+fn read_what_is_there(file: &File, off: u64, out: &mut [u8]) {
+    let mut done = 0;
+    while done < out.len() {
+        match file.read_at(&mut out[done..], off + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            // Whatever it is, it is the doing of who shares the file and nobody else's harm.
+            Err(_) => break,
+        }
+    }
+    out[done..].fill(0);
 }
 
 impl MappedRegion {
@@ -311,6 +330,63 @@ mod tests {
         let mut back = [0; 6];
         daemons.read(0, &mut back).unwrap();
         assert_eq!(&back, b"before");
+    }
+
+    #[test]
+    fn shared_read_of_what_another_process_cut_off_is_zeros() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let region = MappedRegion::create(&path, options(Backing::Shm, 64 << 10, false)).unwrap();
+        region.write(0, &[7; 64 << 10]).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(10_000).unwrap();
+        // By the mapping and by system calls.
+        let mut by_call = vec![9; 64 << 10];
+        super::read_what_is_there(&region.file, 100, &mut by_call[100..]);
+        for off in [0, 1, 4095, 8192, 9_999, 10_000, 12_288, 40_000] {
+            for len in [1, 64, 5_000, 20_000] {
+                let mut out = vec![9; len];
+                region.read_shared(off as u64, &mut out).unwrap();
+                for (at, byte) in out.iter().enumerate() {
+                    assert_eq!(*byte, if off + at < 10_000 { 7 } else { 0 }, "{off} + {at}");
+                }
+                let same = off < 100 || out[..] == by_call[off..off + len];
+                assert!(same);
+            }
+        }
+        assert!(region.read_shared(64 << 10, &mut [0]).is_err());
+        // It grows again.
+        file.write_all_at(&[5; 100], 60_000).unwrap();
+        let mut out = [9; 100];
+        region.read_shared(60_000, &mut out).unwrap();
+        assert_eq!(out, [5; 100]);
+    }
+
+    #[test]
+    fn shared_reads_race_with_a_file_that_is_cut_off_and_grows() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let region = MappedRegion::create(&path, options(Backing::Shm, 1 << 20, false)).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for len in (0..2000_u64).map(|n| n * 7919 % (1 << 20)) {
+                    file.set_len(len).unwrap();
+                }
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut out = vec![9; 100_000];
+                    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                        region.read_shared(900_000, &mut out).unwrap();
+                        assert!(out.iter().all(|byte| *byte == 0));
+                    }
+                });
+            }
+        });
     }
 
     #[test]

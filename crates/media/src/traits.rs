@@ -72,6 +72,20 @@ pub trait Region: Send + Sync {
     /// `OutOfRange`; `Io` where reading is a system call. `out` is then unspecified.
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
 
+    /// [`read`](Self::read) of a file that another process can shorten at any time, as a client can its log: what is gone reads as zeros
+    /// and harms nobody.
+    ///
+    /// # Errors
+    /// `OutOfRange`.
+    fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.read(off, out)
+    }
+
+    /// Whether a small read costs a copy and no system call.
+    fn is_mapped(&self) -> bool {
+        self.as_ptr().is_some()
+    }
+
     /// Copies `src` to `off`. Visible when this returns; ordered and durable as the next [`fence`](Self::fence) and
     /// [`sync`](Self::sync) say.
     ///
@@ -119,11 +133,6 @@ pub trait Region: Send + Sync {
     /// mapping or where an access by pointer would escape a simulation or a model. Safe code does not need it: one
     /// [`read`](Self::read) an extent costs one virtual call.
     fn as_ptr(&self) -> Option<NonNull<u8>> {
-        None
-    }
-
-    /// The file under the region, for readers that must not map what another process can shorten.
-    fn file(&self) -> Option<&std::fs::File> {
         None
     }
 

@@ -58,6 +58,9 @@ const fn chunk_start(chunk: usize) -> u64 {
     if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { 0 }
 }
 
+/// Bytes copied and summed at a time: what was copied is still in the nearest cache when it is summed.
+const SUM_BYTES: usize = 16 << 10;
+
 /// Walks the chunks of one log.
 pub(super) struct Walker<'l, L: LogBytes> {
     log: &'l L,
@@ -130,11 +133,16 @@ impl<'l, L: LogBytes> Walker<'l, L> {
 
     /// Copies the payload of `head` to `out`, which is as long, and says whether the checksum is right.
     pub(super) fn copy_payload(&self, head: &Head, out: &mut [u8]) -> Result<bool, ScanError<L::Error>> {
-        let pos = self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64;
-        self.log
-            .read(head.chunk as u64 * CHUNK_BYTES + pos, out)
-            .map_err(ScanError::Device)?;
-        let sum = entry_crc(payload_crc(self.seed, out), &head.header);
+        let mut pos = self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64;
+        let mut sum = self.seed;
+        for piece in out.chunks_mut(SUM_BYTES) {
+            self.log
+                .read(head.chunk as u64 * CHUNK_BYTES + pos, piece)
+                .map_err(ScanError::Device)?;
+            sum = payload_crc(sum, piece);
+            pos += piece.len() as u64;
+        }
+        let sum = entry_crc(sum, &head.header);
         Ok(sum == head.header.crc32c.get() || armed(Bug::EntryChecksumIgnored))
     }
 

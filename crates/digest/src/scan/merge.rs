@@ -11,9 +11,9 @@ use varve_format::{
 };
 
 /// Bytes of one arena block that payloads are copied to.
-const ARENA_BYTES: usize = 2 << 20;
+const ARENA_BYTES: usize = 8 << 20;
 /// Blocks that a thread keeps for its next batch.
-const SPARE_BLOCKS_MAX: usize = 20;
+const SPARE_BLOCKS_MAX: usize = 6;
 
 /// How much one [`gather`] may take.
 #[derive(Debug, Clone, Copy)]

@@ -22,8 +22,8 @@ struct Ahead {
     bytes: Vec<u8>,
 }
 
-/// The bytes of a log in a region, for one scan. Small reads that follow one another come out of larger ones: a log of another process is
-/// read by system calls. What was read ahead is as old as the scan at most.
+/// The bytes of a log in a region, for one scan. Where a log is read by system calls, small reads that follow one another come out of larger
+/// ones. What was read ahead is as old as the scan at most.
 struct RegionLog<'r> {
     region: &'r dyn Region,
     ahead: RefCell<HashMap<u64, Ahead>>,
@@ -42,6 +42,9 @@ impl LogBytes for RegionLog<'_> {
     type Error = MediaError;
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        if self.region.is_mapped() {
+            return self.region.read(offset, out);
+        }
         let end = offset + out.len() as u64;
         let mut ahead = self.ahead.borrow_mut();
         let chunk = ahead.entry(offset / CHUNK_BYTES).or_default();

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::guard;
 use super::persist::Persist;
 use crate::error::{DeviceName, MediaError, check_range};
 
@@ -172,6 +173,19 @@ impl Mapping {
         // SAFETY: the range lies in the mapping (checked), which `out`, a Rust reference, never overlaps.
         unsafe { self.persist.copy_out(self.base.as_ptr().add(off), out) };
         Ok(())
+    }
+
+    /// [`read`](Self::read) where another process may have shortened the file: what is gone reads as zeros. `false`: it cannot be done on this
+    /// machine, and `out` is as it was.
+    pub(crate) fn read_guarded(&self, off: u64, out: &mut [u8]) -> Result<bool, MediaError> {
+        let off = self.check(off, out.len())?;
+        if !guard::is_ready() {
+            return Ok(false);
+        }
+        // SAFETY: the range lies in the mapping (checked), whose pages may be gone; the guard is ready.
+        let there = unsafe { guard::copy(self.base.as_ptr().add(off), out) };
+        out[there..].fill(0);
+        Ok(true)
     }
 
     #[inline]

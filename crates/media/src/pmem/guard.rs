@@ -1,0 +1,124 @@
+//! Copies out of a mapping whose file another process can shorten meanwhile: what is gone ends the copy, not this process. Knows one
+//! instruction and one signal; what the bytes are for is its caller's business.
+//!
+//! The copy is a single instruction at a known address. Touching a page that the file does not have any more raises SIGBUS at it; the
+//! handler then goes on behind the copy, as the kernel does with its own copies from user space. Any other SIGBUS goes to who would have
+//! got it.
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::sync::OnceLock;
+
+    std::arch::global_asm!(
+        ".hidden varve_media_guarded_copy",
+        ".hidden varve_media_guarded_copy_at",
+        ".hidden varve_media_guarded_copy_cut",
+        ".globl varve_media_guarded_copy",
+        ".globl varve_media_guarded_copy_at",
+        ".globl varve_media_guarded_copy_cut",
+        ".p2align 4",
+        // (rdi: to, rsi: from, rdx: bytes) -> bytes that were not copied
+        "varve_media_guarded_copy:",
+        "mov rcx, rdx",
+        "varve_media_guarded_copy_at:",
+        "rep movsb",
+        "varve_media_guarded_copy_cut:",
+        "mov rax, rcx",
+        "ret",
+    );
+
+    unsafe extern "C" {
+        fn varve_media_guarded_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
+        static varve_media_guarded_copy_at: u8;
+        static varve_media_guarded_copy_cut: u8;
+    }
+
+    /// What was to be done before at SIGBUS; `None`: the handler could not be set.
+    static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
+
+    extern "C" fn on_bus_error(
+        signal: libc::c_int,
+        info: *mut libc::siginfo_t,
+        context: *mut libc::c_void,
+    ) {
+        // SAFETY: the kernel hands the context of the interrupted thread to a handler with SA_SIGINFO, and takes changes of it over; the
+        // two symbols are only compared by their addresses.
+        unsafe {
+            let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+            let at = &raw mut registers[libc::REG_RIP as usize];
+            if *at == (&raw const varve_media_guarded_copy_at) as i64 {
+                *at = (&raw const varve_media_guarded_copy_cut) as i64;
+                return;
+            }
+        }
+        let before = BEFORE.get().copied().flatten();
+        match before {
+            Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
+                if action.sa_flags & libc::SA_SIGINFO != 0 {
+                    type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+                    // SAFETY: with SA_SIGINFO the field holds a handler of this type.
+                    let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
+                    handler(signal, info, context);
+                } else {
+                    // SAFETY: without SA_SIGINFO, and neither default nor ignored, it holds a handler of this type.
+                    let handler: extern "C" fn(libc::c_int) =
+                        unsafe { std::mem::transmute(action.sa_sigaction) };
+                    handler(signal);
+                }
+            }
+            // The access comes again after the return, and then the signal ends the process as it would have.
+            // SAFETY: `signal` is async-signal-safe, and the default action needs no handler.
+            _ => unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+            },
+        }
+    }
+
+    /// Whether guarded copies can be made: sets the handler, once in a process.
+    pub fn is_ready() -> bool {
+        BEFORE.get_or_init(set_handler).is_some()
+    }
+
+    fn set_handler() -> Option<libc::sigaction> {
+        // SAFETY: all-zero bytes are a valid `sigaction`; both calls get pointers to values that live through them.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_bus_error as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            let mut before: libc::sigaction = std::mem::zeroed();
+            (libc::sigaction(libc::SIGBUS, &raw const action, &raw mut before) == 0).then_some(before)
+        }
+    }
+
+    /// Copies `out.len()` bytes at `from`; how many there were.
+    ///
+    /// # Safety
+    /// `from..from + out.len()` must lie in a mapping, whose pages need not be there; [`is_ready`] must have said yes.
+    pub unsafe fn copy(from: *const u8, out: &mut [u8]) -> usize {
+        // SAFETY: `out` is writable and is never a part of the mapping; the source is one, and where it has no page the handler ends the copy.
+        out.len() - unsafe { varve_media_guarded_copy(out.as_mut_ptr(), from, out.len()) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{copy, is_ready};
+
+#[cfg(not(target_arch = "x86_64"))]
+mod none {
+    /// There is no such copy for this processor.
+    pub const fn is_ready() -> bool {
+        false
+    }
+
+    /// Copies nothing.
+    ///
+    /// # Safety
+    /// None needed.
+    pub const unsafe fn copy(_: *const u8, _: &mut [u8]) -> usize {
+        0
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use none::{copy, is_ready};
