@@ -89,6 +89,74 @@ fn core_utilities_do_the_same_as_on_the_plain_mount() {
 }
 
 #[test]
+fn relative_paths_lead_into_the_mount_from_outside() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    plant(&pool.mnt());
+    let mnt = pool.mnt();
+    let above = mnt.parent().expect("it has one").to_owned();
+    let name = mnt
+        .file_name()
+        .expect("it has one")
+        .to_string_lossy()
+        .into_owned();
+    std::os::unix::fs::symlink(&mnt, pool.outside().join("link")).expect("a link");
+    std::fs::create_dir(pool.outside().join(&name)).expect("a directory");
+    std::fs::write(pool.outside().join(&name).join("other"), "elsewhere\n").expect("written");
+    let outside = pool.outside().display().to_string();
+    // What is done, and whether it must be served: where a symbolic link leads in, the kernel may do it.
+    let scripts = [
+        (format!("cat {name}/a/file1"), true),
+        (
+            format!("cat ./{name}//a/../a/file1; cat {name}/../{name}/a/file1"),
+            true,
+        ),
+        (
+            format!(
+                "echo new > {name}/new; mv {name}/new {name}/a/moved; cat {name}/a/moved; rm {name}/a/moved"
+            ),
+            true,
+        ),
+        (
+            format!("ls -R {name}/a | sort; find {name} -type f | sort | xargs cksum"),
+            true,
+        ),
+        (
+            format!(
+                "mkdir -p {name}/x/y; cd {name}/x; cat ../a/file1; cat ../../{name}/a/file1; rmdir y; cd ..; rmdir x"
+            ),
+            true,
+        ),
+        (
+            format!("cd {outside}; cat link/a/file1; cd link/a; cat file1; cd ..; cat a/file1"),
+            true,
+        ),
+        // A directory elsewhere that has the mount's name is not the mount.
+        (
+            format!("cd {outside}; cat {name}/other; cd {name}; cat other; cat ../{name}/other"),
+            false,
+        ),
+    ];
+    for (script, must) in scripts {
+        let output = run_ok(served(&pool, &script).current_dir(&above));
+        let expected = run_ok(Command::new("sh").args(["-euc", &script]).current_dir(&above));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&expected.stdout),
+            "{script}"
+        );
+        let counts = counters(&output);
+        assert_eq!(
+            counts["served_total"].as_u64().expect("a number") > 0,
+            must,
+            "{script}: {counts}"
+        );
+    }
+}
+
+#[test]
 fn children_and_parents_write_on_behind_each_other() {
     if cannot_run() {
         return;

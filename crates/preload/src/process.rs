@@ -23,11 +23,14 @@ const BATCH: usize = 256;
 /// Most directories above a directory when its path is searched.
 const DEPTH_MAX: usize = 1000;
 
-/// The working directory, if it is in the mount.
+/// The working directory.
 #[derive(Debug, Clone, Default)]
 struct Cwd {
+    /// Below the mount, if it is there.
     route: Option<Vec<u8>>,
     key: Option<InodeKey>,
+    /// Its path, if it is elsewhere.
+    outside: Option<Vec<u8>>,
 }
 
 /// One process.
@@ -265,14 +268,17 @@ impl Process {
             }));
         }
         if dirfd == libc::AT_FDCWD {
-            return Ok(self.cwd_key()?.map(|(dir, route)| Start {
-                dir,
-                route,
-                rest: path,
-            }));
+            if let Some((dir, route)) = self.cwd_key()? {
+                return Ok(Some(Start {
+                    dir,
+                    route,
+                    rest: path,
+                }));
+            }
+            return self.from_outside(dirfd, path);
         }
         let Some(ofd) = self.table.get(dirfd) else {
-            return Ok(None);
+            return self.from_outside(dirfd, path);
         };
         if path.is_empty() {
             return fail(libc::ENOENT);
@@ -285,6 +291,36 @@ impl Process {
             route: ofd.route.clone(),
             rest: path,
         }))
+    }
+
+    /// A relative path from a directory that is not in the mount. Names alone lead in; symbolic links on the way are the kernel's.
+    fn from_outside<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if !self.config.could_enter(path) {
+            return Ok(None);
+        }
+        let found = if dirfd == libc::AT_FDCWD {
+            let cwd = self.cwd.read();
+            let Some(from) = cwd.outside.as_deref() else {
+                return Ok(None);
+            };
+            match self.config.entered(from, path) {
+                // Above the directory is something else when it was moved since.
+                Some((_, true)) if kernel::getcwd().as_deref() != Some(from) => None,
+                Some((rest, _)) => Some(rest),
+                None => None,
+            }
+        } else {
+            kernel::directory_path(dirfd).and_then(|from| Some(self.config.entered(&from, path)?.0))
+        };
+        found
+            .map(|rest| {
+                Ok(Start {
+                    dir: self.fs()?.root(),
+                    route: Vec::new(),
+                    rest,
+                })
+            })
+            .transpose()
     }
 
     fn cwd_key(&self) -> Here<Option<(InodeKey, Vec<u8>)>> {
@@ -313,6 +349,7 @@ impl Process {
         *self.cwd.write() = Cwd {
             route: Some(route.clone()),
             key: Some(key),
+            outside: None,
         };
         Ok(Some((key, route)))
     }
@@ -324,7 +361,12 @@ impl Process {
             .as_deref()
             .and_then(|path| self.config.under_mount(path))
             .map(<[u8]>::to_vec);
-        *self.cwd.write() = Cwd { route, key: None };
+        let outside = path.filter(|_| route.is_none());
+        *self.cwd.write() = Cwd {
+            route,
+            key: None,
+            outside,
+        };
         // Now, while the path is the right one; a process that never touched the mount may do so later.
         if self.fs.get().is_some() {
             let _ = self.cwd_key();

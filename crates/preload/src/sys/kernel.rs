@@ -193,6 +193,29 @@ pub fn getcwd() -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
+/// The path of the directory behind a descriptor; `None` if it is none, has no path any more, or the process cannot reach it.
+#[must_use]
+pub fn directory_path(fd: i32) -> Option<Vec<u8>> {
+    if fd < 0 || kind(fd)?.1 != libc::S_IFDIR {
+        return None;
+    }
+    let link = format!("/proc/self/fd/{fd}\0");
+    let mut path = vec![0_u8; libc::PATH_MAX as usize];
+    let a = [
+        libc::AT_FDCWD as usize,
+        link.as_ptr() as usize,
+        path.as_mut_ptr() as usize,
+        path.len(),
+        0,
+        0,
+    ];
+    // SAFETY: the link's path ends with a zero byte; the buffer is ours and as long as said.
+    let len = usize::try_from(unsafe { call(nr(libc::SYS_readlinkat), a) }).ok()?;
+    path.truncate(len);
+    let gone = path.ends_with(b" (deleted)") || path.len() == libc::PATH_MAX as usize;
+    (path.starts_with(b"/") && !gone).then_some(path)
+}
+
 /// Open descriptors up to a thousand: as many as a program usually inherits.
 pub fn descriptors() -> impl Iterator<Item = i32> {
     (0..1000).filter(|fd| fcntl(*fd, libc::F_GETFD, 0) >= 0)
@@ -223,7 +246,9 @@ pub struct Ids {
 #[must_use]
 pub fn ids() -> Ids {
     let mut three = [[0_u32; 3]; 2];
-    let mut groups = vec![0_u32; 65_536];
+    // SAFETY: with no room it only counts.
+    let count = unsafe { call(nr(libc::SYS_getgroups), [0; 6]) };
+    let mut groups = vec![0_u32; usize::try_from(count).unwrap_or(0)];
     // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is said; `setfsuid` and
     // `setfsgid` take numbers, and -1 changes nothing.
     unsafe {

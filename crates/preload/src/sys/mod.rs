@@ -4,6 +4,7 @@ pub mod args;
 pub mod entry;
 pub mod forking;
 pub mod kernel;
+pub mod noted;
 pub mod patch;
 pub mod shared;
 pub mod signals;
