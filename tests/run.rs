@@ -281,14 +281,10 @@ fn has(program: &str) -> bool {
     there
 }
 
-#[test]
-fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
-    if cannot_run() || !has("cc") {
-        return;
-    }
-    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    let program = pool.outside().join("calls");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/calls.c");
+/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it served.
+fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
+    let program = pool.outside().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/preload/{name}.c"));
     run_ok(
         Command::new("cc")
             .args(["-O1", "-w", "-pthread", "-o"])
@@ -299,9 +295,32 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
     let plain = pool.outside().join("plain");
     std::fs::create_dir(&plain).expect("a directory");
     assert_eq!(text_of(Command::new(&program).current_dir(&plain)), "good\n");
-    let output = run_ok(&mut served(&pool, &program.display().to_string()));
+    let output = run_ok(&mut served(pool, &format!("exec {}", program.display())));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
-    assert!(counters(&output)["served_total"].as_u64() > Some(1000));
+    counters(&output)
+}
+
+#[test]
+fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    assert!(run_c(&pool, "calls")["served_total"].as_u64() > Some(1000));
+}
+
+#[test]
+fn open_files_are_served_in_parents_and_children_after_a_fork() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "forks");
+    let number = |side: &str, call: &str| counts[side][call].as_u64().unwrap_or(0);
+    // A child's first few calls are the kernel's, and those of programs that inherited a file.
+    assert!(number("served", "write") > 5000, "{counts}");
+    assert!(number("fell_back", "write") < 400, "{counts}");
+    assert!(number("fell_back", "read") < 100, "{counts}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ const LINKS_MAX: u32 = 40;
 pub enum Stop {
     /// The kernel is to do it.
     Kernel,
+    /// The kernel made it already, with this result.
+    Made(isize),
     /// It failed.
     Errno(Errno),
 }

@@ -28,6 +28,55 @@ pub fn getpid() -> i32 {
     (unsafe { call(nr(libc::SYS_getpid), [0; 6]) }) as i32
 }
 
+/// This thread.
+#[must_use]
+pub fn gettid() -> i32 {
+    // SAFETY: takes nothing.
+    (unsafe { call(nr(libc::SYS_gettid), [0; 6]) }) as i32
+}
+
+/// Whether this process may execute the file whose path is at `path`, as far as permissions tell.
+#[must_use]
+pub fn may_execute(path: usize) -> bool {
+    let a = [libc::AT_FDCWD as usize, path, libc::X_OK as usize, 0, 0, 0];
+    // SAFETY: the program's own pointer, which the kernel checks.
+    (unsafe { call(nr(libc::SYS_faccessat), a) }) == 0
+}
+
+/// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited for it.
+#[must_use]
+pub fn runs(tid: i32) -> bool {
+    let path = format!("/proc/{tid}/stat\0");
+    let fd = open(path.as_bytes(), libc::O_RDONLY | libc::O_CLOEXEC, 0);
+    if fd < 0 {
+        return fd != -(libc::ENOENT as isize) && fd != -(libc::ESRCH as isize);
+    }
+    let mut text = [0_u8; 512];
+    let len = usize::try_from(read(fd as i32, &mut text)).unwrap_or(0);
+    close(fd as i32);
+    // The name before the state may hold anything.
+    let state = text[..len]
+        .iter()
+        .rposition(|byte| *byte == b')')
+        .and_then(|at| text.get(at + 2));
+    !matches!(state, None | Some(b'Z' | b'X'))
+}
+
+/// Waits a while.
+pub fn nap(time: std::time::Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    // SAFETY: the time is ours; what would be left of it is not asked.
+    unsafe {
+        call(
+            nr(libc::SYS_nanosleep),
+            [(&raw const time) as usize, 0, 0, 0, 0, 0],
+        )
+    };
+}
+
 /// `close`.
 pub fn close(fd: i32) -> isize {
     // SAFETY: takes a number.

@@ -11,3 +11,4 @@ pub mod signals;
 pub mod sites;
 pub mod start;
 pub mod thread;
+pub mod together;
