@@ -85,12 +85,20 @@ PY
 strike() {
   local round=$1
   if [ $((round % 2)) = 1 ]; then kill -KILL "$daemon_pid"; wait "$daemon_pid" 2>/dev/null || true; fi
-  if [ $((round % 4)) = 3 ]; then kill -KILL "$mount_pid"; wait "$mount_pid" 2>/dev/null || true; fi
+  if [ $((round % 4)) = 3 ]; then
+    kill -KILL "$mount_pid"
+    # It cannot end while the kernel waits for it to write a map back: the requests that nobody answers are given up first.
+    umount -f "$mnt" 2>/dev/null || true
+    wait "$mount_pid" 2>/dev/null || true
+  fi
   kill -KILL "$writer" 2>/dev/null || true
   wait "$writer" 2>/dev/null || true
   writer=
   if [ $((round % 2)) = 1 ]; then start_daemon; fi
-  if [ $((round % 4)) = 3 ]; then umount -l "$mnt"; start_mount; fi
+  if [ $((round % 4)) = 3 ]; then
+    if is_mounted "$mnt"; then umount -l "$mnt"; fi
+    start_mount
+  fi
 }
 
 # grown FILE LINES: whether it has more lines than that.
