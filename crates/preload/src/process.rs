@@ -4,7 +4,7 @@
 //! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`. The gate is held for reading by whatever makes or ends a
 //! descriptor, for writing by whatever gives descriptions to the kernel.
 
-use crate::config::Config;
+use crate::config::{self, Alone, Config};
 use crate::ofd::{KernelFd, Ofd};
 use crate::sys::kernel::Ids;
 use crate::sys::together::Left;
@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use varve_format::{InodeAttr, InodeKey};
+use varve_format::{Generation, Ino, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Entries of a directory that are looked at together when a name is searched.
@@ -94,6 +94,7 @@ pub fn begin(config: Config) -> bool {
             process.table.set_given(fd, mounts);
         }
     }
+    process.adopt();
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     true
 }
@@ -519,6 +520,47 @@ impl Process {
             let _ = self.realise(&ofd);
         }
         thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
+    }
+
+    /// Files that the next program of this process inherits, and that nobody else has.
+    #[must_use]
+    pub fn alone(&self) -> Vec<Alone> {
+        let mut files: HashMap<*const Ofd, Alone> = HashMap::new();
+        for (fd, ofd) in self.table.all() {
+            if ofd.is_dir || is_cloexec(fd) || !ofd.is_alone() {
+                continue;
+            }
+            let file = files.entry(Arc::as_ptr(&ofd)).or_insert_with(|| Alone {
+                fds: Vec::new(),
+                key: (ofd.key().ino.0, ofd.key().generation.0),
+                status: ofd.status(),
+            });
+            file.fds.push(fd);
+        }
+        files.into_values().collect()
+    }
+
+    /// Takes the files back that the program before this one left to it.
+    fn adopt(&self) {
+        let Some(text) = crate::sys::start::take_variable(config::ALONE) else {
+            return;
+        };
+        for file in config::alone_files(&text, kernel::getpid()) {
+            let key = InodeKey {
+                ino: Ino(file.key.0),
+                generation: Generation(file.key.1),
+            };
+            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.ino.0));
+            if let Some(first) = file.fds.first()
+                && file.fds.iter().all(same)
+                && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
+            {
+                let ofd = Arc::new(Ofd::adopted(*first, key, file.status));
+                for fd in &file.fds {
+                    let _ = self.table.put(*fd, Arc::clone(&ofd));
+                }
+            }
+        }
     }
 
     /// The program that a child with this process' memory becomes inherits descriptions.
