@@ -652,8 +652,7 @@ impl Process {
         }
         ofd.real.store(true, Ordering::Release);
         // Unless it holds locks, one less to keep.
-        let locked = self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&ofd.key());
-        if !locked {
+        if !self.has_locks(ofd.key()) {
             *ofd.side.lock() = None;
         }
         Ok(())
@@ -708,6 +707,11 @@ impl Process {
         }
     }
 
+    /// Whether the program holds POSIX locks on an inode.
+    fn has_locks(&self, key: InodeKey) -> bool {
+        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&key)
+    }
+
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(route);
@@ -715,7 +719,12 @@ impl Process {
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
-        let fd = KernelFd(internal::adopt(fd as i32));
+        // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number then.
+        let fd = if self.has_locks(ofd.key()) {
+            KernelFd(internal::note(fd as i32))
+        } else {
+            KernelFd(internal::adopt(fd as i32))
+        };
         if kernel::identity(fd.0) == Some((self.config.device, ofd.key().ino.0)) {
             Ok(fd)
         } else {
@@ -727,6 +736,10 @@ impl Process {
     #[must_use]
     pub fn runs(&self, attr: &InodeAttr, route: &[u8]) -> bool {
         if attr.is_dir() || attr.mode & 0o111 == 0 {
+            return false;
+        }
+        // To open and close it would let the program's POSIX locks on it go.
+        if self.has_locks(attr.key) {
             return false;
         }
         let mut path = self.config.mount.clone();
