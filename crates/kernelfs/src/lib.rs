@@ -50,4 +50,5 @@ pub use hello::LocalSession;
 pub use kernel::{Hook, HostRoom, KernelFs, Parts, Tokens};
 pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;
-pub use status::{DigestStatus, LeaseStatus, SessionStatus, Status, TierStatus};
+pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
+pub use status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};

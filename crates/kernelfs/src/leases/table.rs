@@ -10,6 +10,10 @@
 //! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a holder that does not answer
 //! within `lease_ms` shows up in [`Table::expired`].
 
+mod view;
+
+pub use view::{HolderStatus, LeaseDetail, WaitStatus};
+
 use super::contention::Contention;
 use std::collections::{BTreeMap, HashMap};
 use varve_format::{InodeKey, LeaseNo, SessionId};
@@ -133,6 +137,7 @@ const UNAWAITED_LEASES: u64 = 8;
 #[derive(Debug)]
 struct Waiter {
     session: SessionId,
+    since_ms: u64,
     wants: Vec<Want>,
 }
 
@@ -227,6 +232,7 @@ impl Table {
             ticket,
             Waiter {
                 session,
+                since_ms: now_ms,
                 wants: wants.to_vec(),
             },
         );
