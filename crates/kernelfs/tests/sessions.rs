@@ -246,7 +246,7 @@ fn hostile_requests_get_an_errno() {
     assert_eq!(
         errno(Request::AllocInodes {
             near: ROOT,
-            count: 17
+            count: 257
         }),
         libc::EINVAL
     );
