@@ -4,7 +4,8 @@
 //! A number can be given out again, to the same session too, before it is known here that the inode that had it before is gone. So a row is
 //! found by number *and* generation.
 
-use std::collections::{BTreeSet, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
 use varve_format::session::GrantRow;
 use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
 

@@ -11,7 +11,8 @@
 //! within `lease_ms` shows up in [`Table::expired`].
 
 use super::contention::Contention;
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
 use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::{LeaseMode, Want};
 
