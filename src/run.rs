@@ -26,6 +26,7 @@ const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
 const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 const STATS: &str = "VARVE_PRELOAD_STATS";
 const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
+const SITES: &str = "VARVE_PRELOAD_SITES";
 /// How a shell says that a program was ended by a signal.
 const SIGNALLED: i32 = 128;
 
@@ -60,6 +61,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         let library = unpack(pool.dir())?;
         let meta = std::fs::metadata(&mounted.at)
             .with_context(|| format!("cannot look at {}", mounted.at.display()))?;
+        command.env(SITES, library.with_extension("sites"));
         let mut preload = library.into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");

@@ -89,6 +89,74 @@ fn core_utilities_do_the_same_as_on_the_plain_mount() {
 }
 
 #[test]
+fn relative_paths_lead_into_the_mount_from_outside() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    plant(&pool.mnt());
+    let mnt = pool.mnt();
+    let above = mnt.parent().expect("it has one").to_owned();
+    let name = mnt
+        .file_name()
+        .expect("it has one")
+        .to_string_lossy()
+        .into_owned();
+    std::os::unix::fs::symlink(&mnt, pool.outside().join("link")).expect("a link");
+    std::fs::create_dir(pool.outside().join(&name)).expect("a directory");
+    std::fs::write(pool.outside().join(&name).join("other"), "elsewhere\n").expect("written");
+    let outside = pool.outside().display().to_string();
+    // What is done, and whether it must be served: where a symbolic link leads in, the kernel may do it.
+    let scripts = [
+        (format!("cat {name}/a/file1"), true),
+        (
+            format!("cat ./{name}//a/../a/file1; cat {name}/../{name}/a/file1"),
+            true,
+        ),
+        (
+            format!(
+                "echo new > {name}/new; mv {name}/new {name}/a/moved; cat {name}/a/moved; rm {name}/a/moved"
+            ),
+            true,
+        ),
+        (
+            format!("ls -R {name}/a | sort; find {name} -type f | sort | xargs cksum"),
+            true,
+        ),
+        (
+            format!(
+                "mkdir -p {name}/x/y; cd {name}/x; cat ../a/file1; cat ../../{name}/a/file1; rmdir y; cd ..; rmdir x"
+            ),
+            true,
+        ),
+        (
+            format!("cd {outside}; cat link/a/file1; cd link/a; cat file1; cd ..; cat a/file1"),
+            true,
+        ),
+        // A directory elsewhere that has the mount's name is not the mount.
+        (
+            format!("cd {outside}; cat {name}/other; cd {name}; cat other; cat ../{name}/other"),
+            false,
+        ),
+    ];
+    for (script, must) in scripts {
+        let output = run_ok(served(&pool, &script).current_dir(&above));
+        let expected = run_ok(Command::new("sh").args(["-euc", &script]).current_dir(&above));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&expected.stdout),
+            "{script}"
+        );
+        let counts = counters(&output);
+        assert_eq!(
+            counts["served_total"].as_u64().expect("a number") > 0,
+            must,
+            "{script}: {counts}"
+        );
+    }
+}
+
+#[test]
 fn children_and_parents_write_on_behind_each_other() {
     if cannot_run() {
         return;
@@ -213,14 +281,10 @@ fn has(program: &str) -> bool {
     there
 }
 
-#[test]
-fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
-    if cannot_run() || !has("cc") {
-        return;
-    }
-    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    let program = pool.outside().join("calls");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/calls.c");
+/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it served.
+fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
+    let program = pool.outside().join(name);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/preload/{name}.c"));
     run_ok(
         Command::new("cc")
             .args(["-O1", "-w", "-pthread", "-o"])
@@ -231,9 +295,32 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
     let plain = pool.outside().join("plain");
     std::fs::create_dir(&plain).expect("a directory");
     assert_eq!(text_of(Command::new(&program).current_dir(&plain)), "good\n");
-    let output = run_ok(&mut served(&pool, &program.display().to_string()));
+    let output = run_ok(&mut served(pool, &format!("exec {}", program.display())));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
-    assert!(counters(&output)["served_total"].as_u64() > Some(1000));
+    counters(&output)
+}
+
+#[test]
+fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    assert!(run_c(&pool, "calls")["served_total"].as_u64() > Some(1000));
+}
+
+#[test]
+fn open_files_are_served_in_parents_and_children_after_a_fork() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "forks");
+    let number = |side: &str, call: &str| counts[side][call].as_u64().unwrap_or(0);
+    // A child's first few calls are the kernel's, and those of programs that inherited a file.
+    assert!(number("served", "write") > 5000, "{counts}");
+    assert!(number("fell_back", "write") < 400, "{counts}");
+    assert!(number("fell_back", "read") < 100, "{counts}");
 }
 
 #[test]

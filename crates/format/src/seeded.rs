@@ -10,6 +10,8 @@ pub enum Bug {
     NoSyncAtFsync,
     /// A call does not look whether its session was sealed.
     AckWithoutPageCheck,
+    /// A lease counts as given back only when its release is put together, not when nobody was seen to use it.
+    GivenBackLate,
     /// What was cached under a lease is believed under the next one.
     CacheKeptAfterRevocation,
     /// The scan of a log believes an entry without its checksum.

@@ -248,9 +248,11 @@ pub fn membarrier() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Registers this process for [`membarrier`] of others; cheap when repeated.
+/// Registers this process for [`membarrier`] of others and for its own barriers; cheap when repeated, and the first time if the process has
+/// one thread. With several, the kernel waits until all processors have passed, some 10 ms.
 pub fn register_for_membarrier() {
     membarrier_command(CMD_REGISTER_GLOBAL_EXPEDITED);
+    barriers_are_asymmetric();
 }
 
 /// Whether [`heavy_barrier`] makes the other threads of this process pass a barrier, so that [`light_barrier`] need not be one. Found

@@ -3,7 +3,7 @@
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex, MutexGuard},
+    parking_lot::{Condvar, Mutex, MutexGuard, RwLock},
     std::hint::spin_loop,
     std::sync::atomic,
     std::thread::yield_now,
@@ -11,7 +11,7 @@ pub(crate) use {
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use driven::{Condvar, Mutex, MutexGuard};
+pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
@@ -32,6 +32,24 @@ mod driven {
     /// As `parking_lot`'s.
     #[derive(Default)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+    /// As `parking_lot`'s.
+    #[derive(Default)]
+    pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(shuttle::sync::RwLock::new(value))
+        }
+
+        pub(crate) fn read(&self) -> shuttle::sync::RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(crate) fn write(&self) -> shuttle::sync::RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
 
     impl<T> Mutex<T> {
         pub(crate) fn new(value: T) -> Self {

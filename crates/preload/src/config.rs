@@ -15,6 +15,9 @@ pub const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 /// File of the counters, if they are wanted.
 pub const STATS: &str = "VARVE_PRELOAD_STATS";
 
+/// Beginning of the path of files in which processes note where a C library calls the kernel, for those that start later.
+pub const SITES: &str = "VARVE_PRELOAD_SITES";
+
 /// Where paths lead to us, and whom to ask.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -78,6 +81,50 @@ impl Config {
         }
         Some(rest)
     }
+
+    /// Whether `path`, walked from the directory `from` (outside of the mount, absolute, without symbolic links), leads into the mount as far as
+    /// names tell: what follows then, and whether the path climbed above `from`. Every component is `..` or part of the mount's own path, so
+    /// none of them is a symbolic link.
+    #[must_use]
+    pub fn entered<'a>(&self, from: &[u8], path: &'a [u8]) -> Option<(&'a [u8], bool)> {
+        let mount = self.mount.as_slice();
+        // A part of `from` or of the mount's path; the root is empty.
+        let mut at = from.strip_suffix(b"/").unwrap_or(from);
+        let (mut rest, mut climbed) = (path, false);
+        loop {
+            if at == mount {
+                return Some((rest, climbed));
+            }
+            while let Some(after) = rest.strip_prefix(b"/") {
+                rest = after;
+            }
+            let end = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+            let (name, after) = rest.split_at(end);
+            rest = after;
+            match name {
+                b"" => return None,
+                b"." => {}
+                b".." => {
+                    climbed = true;
+                    at = &at[..at.iter().rposition(|byte| *byte == b'/').unwrap_or(0)];
+                }
+                name => {
+                    let part = mount.strip_prefix(at)?.strip_prefix(b"/")?.strip_prefix(name)?;
+                    if !part.is_empty() && part[0] != b'/' {
+                        return None;
+                    }
+                    at = &mount[..mount.len() - part.len()];
+                }
+            }
+        }
+    }
+
+    /// Whether a path that begins with this component could lead from a directory outside into the mount by names alone.
+    #[must_use]
+    pub fn could_enter(&self, path: &[u8]) -> bool {
+        let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();
+        matches!(first, b"." | b"..") || self.mount.split(|byte| *byte == b'/').any(|part| part == first)
+    }
 }
 
 #[cfg(test)]
@@ -92,6 +139,37 @@ mod tests {
             read_only: false,
             stats: None,
         }
+    }
+
+    #[test]
+    fn paths_into_the_mount_from_outside_are_told_from_others() {
+        let config = config();
+        for (from, path, found) in [
+            ("/a", "mnt/x", Some(("/x", false))),
+            ("/a", "mnt", Some(("", false))),
+            ("/a", "./mnt//x/../..", Some(("//x/../..", false))),
+            ("/", "a/mnt/x", Some(("/x", false))),
+            ("/a/b/c", "../../mnt/x", Some(("/x", true))),
+            ("/a", "../../../a/mnt/x", Some(("/x", true))),
+            ("/b", "../a/mnt/", Some(("/", true))),
+            ("/a", "mnt2/x", None),
+            ("/a", "mn", None),
+            ("/a", "link/../mnt/x", None),
+            ("/a/b", "mnt/x", None),
+            ("/ab", "mnt/x", None),
+            ("/a", "..", None),
+            ("/a", ".", None),
+            ("/a", "", None),
+        ] {
+            let found = found.map(|(rest, climbed): (&str, bool)| (rest.as_bytes(), climbed));
+            assert_eq!(
+                config.entered(from.as_bytes(), path.as_bytes()),
+                found,
+                "{from} {path}"
+            );
+            assert!(found.is_none() || config.could_enter(path.as_bytes()), "{path}");
+        }
+        assert!(!config.could_enter(b"usr/lib"));
     }
 
     #[test]

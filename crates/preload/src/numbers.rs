@@ -126,6 +126,7 @@ numbers![
     SYS_clone3,
     SYS_execve,
     SYS_execveat,
+    SYS_exit_group,
     SYS_setuid,
     SYS_setgid,
     SYS_setreuid,

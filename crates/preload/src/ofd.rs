@@ -1,8 +1,12 @@
 //! Open file descriptions: what descriptors made by `dup` share.
 
 use crate::sys::kernel;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicI32, Ordering};
+use crate::sys::together::{Left, Record};
+use crate::walk::{Here, Stop};
+use parking_lot::{Mutex, MutexGuard};
+use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use varve_format::InodeKey;
 use varve_libfs::OpenFile;
 
@@ -11,8 +15,36 @@ use varve_libfs::OpenFile;
 pub struct Position {
     /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then come the daemon's cookies.
     pub at: u64,
-    /// The kernel has it now: its descriptors are the mount's own, and calls that still hold this must be made again there.
+    /// The kernel keeps it now, for others that have the description: calls that use the offset are the kernel's.
     pub moved: bool,
+}
+
+/// A description's offset, held: no other thread, and no other process that shares it, uses it meanwhile.
+pub struct Held<'a> {
+    position: MutexGuard<'a, Position>,
+    record: Option<&'static Record>,
+}
+
+impl Deref for Held<'_> {
+    type Target = Position;
+
+    fn deref(&self) -> &Position {
+        &self.position
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Position {
+        &mut self.position
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some(record) = self.record {
+            record.unlock(self.position.at, self.position.moved);
+        }
+    }
 }
 
 /// A descriptor of the kernel that is closed with its owner.
@@ -28,14 +60,20 @@ impl Drop for KernelFd {
 
 /// An open file description that LibFS serves.
 pub struct Ofd {
-    /// The file.
-    pub file: OpenFile,
+    /// The file in this process' session. Not there yet in a child that inherited the description.
+    file: OnceLock<OpenFile>,
+    key: InodeKey,
+    /// It cannot be opened here: the kernel serves it.
+    lost: AtomicBool,
     /// Whether it is a directory.
     pub is_dir: bool,
     /// Flags as `F_GETFL` shows them.
     status: AtomicI32,
-    /// Offset.
-    pub position: Mutex<Position>,
+    position: Mutex<Position>,
+    /// The offset and the flags, while other processes have the description too.
+    record: AtomicPtr<Record>,
+    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the offset.
+    pub real: AtomicBool,
     /// Path below the mount when it was opened: where to look for it first.
     pub route: Vec<u8>,
     /// Its directory then.
@@ -55,18 +93,127 @@ impl Ofd {
     /// A description at offset 0.
     #[must_use]
     pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Vec<u8>, parent: InodeKey) -> Self {
+        let key = file.key();
         Self {
-            file,
+            file: OnceLock::from(file),
+            key,
+            lost: AtomicBool::new(false),
             is_dir,
             status: AtomicI32::new(flags & !NOT_STATUS | LARGEFILE),
             position: Mutex::default(),
+            record: AtomicPtr::default(),
+            real: AtomicBool::new(false),
             route,
             parent,
             side: Mutex::new(None),
         }
     }
 
-    /// Flags as `F_GETFL` shows them.
+    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What other threads of the parent may have
+    /// held is not touched.
+    #[must_use]
+    pub fn inherited(parent: &Self) -> Self {
+        Self {
+            file: OnceLock::new(),
+            key: parent.key,
+            lost: AtomicBool::new(false),
+            is_dir: parent.is_dir,
+            status: AtomicI32::new(parent.status.load(Ordering::Relaxed)),
+            position: Mutex::default(),
+            record: AtomicPtr::new(parent.record.load(Ordering::Acquire)),
+            real: AtomicBool::new(true),
+            route: parent.route.clone(),
+            parent: parent.parent,
+            side: Mutex::new(None),
+        }
+    }
+
+    /// The file in this process' session; `open` is asked for it the first time.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] if it is not to be had.
+    pub fn file_or(&self, open: impl FnOnce() -> Option<OpenFile>) -> Here<&OpenFile> {
+        if let Some(file) = self.file.get() {
+            return Ok(file);
+        }
+        if self.lost.load(Ordering::Relaxed) {
+            return Err(Stop::Kernel);
+        }
+        match open() {
+            Some(file) => Ok(self.file.get_or_init(|| file)),
+            None => Err(Stop::Kernel),
+        }
+    }
+
+    /// It cannot be opened in this process' session.
+    pub fn set_lost(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn record(&self) -> Option<&'static Record> {
+        crate::sys::shared::leaked_in(&self.record)
+    }
+
+    /// The offset, for this thread alone.
+    #[must_use]
+    pub fn position(&self) -> Held<'_> {
+        let mut position = self.position.lock();
+        let mut record = self.record();
+        if let Some(shared) = record {
+            let (at, kernels) = shared.lock();
+            position.at = at;
+            position.moved |= kernels;
+            self.status
+                .store(shared.status.load(Ordering::Relaxed), Ordering::Relaxed);
+            if shared.is_alone() {
+                // The others are gone, and new ones come only by a fork of this process.
+                self.record.store(std::ptr::null_mut(), Ordering::Release);
+                shared.unlock(at, kernels);
+                shared.leave();
+                record = None;
+            }
+        }
+        Held { position, record }
+    }
+
+    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep it then.
+    #[must_use]
+    pub fn share(&self) -> bool {
+        let position = self.position();
+        if let Some(record) = position.record {
+            record.join();
+            return true;
+        }
+        let Some(record) = crate::sys::together::take(position.at, self.status()) else {
+            return false;
+        };
+        if position.moved {
+            record.lock();
+            record.unlock(position.at, true);
+        }
+        record.join();
+        self.record
+            .store(std::ptr::from_ref(record).cast_mut(), Ordering::Release);
+        true
+    }
+
+    /// This process ends, or becomes another program without this description: others need not reckon with it. Answers what
+    /// [`stay`](Self::stay) needs to know.
+    pub fn leave(&self) -> Option<Left> {
+        self.record().map(Record::leave)
+    }
+
+    /// The other program did not come.
+    pub fn stay(&self, left: Left) {
+        let Some(record) = self.record() else { return };
+        if !record.rejoin(left) {
+            // The others took it for gone.
+            self.record.store(std::ptr::null_mut(), Ordering::Release);
+            self.position.lock().moved = true;
+        }
+    }
+
+    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the offset.
     #[must_use]
     pub fn status(&self) -> i32 {
         self.status.load(Ordering::Relaxed)
@@ -74,11 +221,22 @@ impl Ofd {
 
     /// `F_SETFL`.
     pub fn set_status(&self, flags: i32) {
-        self.status
-            .store(self.status() & !SETTABLE | flags & SETTABLE, Ordering::Relaxed);
+        let position = self.position();
+        let new = self.status() & !SETTABLE | flags & SETTABLE;
+        self.status.store(new, Ordering::Relaxed);
+        if let Some(record) = position.record {
+            record.status.store(new, Ordering::Relaxed);
+        }
+        drop(position);
         if let Some(side) = &*self.side.lock() {
             kernel::fcntl(side.0, libc::F_SETFL, flags as usize);
         }
+    }
+
+    /// Whether its descriptors are real ones of the mount.
+    #[must_use]
+    pub fn is_real(&self) -> bool {
+        self.real.load(Ordering::Acquire)
     }
 
     /// Whether writes go to the end.
@@ -100,6 +258,14 @@ impl Ofd {
     /// The inode.
     #[must_use]
     pub fn key(&self) -> InodeKey {
-        self.file.key()
+        self.key
+    }
+}
+
+impl Drop for Ofd {
+    fn drop(&mut self) {
+        if let Some(record) = self.record() {
+            record.leave();
+        }
     }
 }

@@ -7,27 +7,33 @@
 use crate::config::Config;
 use crate::ofd::{KernelFd, Ofd};
 use crate::sys::kernel::Ids;
+use crate::sys::together::Left;
 use crate::sys::{kernel, thread};
 use crate::table::Table;
 use crate::walk::{Here, Start, Stop, Walked, fail, walk};
 use crate::{Errno, internal, stats};
 use parking_lot::{Mutex, RwLock};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::{InodeAttr, InodeKey};
-use varve_libfs::{Cred, Fs, FsOptions, SocketConnector};
+use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Entries of a directory that are looked at together when a name is searched.
 const BATCH: usize = 256;
 /// Most directories above a directory when its path is searched.
 const DEPTH_MAX: usize = 1000;
+/// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a program.
+const MISSES: u32 = 16;
 
-/// The working directory, if it is in the mount.
+/// The working directory.
 #[derive(Debug, Clone, Default)]
 struct Cwd {
+    /// Below the mount, if it is there.
     route: Option<Vec<u8>>,
     key: Option<InodeKey>,
+    /// Its path, if it is elsewhere.
+    outside: Option<Vec<u8>>,
 }
 
 /// One process.
@@ -50,6 +56,8 @@ pub struct Process {
     pub threaded: AtomicBool,
     /// Nothing new is served.
     off: AtomicBool,
+    /// Calls on inherited files while there was no session.
+    missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
     /// Inodes that are mapped for writing: opened through the mount only.
@@ -104,6 +112,17 @@ pub fn after_fork(parent: &Process) {
     // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
     child.mapped.write().clone_from(&parent.mapped.read());
     child.table.inherit_given(&parent.table);
+    let mut inherited: HashMap<*const Ofd, Arc<Ofd>> = HashMap::new();
+    for (fd, ofd) in parent.table.all() {
+        // One that is not real could not be given to the kernel, and nobody can read it here.
+        if ofd.is_real() {
+            let mine = inherited
+                .entry(Arc::as_ptr(&ofd))
+                .or_insert_with(|| Arc::new(Ofd::inherited(&ofd)));
+            let _ = child.table.put(fd, Arc::clone(mine));
+        }
+    }
+    drop(inherited);
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
 }
@@ -127,6 +146,7 @@ impl Process {
             session_uid: AtomicU32::new(0),
             threaded: AtomicBool::new(false),
             off: AtomicBool::new(false),
+            missed: AtomicU32::new(0),
             anchor: AtomicI32::new(-1),
             mapped: RwLock::default(),
             locked: Mutex::default(),
@@ -265,14 +285,17 @@ impl Process {
             }));
         }
         if dirfd == libc::AT_FDCWD {
-            return Ok(self.cwd_key()?.map(|(dir, route)| Start {
-                dir,
-                route,
-                rest: path,
-            }));
+            if let Some((dir, route)) = self.cwd_key()? {
+                return Ok(Some(Start {
+                    dir,
+                    route,
+                    rest: path,
+                }));
+            }
+            return self.start_outside(dirfd, path);
         }
         let Some(ofd) = self.table.get(dirfd) else {
-            return Ok(None);
+            return self.start_outside(dirfd, path);
         };
         if path.is_empty() {
             return fail(libc::ENOENT);
@@ -285,6 +308,36 @@ impl Process {
             route: ofd.route.clone(),
             rest: path,
         }))
+    }
+
+    /// A relative path from a directory that is not in the mount. Names alone lead in; symbolic links on the way are the kernel's.
+    fn start_outside<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if !self.config.could_enter(path) {
+            return Ok(None);
+        }
+        let found = if dirfd == libc::AT_FDCWD {
+            let cwd = self.cwd.read();
+            let Some(from) = cwd.outside.as_deref() else {
+                return Ok(None);
+            };
+            match self.config.entered(from, path) {
+                // Above the directory is something else when it was moved since.
+                Some((_, true)) if kernel::getcwd().as_deref() != Some(from) => None,
+                Some((rest, _)) => Some(rest),
+                None => None,
+            }
+        } else {
+            kernel::directory_path(dirfd).and_then(|from| Some(self.config.entered(&from, path)?.0))
+        };
+        found
+            .map(|rest| {
+                Ok(Start {
+                    dir: self.fs()?.root(),
+                    route: Vec::new(),
+                    rest,
+                })
+            })
+            .transpose()
     }
 
     fn cwd_key(&self) -> Here<Option<(InodeKey, Vec<u8>)>> {
@@ -313,6 +366,7 @@ impl Process {
         *self.cwd.write() = Cwd {
             route: Some(route.clone()),
             key: Some(key),
+            outside: None,
         };
         Ok(Some((key, route)))
     }
@@ -324,7 +378,12 @@ impl Process {
             .as_deref()
             .and_then(|path| self.config.under_mount(path))
             .map(<[u8]>::to_vec);
-        *self.cwd.write() = Cwd { route, key: None };
+        let outside = path.filter(|_| route.is_none());
+        *self.cwd.write() = Cwd {
+            route,
+            key: None,
+            outside,
+        };
         // Now, while the path is the right one; a process that never touched the mount may do so later.
         if self.fs.get().is_some() {
             let _ = self.cwd_key();
@@ -339,7 +398,26 @@ impl Process {
         walk(self.fs()?, &self.config, start, follow, &self.cred())
     }
 
-    /// Gives the description behind `fd` to the kernel, if it is ours.
+    /// The file of a description in this process' session.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] when it was inherited, and there is no session that it could be opened in, or none yet and hardly a use for one.
+    pub fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
+        ofd.file_or(|| {
+            let worth = self.fs.get().is_some() || self.missed.fetch_add(1, Ordering::Relaxed) >= MISSES;
+            if self.off.load(Ordering::Acquire) || !worth {
+                return None;
+            }
+            let flags = crate::calls::open_flags(ofd.status())?;
+            let file = self.fs().ok()?.open(ofd.key(), flags, &Cred::root()).ok();
+            if file.is_none() {
+                ofd.set_lost();
+            }
+            file
+        })
+    }
+
+    /// Gives the description behind `fd` to the kernel, its offset too, if it is ours.
     ///
     /// # Errors
     /// What opening the file through the mount failed with.
@@ -349,7 +427,22 @@ impl Process {
         }
         let _gate = self.gate.write();
         match self.table.get(fd) {
-            Some(ofd) => self.give(&ofd),
+            Some(ofd) => self.give(fd, &ofd),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the descriptors of the description behind `fd` real ones of the mount, if it is ours. It is served still.
+    ///
+    /// # Errors
+    /// What opening the file through the mount failed with.
+    pub fn make_real(&self, fd: i32) -> Result<(), Errno> {
+        if self.table.get(fd).is_none_or(|ofd| ofd.is_real()) {
+            return Ok(());
+        }
+        let _gate = self.gate.write();
+        match self.table.get(fd) {
+            Some(ofd) => self.realise(&ofd),
             None => Ok(()),
         }
     }
@@ -358,63 +451,127 @@ impl Process {
     /// stays ours.
     pub fn materialise_all(&self, inherited: bool) {
         let _gate = self.gate.write();
-        self.give_all(inherited);
-    }
-
-    /// As [`materialise_all`](Self::materialise_all), for who holds the gate for writing.
-    pub fn give_all(&self, inherited: bool) {
         for (fd, ofd) in self.table.all() {
-            if inherited && kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+            if inherited && is_cloexec(fd) {
                 continue;
             }
-            let _ = self.give(&ofd);
+            let _ = self.give(fd, &ofd);
         }
     }
 
-    /// Gives every description of `key` to the kernel, and those that come later too.
+    /// Makes all descriptors real, for a child that has this process' memory for a while.
+    pub fn lend(&self) {
+        let _gate = self.gate.write();
+        for (_, ofd) in self.table.all() {
+            let _ = self.realise(&ofd);
+        }
+        thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
+    }
+
+    /// The program that a child with this process' memory becomes inherits descriptions.
+    pub fn hand_inherited(&self) {
+        for (fd, ofd) in self.table.all() {
+            if ofd.is_real() && !is_cloexec(fd) && kernel::fcntl(fd, libc::F_GETFD, 0) >= 0 {
+                hand_offset(fd, &ofd);
+            }
+        }
+    }
+
+    /// A child is about to have all descriptions too, with their offsets. For who holds the gate for writing.
+    pub fn share_all(&self) {
+        let mut seen = HashSet::new();
+        for (fd, ofd) in self.table.all() {
+            if seen.insert(Arc::as_ptr(&ofd)) && self.realise(&ofd).is_ok() && !ofd.share() {
+                let _ = self.give(fd, &ofd);
+            }
+        }
+    }
+
+    /// This process is about to end, or to become another program: of what that does not inherit (of all, if `ends`) others may think that it is
+    /// gone. Answers what [`stay`](Self::stay) takes back.
+    pub fn leave(&self, ends: bool) -> Vec<(Arc<Ofd>, Left)> {
+        let mut left = HashMap::new();
+        let mut kept = HashSet::new();
+        for (fd, ofd) in self.table.all() {
+            if ends || is_cloexec(fd) {
+                left.insert(Arc::as_ptr(&ofd), ofd);
+            } else {
+                kept.insert(Arc::as_ptr(&ofd));
+            }
+        }
+        left.into_iter()
+            .filter(|(at, _)| !kept.contains(at))
+            .filter_map(|(_, ofd)| ofd.leave().map(|left| (ofd, left)))
+            .collect()
+    }
+
+    /// It did not.
+    pub fn stay(&self, left: Vec<(Arc<Ofd>, Left)>) {
+        for (ofd, left) in left {
+            ofd.stay(left);
+        }
+    }
+
+    /// Gives every description of `key` to the kernel for good, and those that come later too.
     pub fn give_inode(&self, key: InodeKey) {
         let _gate = self.gate.write();
         self.mapped.write().insert(key, ());
-        for (_, ofd) in self.table.all() {
+        for (fd, ofd) in self.table.all() {
             if ofd.key() == key {
-                let _ = self.give(&ofd);
+                self.give_for_good(fd, &ofd);
             }
         }
     }
 
-    fn give(&self, ofd: &Arc<Ofd>) -> Result<(), Errno> {
-        let mut position = ofd.position.lock();
-        if position.moved {
+    fn give_for_good(&self, fd: i32, ofd: &Arc<Ofd>) {
+        if self.give(fd, ofd).is_err() {
+            return;
+        }
+        self.table.take(fd);
+        self.table.set_given(fd, true);
+        if self.any_locked.load(Ordering::Acquire) {
+            // Closing it would let the program's locks go; the program's own `close` does that now.
+            self.locked.lock().remove(&ofd.key());
+            std::mem::forget(ofd.side.lock().take());
+        }
+    }
+
+    /// Has the kernel keep the offset of `ofd`, one of whose descriptors is `fd`. Calls that do not use it are served still.
+    fn give(&self, fd: i32, ofd: &Ofd) -> Result<(), Errno> {
+        self.realise(ofd)?;
+        hand_offset(fd, ofd);
+        Ok(())
+    }
+
+    /// Puts a real descriptor of the mount in the place of all placeholders of `ofd`. For who holds the gate for writing.
+    fn realise(&self, ofd: &Ofd) -> Result<(), Errno> {
+        if ofd.is_real() {
             return Ok(());
         }
-        let real = match ofd.side.lock().take() {
-            Some(side) => side,
-            None => self.open_real(ofd)?,
-        };
-        if position.at > 0 {
-            kernel::lseek(real.0, position.at as i64, libc::SEEK_SET);
-        }
+        let real = self.side(-1, ofd)?;
         for (fd, other) in self.table.all() {
-            if Arc::ptr_eq(ofd, &other) {
-                let cloexec = kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0;
-                kernel::dup3(real.0, fd, if cloexec { libc::O_CLOEXEC } else { 0 });
-                self.table.take(fd);
-                self.table.set_given(fd, true);
+            if std::ptr::eq(ofd, &*other) {
+                let cloexec = if is_cloexec(fd) { libc::O_CLOEXEC } else { 0 };
+                kernel::dup3(real, fd, cloexec);
             }
         }
-        position.moved = true;
-        if self.any_locked.load(Ordering::Acquire) && self.locked.lock().remove(&ofd.key()).is_some() {
-            // Closing it here would let the program's locks go; the program's own `close` does that now.
-            std::mem::forget(real);
+        ofd.real.store(true, Ordering::Release);
+        // Unless it holds locks, one less to keep.
+        let locked = self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&ofd.key());
+        if !locked {
+            *ofd.side.lock() = None;
         }
         Ok(())
     }
 
-    /// The same file, open in the kernel, kept with the description.
+    /// The same file, open in the kernel: `fd` itself, if that is a real descriptor, or one that is kept with the description.
     ///
     /// # Errors
     /// What opening it failed with.
-    pub fn side(&self, ofd: &Ofd) -> Result<i32, Errno> {
+    pub fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno> {
+        if fd >= 0 && ofd.is_real() {
+            return Ok(fd);
+        }
         let mut side = ofd.side.lock();
         if side.is_none() {
             *side = Some(self.open_real(ofd)?);
@@ -424,9 +581,9 @@ impl Process {
 
     /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which it can be given away later.
     pub fn keep(&self, key: InodeKey) {
-        for (_, ofd) in self.table.all() {
-            if ofd.key() == key {
-                let _ = self.side(&ofd);
+        for (fd, ofd) in self.table.all() {
+            if ofd.key() == key && !ofd.is_real() {
+                let _ = self.side(fd, &ofd);
             }
         }
     }
@@ -533,13 +690,24 @@ impl Process {
     /// Everything goes to the kernel from now on.
     pub fn give_up(&self) {
         self.off.store(true, Ordering::Release);
-        self.materialise_all(false);
+        let _gate = self.gate.write();
+        for (fd, ofd) in self.table.all() {
+            self.give_for_good(fd, &ofd);
+        }
     }
+}
 
-    /// Remembers that this thread's memory is lent to a child.
-    pub fn lend(&self) {
-        thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
+/// Has the kernel go on at the offset of `ofd`, one of whose descriptors is `fd`; all are real.
+pub fn hand_offset(fd: i32, ofd: &Ofd) {
+    let mut position = ofd.position();
+    if !position.moved {
+        kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
+        position.moved = true;
     }
+}
+
+fn is_cloexec(fd: i32) -> bool {
+    kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0
 }
 
 /// A name of `key` in `dir`.

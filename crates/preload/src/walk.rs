@@ -13,6 +13,8 @@ const LINKS_MAX: u32 = 40;
 pub enum Stop {
     /// The kernel is to do it.
     Kernel,
+    /// The kernel made it already, with this result.
+    Made(isize),
     /// It failed.
     Errno(Errno),
 }
@@ -83,11 +85,18 @@ fn step(route: &mut Vec<u8>, name: &[u8]) {
 pub trait Mounted {
     /// What follows the mount's path.
     fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
+    /// What follows when `path`, walked from the directory that holds the mount, leads into it again.
+    fn back_from_above<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]>;
 }
 
 impl Mounted for crate::config::Config {
     fn under_mount<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
         Self::under_mount(self, path)
+    }
+
+    fn back_from_above<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
+        let above = self.mount.iter().rposition(|byte| *byte == b'/')?;
+        Some(self.entered(&self.mount[..above], path)?.0)
     }
 }
 
@@ -126,7 +135,9 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
         let name = &path[at..end];
         let last = path[end..].iter().all(|byte| *byte == b'/');
         if name == b".." && dir == root {
-            return Err(Stop::Kernel);
+            let rest = mounted.back_from_above(&path[end..]).ok_or(Stop::Kernel)?;
+            at = path.len() - rest.len();
+            continue;
         }
         let attr = match fs.lookup(dir, name, cred) {
             Ok(attr) => attr,

@@ -18,6 +18,8 @@ pub struct SocketConnector {
 
 impl Connector for SocketConnector {
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
+        // Before the connection has a thread: of a process with several, the kernel waits for all processors, some 10 ms.
+        varve_ipc::page::register_for_membarrier();
         let (link, welcome, descriptors) = socket::connect(&self.path, hello)?;
         let page = descriptors.page.ok_or_else(|| broken("no session page"))?;
         let page = Page::from_descriptor(page).map_err(|error| broken(&error.to_string()))?;

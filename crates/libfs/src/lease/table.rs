@@ -1,9 +1,7 @@
 //! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
 
 use crossbeam_channel::Sender;
-use parking_lot::{Mutex, RwLock};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
@@ -15,6 +13,8 @@ use super::withdraw::Event;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::seeded::{Bug, armed};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Mutex, RwLock, yield_now};
 
 /// How long a wait sleeps before it looks again whether the session still lives.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -335,7 +335,7 @@ impl Leases {
             .partition(|(node, _)| self.is_unborn(node));
         if asked.is_empty() {
             // Nothing to ask: it is being given back at this moment.
-            std::thread::yield_now();
+            yield_now();
             return Ok(false);
         }
         for (node, _) in &asked {

@@ -11,6 +11,7 @@ use varve_ipc::{HELD_MAX, ITEMS_MAX, IpcError, ReleaseItem, Request};
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
 use crate::options::CacheObserver;
+use crate::seeded::{Bug, armed};
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
@@ -239,7 +240,9 @@ impl Withdrawals {
         }
         state.phase = Phase::Releasing;
         // Under the lock that the pins were looked at with: an answer that brings this grant once more comes too late.
-        state.given_back = state.given_back.max(state.number);
+        if !armed(Bug::GivenBackLate) {
+            state.given_back = state.given_back.max(state.number);
+        }
         self.ready.push(key);
     }
 
@@ -286,6 +289,10 @@ impl Withdrawals {
                     continue;
                 };
                 items.push(release_item(&withdrawal, around));
+                if armed(Bug::GivenBackLate) {
+                    let mut state = withdrawal.node.state();
+                    state.given_back = state.given_back.max(withdrawal.number);
+                }
                 done.push(withdrawal);
             }
             self.release(items)?;

@@ -78,7 +78,7 @@ pub(super) fn fstat(p: &Process, a: &Args) -> Answer {
         return Answer::NotOurs;
     };
     let stat = || -> Here<isize> {
-        a.put(1, to_stat(p, &ofd.file.getattr()?))?;
+        a.put(1, to_stat(p, &p.file(&ofd)?.getattr()?))?;
         Ok(0)
     };
     Answer::of(stat())
@@ -90,7 +90,7 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
             return Answer::NotOurs;
         };
         let stat = || -> Here<isize> {
-            a.put(out, to_stat(p, &ofd.file.getattr()?))?;
+            a.put(out, to_stat(p, &p.file(&ofd)?.getattr()?))?;
             Ok(0)
         };
         return Answer::of(stat());
@@ -117,7 +117,7 @@ pub(super) fn statx(p: &Process, a: &Args) -> Answer {
             return Answer::NotOurs;
         };
         let stat = || -> Here<isize> {
-            a.put(4, to_statx(p, &ofd.file.getattr()?))?;
+            a.put(4, to_statx(p, &p.file(&ofd)?.getattr()?))?;
             Ok(0)
         };
         return Answer::of(stat());

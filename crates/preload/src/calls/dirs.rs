@@ -48,11 +48,13 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
         if !ofd.is_dir {
             return fail(libc::ENOTDIR);
         }
-        let fs = p.fs()?;
-        let mut position = ofd.position.lock();
+        let mut position = ofd.position();
         if position.moved {
             return Err(Stop::Kernel);
         }
+        let Ok(fs) = p.fs() else {
+            return super::io::by_kernel(a, &mut position);
+        };
         let mut full = false;
         let used = a.buffer(1, size, |out| {
             let mut used = 0;
@@ -109,7 +111,7 @@ pub(super) fn chdir(p: &Process, a: &Args) -> Answer {
 pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
     let ours = p.table.has(fd);
-    if let Err(errno) = p.materialise(fd) {
+    if let Err(errno) = p.make_real(fd) {
         return Answer::FellBackMade(error(errno));
     }
     let result = a.call();

@@ -148,7 +148,7 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         libc::F_GETFL => Answer::Served(ofd.status() as isize),
         libc::F_SETFL => {
             ofd.set_status(a.int(2));
-            Answer::Served(0)
+            Answer::Served(if ofd.is_real() { a.call() } else { 0 })
         }
         libc::F_DUPFD => dup_above(p, fd, a.word(2), false),
         libc::F_DUPFD_CLOEXEC => dup_above(p, fd, a.word(2), true),
@@ -196,11 +196,12 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
         libc::FIONCLEX => Answer::Served(kernel::fcntl(fd, libc::F_SETFD, 0)),
         libc::FIONREAD if !ofd.is_dir => {
             let count = || {
-                let position = ofd.position.lock();
+                let file = p.file(&ofd)?;
+                let position = ofd.position();
                 if position.moved {
                     return Err(Stop::Kernel);
                 }
-                let size = ofd.file.getattr()?.size_bytes as i64;
+                let size = file.getattr()?.size_bytes as i64;
                 a.put(2, (size - position.at as i64) as i32)?;
                 Ok(0)
             };
@@ -210,7 +211,7 @@ pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
             Ok(on) => {
                 let flag = if on != 0 { libc::O_NONBLOCK } else { 0 };
                 ofd.set_status(ofd.status() & !libc::O_NONBLOCK | flag);
-                Answer::Served(0)
+                Answer::Served(if ofd.is_real() { a.call() } else { 0 })
             }
             Err(errno) => Answer::of(fail(errno.0)),
         },

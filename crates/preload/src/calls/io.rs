@@ -1,14 +1,16 @@
 //! Reading, writing, offsets, lengths, durability.
 
 use super::Answer;
+use crate::Errno;
+use crate::ofd::{Held, Ofd};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
-use crate::{Errno, ofd::Ofd};
 use std::sync::Arc;
 use varve_format::{FILE_SIZE_MAX, FallocateMode};
+use varve_libfs::OpenFile;
 
 /// A call on the descriptor in argument 0.
 fn on_file(p: &Process, a: &Args, act: impl FnOnce(&Arc<Ofd>) -> Here<isize>) -> Answer {
@@ -38,14 +40,33 @@ fn writable(ofd: &Ofd) -> Result<(), Errno> {
 }
 
 /// At the description's offset, which moves by what `act` answers.
-fn at_offset(ofd: &Ofd, act: impl FnOnce(u64) -> Here<usize>) -> Here<isize> {
-    let mut position = ofd.position.lock();
+fn at_offset(
+    p: &Process,
+    a: &Args,
+    ofd: &Ofd,
+    act: impl FnOnce(&OpenFile, u64) -> Here<usize>,
+) -> Here<isize> {
+    let mut position = ofd.position();
     if position.moved {
         return Err(Stop::Kernel);
     }
-    let count = act(position.at)?;
+    let Ok(file) = p.file(ofd) else {
+        return by_kernel(a, &mut position);
+    };
+    let count = act(file, position.at)?;
     position.at += count as u64;
     Ok(count as isize)
+}
+
+/// The kernel makes the call on the descriptor in argument 0, at the offset that is kept here and held by the caller.
+pub(super) fn by_kernel(a: &Args, position: &mut Held<'_>) -> Here<isize> {
+    let fd = a.int(0);
+    kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
+    let result = a.call();
+    if let Ok(at) = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)) {
+        position.at = at;
+    }
+    Err(Stop::Made(result))
 }
 
 fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
@@ -55,8 +76,8 @@ fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
 pub(super) fn read(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
-        at_offset(ofd, |at| {
-            Ok(a.buffer(1, a.word(2), |out| ofd.file.read_at(at, out))?)
+        at_offset(p, a, ofd, |file, at| {
+            Ok(a.buffer(1, a.word(2), |out| file.read_at(at, out))?)
         })
     })
 }
@@ -64,8 +85,8 @@ pub(super) fn read(p: &Process, a: &Args) -> Answer {
 pub(super) fn readv(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
-        at_offset(ofd, |at| {
-            Ok(a.scatter(1, 2, |done, out| ofd.file.read_at(at + done, out))?)
+        at_offset(p, a, ofd, |file, at| {
+            Ok(a.scatter(1, 2, |done, out| file.read_at(at + done, out))?)
         })
     })
 }
@@ -74,7 +95,8 @@ pub(super) fn pread(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         let at = offset_of(a, 3)?;
         readable(ofd)?;
-        Ok(a.buffer(1, a.word(2), |out| ofd.file.read_at(at, out))? as isize)
+        let file = p.file(ofd)?;
+        Ok(a.buffer(1, a.word(2), |out| file.read_at(at, out))? as isize)
     })
 }
 
@@ -96,7 +118,8 @@ pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         let at = offset_of(a, 3)?;
         readable(ofd)?;
-        Ok(a.scatter(1, 2, |done, out| ofd.file.read_at(at + done, out))? as isize)
+        let file = p.file(ofd)?;
+        Ok(a.scatter(1, 2, |done, out| file.read_at(at + done, out))? as isize)
     })
 }
 
@@ -106,25 +129,31 @@ fn flags_use_offset(a: &Args) -> bool {
     newer && a.word(3) as i64 == -1
 }
 
-fn write_here(p: &Process, ofd: &Ofd, data: &[u8]) -> Here<isize> {
+fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     writable(ofd)?;
-    let mut position = ofd.position.lock();
-    if position.moved {
+    let mut position = ofd.position();
+    // Where what is appended goes is not the offset's business.
+    if position.moved && !ofd.appends() {
         return Err(Stop::Kernel);
     }
     if data.is_empty() {
         return Ok(0);
     }
-    let cred = p.cred();
-    let count = if ofd.appends() {
-        let (at, count) = ofd.file.append(data, &cred)?;
-        position.at = at + count as u64;
-        count
-    } else {
-        let count = ofd.file.write_at(position.at, data, &cred)?;
-        position.at += count as u64;
-        count
+    let file = match p.file(ofd) {
+        Ok(file) => file,
+        Err(_) if position.moved => return Err(Stop::Kernel),
+        Err(_) => return by_kernel(a, &mut position),
     };
+    let cred = p.cred();
+    let (at, count) = if ofd.appends() {
+        file.append(data, &cred)?
+    } else {
+        (position.at, file.write_at(position.at, data, &cred)?)
+    };
+    position.at = at + count as u64;
+    if position.moved {
+        kernel::lseek(a.int(0), position.at as i64, libc::SEEK_SET);
+    }
     Ok(count as isize)
 }
 
@@ -136,22 +165,22 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
     let cred = p.cred();
     // As Linux does: also with an offset, a descriptor that appends appends.
     let count = if ofd.appends() {
-        ofd.file.append(data, &cred)?.1
+        p.file(ofd)?.append(data, &cred)?.1
     } else {
-        ofd.file.write_at(at, data, &cred)?
+        p.file(ofd)?.write_at(at, data, &cred)?
     };
     Ok(count as isize)
 }
 
 pub(super) fn write(p: &Process, a: &Args) -> Answer {
-    on_file(p, a, |ofd| write_here(p, ofd, a.bytes(1, a.word(2))?))
+    on_file(p, a, |ofd| write_here(p, a, ofd, a.bytes(1, a.word(2))?))
 }
 
 pub(super) fn writev(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         let mut result = Ok(0);
         a.gather(1, 2, |data| {
-            result = write_here(p, ofd, data);
+            result = write_here(p, a, ofd, data);
             Ok(())
         })?;
         result
@@ -190,22 +219,27 @@ pub(super) fn pwritev(p: &Process, a: &Args) -> Answer {
 pub(super) fn lseek(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         let offset = a.word(1) as i64;
-        let mut position = ofd.position.lock();
+        let mut position = ofd.position();
         if position.moved {
             return Err(Stop::Kernel);
         }
+        let file = || p.file(ofd);
         let from = || u64::try_from(offset).map_err(|_| Errno(libc::ENXIO));
-        let base = match a.int(2) {
+        let whence = a.int(2);
+        if !matches!(whence, libc::SEEK_SET | libc::SEEK_CUR) && file().is_err() {
+            return by_kernel(a, &mut position);
+        }
+        let base = match whence {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => position.at,
-            libc::SEEK_END => ofd.file.getattr()?.size_bytes,
+            libc::SEEK_END => file()?.getattr()?.size_bytes,
             libc::SEEK_DATA | libc::SEEK_HOLE if ofd.is_dir => return Err(Stop::Errno(Errno(libc::EINVAL))),
             libc::SEEK_DATA => {
-                position.at = ofd.file.seek_data(from()?)?;
+                position.at = file()?.seek_data(from()?)?;
                 return Ok(position.at as isize);
             }
             libc::SEEK_HOLE => {
-                position.at = ofd.file.seek_hole(from()?)?;
+                position.at = file()?.seek_hole(from()?)?;
                 return Ok(position.at as isize);
             }
             _ => return fail(libc::EINVAL),
@@ -228,7 +262,7 @@ pub(super) fn ftruncate(p: &Process, a: &Args) -> Answer {
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        ofd.file.truncate(size, &p.cred())?;
+        p.file(ofd)?.truncate(size, &p.cred())?;
         Ok(0)
     })
 }
@@ -253,14 +287,15 @@ pub(super) fn fallocate(p: &Process, a: &Args) -> Answer {
         if (offset as u64).saturating_add(len as u64) > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        ofd.file.fallocate(mode, offset as u64, len as u64, &p.cred())?;
+        p.file(ofd)?
+            .fallocate(mode, offset as u64, len as u64, &p.cred())?;
         Ok(0)
     })
 }
 
 pub(super) fn fsync(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
-        ofd.file
+        p.file(ofd)?
             .fsync(a.number() as libc::c_long == libc::SYS_fdatasync)?;
         Ok(0)
     })
@@ -271,7 +306,7 @@ pub(super) fn sync_file_range(p: &Process, a: &Args) -> Answer {
         if (a.word(1) as i64) < 0 || (a.word(2) as i64) < 0 {
             return fail(libc::EINVAL);
         }
-        ofd.file.fsync(true)?;
+        p.file(ofd)?.fsync(true)?;
         Ok(0)
     })
 }
@@ -325,28 +360,30 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         }
         let (given_from, given_to) = (given_offset(a, 1)?, given_offset(a, 3)?);
         let at = |ofd: &Ofd, given: Option<u64>| {
-            let position = ofd.position.lock();
-            if position.moved {
+            let position = ofd.position();
+            if given.is_none() && position.moved {
                 Err(Stop::Kernel)
             } else {
                 Ok(given.unwrap_or(position.at))
             }
         };
+        let (file, other) = (p.file(&from)?, p.file(&to)?);
         let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
-        let count = from
-            .file
-            .copy_range_to(read_at, &to.file, write_at, a.word(4) as u64, &p.cred())?;
+        let count = file.copy_range_to(read_at, other, write_at, a.word(4) as u64, &p.cred())?;
         match given_from {
             Some(_) => a.put(1, (read_at + count) as i64)?,
-            None => from.position.lock().at = read_at + count,
+            None => from.position().at = read_at + count,
         }
         match given_to {
             Some(_) => a.put(3, (write_at + count) as i64)?,
-            None => to.position.lock().at = write_at + count,
+            None => to.position().at = write_at + count,
         }
         Ok(count as isize)
     };
-    Answer::of(copy())
+    match copy() {
+        Err(Stop::Kernel) => p.to_kernel(&[a.int(0), a.int(2)]),
+        other => Answer::of(other),
+    }
 }
 
 /// Bytes that are moved at once.
@@ -365,18 +402,19 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
         let start = match given {
             Some(start) => start,
             None => {
-                let position = from.position.lock();
+                let position = from.position();
                 if position.moved {
                     return Err(Stop::Kernel);
                 }
                 position.at
             }
         };
+        let file = p.file(&from)?;
         let mut buffer = vec![0; PIECE.min(a.word(3))];
         let (mut done, mut failed) = (0, 0);
         while done < a.word(3) {
             let want = buffer.len().min(a.word(3) - done);
-            let got = from.file.read_at(start + done as u64, &mut buffer[..want])?;
+            let got = file.read_at(start + done as u64, &mut buffer[..want])?;
             if got == 0 {
                 break;
             }
@@ -396,7 +434,7 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
         }
         match given {
             Some(start) => a.put(2, (start + done as u64) as i64)?,
-            None => from.position.lock().at = start + done as u64,
+            None => from.position().at = start + done as u64,
         }
         Ok(done as isize)
     };

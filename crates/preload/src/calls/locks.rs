@@ -29,14 +29,14 @@ pub(super) fn flock(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    match p.side(&ofd) {
+    match p.side(a.int(0), &ofd) {
         Ok(side) => Answer::Served(lock(a, side)),
         Err(errno) => Answer::FellBackMade(error(errno)),
     }
 }
 
 pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
-    let side = match p.side(ofd) {
+    let side = match p.side(a.int(0), ofd) {
         Ok(side) => side,
         Err(errno) => return Answer::FellBackMade(error(errno)),
     };
@@ -44,7 +44,10 @@ pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
         .get::<libc::flock>(2)
         .is_ok_and(|lock| i32::from(lock.l_whence) == libc::SEEK_CUR);
     if relative {
-        kernel::lseek(side, ofd.position.lock().at as i64, libc::SEEK_SET);
+        let position = ofd.position();
+        if !position.moved {
+            kernel::lseek(side, position.at as i64, libc::SEEK_SET);
+        }
     }
     let result = lock(a, side);
     if result == 0 && matches!(a.int(1), libc::F_SETLK | libc::F_SETLKW) {
@@ -70,7 +73,7 @@ pub(super) fn closing(p: &Process, ofd: &Ofd) {
         p.any_locked.store(false, Ordering::Release);
     }
     drop(locked);
-    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do.
+    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do. Of a real one the program's own close does.
     if let Some(side) = &*holder.side.lock() {
         let copy = kernel::fcntl(side.0, libc::F_DUPFD_CLOEXEC, 0);
         if copy >= 0 {

@@ -23,7 +23,7 @@ pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
         kernel::refresh(fd);
         return answer;
     }
-    match p.side(&ofd) {
+    match p.side(fd, &ofd) {
         Ok(side) => {
             // The descriptor may be from before the file grew, and what lies beyond the end that the kernel knows is a SIGBUS.
             kernel::refresh(side);
@@ -43,7 +43,7 @@ pub(super) fn poll(p: &Process, a: &Args) -> Answer {
             ours.push(entry.fd);
         }
     }
-    p.kernels(&ours)
+    p.on_real(&ours)
 }
 
 pub(super) fn select(p: &Process, a: &Args) -> Answer {
@@ -59,7 +59,7 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
             }
         }
     }
-    p.kernels(&ours)
+    p.on_real(&ours)
 }
 
 pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {

@@ -10,6 +10,7 @@ mod names;
 mod open;
 mod programs;
 
+pub(crate) use self::open::open_flags;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
@@ -42,6 +43,7 @@ impl Answer {
             Ok(value) => Self::Served(value),
             Err(Stop::Errno(errno)) => Self::Served(error(errno)),
             Err(Stop::Kernel) => Self::FellBack,
+            Err(Stop::Made(result)) => Self::FellBackMade(result),
         }
     }
 }
@@ -55,6 +57,18 @@ impl Process {
             }
         }
         Answer::FellBack
+    }
+
+    /// A call that the kernel makes always, on descriptors that must be real, but whose offset it does not use.
+    fn on_real(&self, fds: &[i32]) -> Answer {
+        let mut answer = Answer::NotOurs;
+        for fd in fds.iter().filter(|fd| self.table.has(**fd)) {
+            answer = Answer::FellBack;
+            if let Err(errno) = self.make_real(*fd) {
+                return Answer::FellBackMade(error(errno));
+            }
+        }
+        answer
     }
 
     /// A call that the kernel makes always, with descriptions of ours given to it first.
@@ -82,11 +96,20 @@ impl Process {
         match self.start(dirfd, path) {
             Ok(None) => self.of_others(path),
             Ok(Some(start)) => match act(start) {
-                Err(Stop::Kernel) => self.to_kernel(&[dirfd]),
+                Err(Stop::Kernel) => self.for_kernel(dirfd),
                 other => Answer::of(other),
             },
-            Err(Stop::Kernel) => self.to_kernel(&[dirfd]),
+            Err(Stop::Kernel) => self.for_kernel(dirfd),
             Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
+            Err(Stop::Made(result)) => Answer::FellBackMade(result),
+        }
+    }
+
+    /// A call on a path that the kernel is to make, relative to `dirfd`.
+    fn for_kernel(&self, dirfd: i32) -> Answer {
+        match self.on_real(&[dirfd]) {
+            Answer::NotOurs => Answer::FellBack,
+            other => other,
         }
     }
 
@@ -112,6 +135,37 @@ impl Process {
             },
         };
         fd.map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
+    }
+}
+
+/// A call of a child that has this process' memory for a while (`vfork`), and a table of descriptors of its own: the kernel makes it. But what
+/// the child does with our files by their offset, or leaves to the next program, happens to descriptions that it shares with us.
+pub fn lent(process: &'static Process, args: &Args) {
+    let (fd, number) = (args.int(0), args.number() as libc::c_long);
+    let give = |fd: i32| {
+        if let Some(ofd) = process.table.get(fd).filter(|ofd| ofd.is_real()) {
+            crate::process::hand_offset(fd, &ofd);
+        }
+    };
+    match number {
+        libc::SYS_execve | libc::SYS_execveat => process.hand_inherited(),
+        libc::SYS_sendfile | libc::SYS_copy_file_range | libc::SYS_splice => {
+            (0..3).for_each(|i| give(args.int(i)));
+        }
+        libc::SYS_fcntl if !matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {}
+        libc::SYS_read
+        | libc::SYS_write
+        | libc::SYS_readv
+        | libc::SYS_writev
+        | libc::SYS_preadv2
+        | libc::SYS_pwritev2
+        | libc::SYS_lseek
+        | libc::SYS_getdents64
+        | libc::SYS_dup
+        | libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_fcntl => give(fd),
+        _ => {}
     }
 }
 
@@ -324,7 +378,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_mmap => maps::mmap(p, a),
         c::SYS_poll | c::SYS_ppoll => maps::poll(p, a),
         c::SYS_select | c::SYS_pselect6 => maps::select(p, a),
-        c::SYS_epoll_ctl => p.kernels(&[a.int(2)]),
+        c::SYS_epoll_ctl => p.on_real(&[a.int(2)]),
         c::SYS_splice => p.kernels(&[a.int(0), a.int(2)]),
         c::SYS_tee => p.kernels(&[a.int(0), a.int(1)]),
         c::SYS_sendmsg => maps::sendmsg(p, a, 1),
@@ -332,7 +386,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
         // A placeholder is a descriptor of the same file system.
         c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
-        c::SYS_name_to_handle_at => p.kernels(&[a.int(0)]),
+        c::SYS_name_to_handle_at => p.on_real(&[a.int(0)]),
         c::SYS_inotify_add_watch => Answer::NotOurs,
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
 
@@ -340,8 +394,8 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_vfork => programs::vfork(p),
         c::SYS_clone => programs::clone(p, a, a.word(0) as u64, a.word(1) as u64),
         c::SYS_clone3 => programs::clone3(p, a),
-        c::SYS_execve => programs::exec(p, &[]),
-        c::SYS_execveat => programs::exec(p, &[a.int(0)]),
+        c::SYS_execve | c::SYS_execveat => programs::exec(p, a),
+        c::SYS_exit_group => programs::exit(p),
         c::SYS_setuid
         | c::SYS_setgid
         | c::SYS_setreuid

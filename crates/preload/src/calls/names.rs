@@ -139,11 +139,18 @@ fn on_two(
     match starts {
         Ok((None, None)) => Answer::NotOurs,
         Ok((Some(first), Some(second))) => match act(first, second) {
-            Err(Stop::Kernel) => p.to_kernel(&fds),
+            Err(Stop::Kernel) => match p.on_real(&fds) {
+                Answer::NotOurs => Answer::FellBack,
+                other => other,
+            },
             other => Answer::of(other),
         },
-        Ok(_) | Err(Stop::Kernel) => p.to_kernel(&fds),
+        Ok(_) | Err(Stop::Kernel) => match p.on_real(&fds) {
+            Answer::NotOurs => Answer::FellBack,
+            other => other,
+        },
         Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
+        Err(Stop::Made(result)) => Answer::FellBackMade(result),
     }
 }
 

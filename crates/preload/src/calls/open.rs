@@ -13,7 +13,8 @@ use varve_libfs::{Cred, OpenFlags};
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
 
-fn open_flags(flags: i32) -> Option<OpenFlags> {
+/// What LibFS is asked for; `None` if `flags` name no mode of access.
+pub(crate) fn open_flags(flags: i32) -> Option<OpenFlags> {
     let (read, write) = match flags & libc::O_ACCMODE {
         libc::O_RDONLY => (true, false),
         libc::O_WRONLY => (false, true),

@@ -1,17 +1,18 @@
 //! Processes: fork, exec, users.
 
-use super::Answer;
+use super::{Answer, error};
 use crate::process::{self, Process};
 use crate::sys::args::Args;
-use crate::sys::thread;
+use crate::sys::{kernel, thread};
+use std::sync::atomic::Ordering;
 
 pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
     if thread::with(|thread| thread.forking.get()) {
         return Answer::NotOurs;
     }
-    // Nothing may be opened between giving all to the kernel and the child: it could not read what it inherits.
+    // Nothing may be opened between sharing all and the child: it could not read what it inherits.
     let gate = p.gate.write();
-    p.give_all(false);
+    p.share_all();
     let result = a.call();
     if result == 0 {
         // The parent's locks are left as they are, held or not: nobody looks at them here again.
@@ -22,7 +23,6 @@ pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
 }
 
 pub(super) fn vfork(p: &Process) -> Answer {
-    p.materialise_all(false);
     p.lend();
     Answer::NotOurs
 }
@@ -30,7 +30,7 @@ pub(super) fn vfork(p: &Process) -> Answer {
 pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> Answer {
     let has = |flag: i32| flags & flag as u64 != 0;
     if has(libc::CLONE_THREAD) {
-        p.threaded.store(true, std::sync::atomic::Ordering::Relaxed);
+        p.threaded.store(true, Ordering::Relaxed);
         return Answer::NotOurs;
     }
     if !has(libc::CLONE_VM) {
@@ -58,9 +58,38 @@ pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
     }
 }
 
-pub(super) fn exec(p: &Process, fds: &[i32]) -> Answer {
+pub(super) fn exec(p: &Process, a: &Args) -> Answer {
+    let (dirfd, i) = match a.number() as libc::c_long {
+        libc::SYS_execveat => (a.int(0), 1),
+        _ => (libc::AT_FDCWD, 0),
+    };
+    // A shell looks for its program in many places.
+    if i == 0 && a.path(i).is_ok() && !kernel::may_execute(a.word(i)) {
+        return Answer::NotOurs;
+    }
     p.materialise_all(true);
-    p.kernels(fds)
+    if dirfd >= 0
+        && let Err(errno) = p.make_real(dirfd)
+    {
+        return Answer::FellBackMade(error(errno));
+    }
+    let left = if p.threaded.load(Ordering::Relaxed) {
+        Vec::new()
+    } else {
+        p.leave(false)
+    };
+    // Whoever comes back from here did not become another program.
+    let result = a.call();
+    p.stay(left);
+    Answer::Made(result)
+}
+
+pub(super) fn exit(p: &Process) -> Answer {
+    // Other threads may be in the middle of a call.
+    if !p.threaded.load(Ordering::Relaxed) {
+        std::mem::forget(p.leave(true));
+    }
+    Answer::NotOurs
 }
 
 pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {

@@ -134,6 +134,12 @@ extern "C" fn handle(frame: *mut Frame) -> Verdict {
         return internal::call(&args).map_or(RAW, done);
     }
     if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
+        if let Some(process) = process::current() {
+            inside(|| {
+                let _ =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::lent(process, &args)));
+            });
+        }
         return RAW;
     }
     let Some(process) = process::current() else {

@@ -1,4 +1,4 @@
-//! `fork` of the C library: everything is given to the kernel before the library takes its own locks.
+//! `fork` of the C library: everything is made ready for the child before the library takes its own locks.
 //!
 //! Once it holds those of its allocator, nothing that allocates may run until the child is there, and LibFS allocates. So the work is done by
 //! handlers of `pthread_atfork`, and the system call itself goes through. A process that forks by a raw system call is served in
@@ -21,9 +21,9 @@ extern "C" fn prepare() {
     }
     let Some(process) = process::current() else { return };
     entry::inside(|| {
-        // Nothing may be opened between giving all to the kernel and the child: it could not read what it inherits.
+        // Nothing may be opened between sharing all and the child: it could not read what it inherits.
         GATE.set(Some(ManuallyDrop::new(process.gate.write())));
-        process.give_all(false);
+        process.share_all();
     });
     thread::with(|thread| thread.forking.set(true));
 }

@@ -28,6 +28,55 @@ pub fn getpid() -> i32 {
     (unsafe { call(nr(libc::SYS_getpid), [0; 6]) }) as i32
 }
 
+/// This thread.
+#[must_use]
+pub fn gettid() -> i32 {
+    // SAFETY: takes nothing.
+    (unsafe { call(nr(libc::SYS_gettid), [0; 6]) }) as i32
+}
+
+/// Whether this process may execute the file whose path is at `path`, as far as permissions tell.
+#[must_use]
+pub fn may_execute(path: usize) -> bool {
+    let a = [libc::AT_FDCWD as usize, path, libc::X_OK as usize, 0, 0, 0];
+    // SAFETY: the program's own pointer, which the kernel checks.
+    (unsafe { call(nr(libc::SYS_faccessat), a) }) == 0
+}
+
+/// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited for it.
+#[must_use]
+pub fn runs(tid: i32) -> bool {
+    let path = format!("/proc/{tid}/stat\0");
+    let fd = open(path.as_bytes(), libc::O_RDONLY | libc::O_CLOEXEC, 0);
+    if fd < 0 {
+        return fd != -(libc::ENOENT as isize) && fd != -(libc::ESRCH as isize);
+    }
+    let mut text = [0_u8; 512];
+    let len = usize::try_from(read(fd as i32, &mut text)).unwrap_or(0);
+    close(fd as i32);
+    // The name before the state may hold anything.
+    let state = text[..len]
+        .iter()
+        .rposition(|byte| *byte == b')')
+        .and_then(|at| text.get(at + 2));
+    !matches!(state, None | Some(b'Z' | b'X'))
+}
+
+/// Waits a while.
+pub fn nap(time: std::time::Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
+    };
+    // SAFETY: the time is ours; what would be left of it is not asked.
+    unsafe {
+        call(
+            nr(libc::SYS_nanosleep),
+            [(&raw const time) as usize, 0, 0, 0, 0, 0],
+        )
+    };
+}
+
 /// `close`.
 pub fn close(fd: i32) -> isize {
     // SAFETY: takes a number.
@@ -193,6 +242,29 @@ pub fn getcwd() -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
+/// The path of the directory behind a descriptor; `None` if it is none, has no path any more, or the process cannot reach it.
+#[must_use]
+pub fn directory_path(fd: i32) -> Option<Vec<u8>> {
+    if fd < 0 || kind(fd)?.1 != libc::S_IFDIR {
+        return None;
+    }
+    let link = format!("/proc/self/fd/{fd}\0");
+    let mut path = vec![0_u8; libc::PATH_MAX as usize];
+    let a = [
+        libc::AT_FDCWD as usize,
+        link.as_ptr() as usize,
+        path.as_mut_ptr() as usize,
+        path.len(),
+        0,
+        0,
+    ];
+    // SAFETY: the link's path ends with a zero byte; the buffer is ours and as long as said.
+    let len = usize::try_from(unsafe { call(nr(libc::SYS_readlinkat), a) }).ok()?;
+    path.truncate(len);
+    let gone = path.ends_with(b" (deleted)") || path.len() == libc::PATH_MAX as usize;
+    (path.starts_with(b"/") && !gone).then_some(path)
+}
+
 /// Open descriptors up to a thousand: as many as a program usually inherits.
 pub fn descriptors() -> impl Iterator<Item = i32> {
     (0..1000).filter(|fd| fcntl(*fd, libc::F_GETFD, 0) >= 0)
@@ -223,7 +295,9 @@ pub struct Ids {
 #[must_use]
 pub fn ids() -> Ids {
     let mut three = [[0_u32; 3]; 2];
-    let mut groups = vec![0_u32; 65_536];
+    // SAFETY: with no room it only counts.
+    let count = unsafe { call(nr(libc::SYS_getgroups), [0; 6]) };
+    let mut groups = vec![0_u32; usize::try_from(count).unwrap_or(0)];
     // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is said; `setfsuid` and
     // `setfsgid` take numbers, and -1 changes nothing.
     unsafe {

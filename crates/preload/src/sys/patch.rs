@@ -1,7 +1,8 @@
 //! Replaces the places of `sites` in the libraries that are loaded by jumps to stubs, which ask `entry` first.
 
 use super::kernel;
-use super::sites::{self, Site};
+use super::noted;
+use super::sites::Site;
 use std::ffi::CStr;
 
 /// Bytes kept for one stub.
@@ -122,7 +123,7 @@ fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize)
     code
 }
 
-/// Replaces what can be replaced in `library`. Answers how many places were replaced, and how many of the wanted could not be.
+/// Replaces what can be replaced in `library`. Answers how many places were replaced.
 /// Changes nothing, and answers `None`, if the memory cannot be made writable (a security policy) or no stubs fit near it.
 ///
 /// # Safety
@@ -132,12 +133,12 @@ pub unsafe fn patch(
     entry: usize,
     wanted: impl Fn(u32) -> bool,
     unknown: bool,
-) -> Option<(usize, usize)> {
+) -> Option<usize> {
     // SAFETY: a loaded, readable segment.
     let code = unsafe { std::slice::from_raw_parts(library.start as *const u8, library.len) };
-    let (sites, left) = sites::find(code, wanted, unknown);
+    let sites = noted::find(&library.name, code, wanted, unknown);
     if sites.is_empty() {
-        return Some((0, left.len()));
+        return Some(0);
     }
     let len = (sites.len() * STUB).next_multiple_of(PAGE);
     let stubs = map_near(library.start, len)?;
@@ -164,5 +165,5 @@ pub unsafe fn patch(
         unsafe { std::ptr::copy_nonoverlapping(jump.as_ptr(), *site_at as *mut u8, jump.len()) };
     }
     protect(library.start, library.len, read | exec);
-    Some((sites.len(), left.len()))
+    Some(sites.len())
 }

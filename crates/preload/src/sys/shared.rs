@@ -44,6 +44,14 @@ impl Counters {
     }
 }
 
+/// What a pointer to a record that processes share leads to.
+pub fn leaked_in(
+    pointer: &std::sync::atomic::AtomicPtr<super::together::Record>,
+) -> Option<&'static super::together::Record> {
+    // SAFETY: only records of `together` are stored, which are mapped for good.
+    unsafe { pointer.load(Ordering::Acquire).as_ref() }
+}
+
 /// What a pointer to a value that is never freed leads to.
 pub fn leaked<T>(pointer: &'static std::sync::atomic::AtomicPtr<T>) -> Option<&'static T> {
     // SAFETY: only pointers from `Box::into_raw` are stored, and none is ever freed.

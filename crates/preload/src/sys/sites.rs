@@ -18,6 +18,36 @@ pub struct Site {
     pub tail: usize,
 }
 
+impl Site {
+    /// Whether `code` has such a call there. What jumps to it is not asked.
+    #[must_use]
+    pub fn fits(&self, code: &[u8]) -> bool {
+        let Some(bytes) = self
+            .start
+            .checked_add(self.len)
+            .and_then(|end| code.get(self.start..end))
+        else {
+            return false;
+        };
+        match self.loads {
+            Some(number) => {
+                let load = number.to_le_bytes();
+                self.tail == 0
+                    && self.len == 7
+                    && bytes[0] == 0xb8
+                    && bytes[1..5] == load
+                    && bytes[5..] == SYSCALL
+            }
+            None => {
+                self.tail > 0
+                    && self.len == 2 + self.tail
+                    && bytes[..2] == SYSCALL
+                    && follower(&code[self.start + 2..]) == self.tail
+            }
+        }
+    }
+}
+
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 /// Length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if one stands at the start of `code`.

@@ -18,6 +18,8 @@ extern "C" fn start() {
         if !process::begin(config) || !forking::watch() {
             return;
         }
+        // While there is one thread, it takes no time; with several the kernel waits for all processors, some 10 ms.
+        varve_ipc::page::register_for_membarrier();
         let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
         let all = numbers::all();
         for number in &all {
@@ -35,7 +37,7 @@ extern "C" fn start() {
             if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {
                 // SAFETY: the loader runs constructors in one thread, before the program has any other.
                 let done = unsafe { patch::patch(&library, entry, wanted, true) };
-                patched |= done.is_some_and(|(count, _)| count > 0);
+                patched |= done.is_some_and(|count| count > 0);
             } else if file.starts_with(b"libaio.so") || file.starts_with(b"liburing.so") {
                 // SAFETY: as above.
                 unsafe { patch::patch(&library, entry, |number| rings.contains(&number), false) };

@@ -1,0 +1,167 @@
+//! The places that `sites` finds in a library, noted in a file for the processes that start later: to look takes milliseconds, and a
+//! process may be shorter. Whatever is not as expected there is not believed, and looked for again.
+
+use super::sites::{self, Site};
+use crate::config;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 8] = *b"VRVSITE1";
+/// Bytes before the sites: magic, length of the code, checksum of the sites.
+const HEAD: usize = 24;
+/// Bytes of one site: start, number that is loaded (or all ones), length, tail, two zeros.
+const EACH: usize = 12;
+const NO_LOAD: u32 = u32::MAX;
+/// Most sites that are believed.
+const SITES_MAX: usize = 4096;
+
+/// FNV-1a.
+fn sum(parts: &[&[u8]]) -> u64 {
+    parts
+        .iter()
+        .flat_map(|part| part.iter())
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+            (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        })
+}
+
+/// The file for the library at `name`, as it is now. `None` if nothing is to be noted.
+fn path_for(name: &[u8]) -> Option<PathBuf> {
+    let begin = std::env::var_os(config::SITES)?;
+    let meta = std::fs::metadata(Path::new(OsStr::from_bytes(name))).ok()?;
+    let stamps = [
+        meta.dev(),
+        meta.ino(),
+        meta.size(),
+        meta.mtime() as u64,
+        meta.mtime_nsec() as u64,
+    ];
+    let bytes: Vec<u8> = stamps.iter().flat_map(|stamp| stamp.to_le_bytes()).collect();
+    let mut path = begin;
+    path.push(format!("-{:016x}", sum(&[name, &bytes])));
+    Some(path.into())
+}
+
+fn encode(code: &[u8], sites: &[Site]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(sites.len() * EACH);
+    for site in sites {
+        body.extend_from_slice(&(site.start as u32).to_le_bytes());
+        body.extend_from_slice(&site.loads.unwrap_or(NO_LOAD).to_le_bytes());
+        body.extend_from_slice(&[site.len as u8, site.tail as u8, 0, 0]);
+    }
+    let mut all = MAGIC.to_vec();
+    all.extend_from_slice(&(code.len() as u64).to_le_bytes());
+    all.extend_from_slice(&sum(&[&body]).to_le_bytes());
+    all.extend_from_slice(&body);
+    all
+}
+
+/// The sites in `bytes`, if they are of `code`: every one is a call with the neighbour that it says.
+fn decode(bytes: &[u8], code: &[u8]) -> Option<Vec<Site>> {
+    let (head, body) = bytes.split_at_checked(HEAD)?;
+    let word = |at: usize| Some(u64::from_le_bytes(head.get(at..at + 8)?.try_into().ok()?));
+    let right = head[..8] == MAGIC && word(8)? == code.len() as u64 && word(16)? == sum(&[body]);
+    if !right || body.len() % EACH != 0 || body.len() / EACH > SITES_MAX {
+        return None;
+    }
+    let mut sites = Vec::with_capacity(body.len() / EACH);
+    let mut end = 0;
+    for entry in body.as_chunks::<EACH>().0 {
+        let [a, b, c, d, e, f, g, h, len, tail, _, _] = *entry;
+        let loads = u32::from_le_bytes([e, f, g, h]);
+        let site = Site {
+            start: u32::from_le_bytes([a, b, c, d]) as usize,
+            len: len.into(),
+            loads: (loads != NO_LOAD).then_some(loads),
+            tail: tail.into(),
+        };
+        if site.start < end || !site.fits(code) {
+            return None;
+        }
+        end = site.start + site.len;
+        sites.push(site);
+    }
+    Some(sites)
+}
+
+fn read(path: &Path, code: &[u8]) -> Option<Vec<Site>> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).ok()?;
+    file.take((HEAD + EACH * SITES_MAX) as u64 + 1)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    decode(&bytes, code)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut fresh = path.to_owned().into_os_string();
+    fresh.push(format!(".{}", std::process::id()));
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(&fresh)?;
+    let written = file.write_all(bytes).and_then(|()| std::fs::rename(&fresh, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&fresh);
+    }
+    written
+}
+
+/// As [`sites::find`], or what an earlier process found in the same library for the same question: `wanted` and `unknown` are the same for all
+/// processes of one version of this library.
+#[must_use]
+pub fn find(name: &[u8], code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> Vec<Site> {
+    let path = path_for(name);
+    if let Some(sites) = path.as_deref().and_then(|path| read(path, code)) {
+        return sites;
+    }
+    let sites = sites::find(code, wanted, unknown).0;
+    if let Some(path) = path.filter(|_| sites.len() <= SITES_MAX) {
+        let _ = write(&path, &encode(code, &sites));
+    }
+    sites
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{EACH, HEAD, decode, encode};
+    use crate::sys::sites::find;
+
+    fn code() -> Vec<u8> {
+        let mut code = vec![0xcc; 64];
+        code.extend_from_slice(&[0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff]);
+        code.extend_from_slice(&[0xcc, 0xb8, 0x03, 0, 0, 0, 0x0f, 0x05, 0xcc]);
+        code.extend_from_slice(&[0xcc; 64]);
+        code
+    }
+
+    #[test]
+    fn what_was_noted_is_what_was_found() {
+        let code = code();
+        let sites = find(&code, |_| true, true).0;
+        assert_eq!(sites.len(), 2);
+        assert_eq!(decode(&encode(&code, &sites), &code).unwrap(), sites);
+    }
+
+    #[test]
+    fn notes_that_do_not_fit_the_code_are_not_believed() {
+        let code = code();
+        let good = encode(&code, &find(&code, |_| true, true).0);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert_eq!(decode(&bad, &code), None, "byte {at}");
+            assert_eq!(decode(&good[..at], &code), None, "{at} bytes");
+        }
+        let mut other = code.clone();
+        other[64] = 0xcc;
+        assert_eq!(decode(&good, &other), None);
+        assert_eq!(good.len(), HEAD + 2 * EACH);
+    }
+}

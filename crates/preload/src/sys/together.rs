@@ -1,0 +1,222 @@
+//! What several processes know of one open file description: memory that `fork` shares. Owns the lock between them, and what happens when one of
+//! them dies with it.
+
+use super::kernel;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Most descriptions that are shared at a time by a process and its descendants. Beyond, the kernel keeps the offset.
+const RECORDS: usize = 1 << 14;
+/// How often a lock is looked at before this waits.
+const LOOKS: usize = 200;
+const NAP_FIRST: Duration = Duration::from_micros(20);
+const NAP_MOST: Duration = Duration::from_millis(2);
+/// Naps after which is asked whether the holder still lives.
+const NAPS_BELIEVED: usize = 16;
+
+/// One open file description that more than one process has.
+#[repr(C, align(64))]
+pub struct Record {
+    /// How often it was taken (high half), and processes that have it (low half); none: free.
+    users: AtomicU64,
+    /// Thread that holds the lock; 0: none.
+    holder: AtomicI32,
+    /// 1: the kernel keeps the offset from now on.
+    kernels: AtomicU32,
+    /// Flags as `F_GETFL` shows them.
+    pub status: AtomicI32,
+    at: AtomicU64,
+}
+
+const USERS: u64 = u32::MAX as u64;
+const LIFE: u64 = USERS + 1;
+
+/// Which life of a record was left.
+#[derive(Debug, Clone, Copy)]
+pub struct Left(u64);
+
+static ARENA: OnceLock<Option<&'static [Record]>> = OnceLock::new();
+/// Where a free record is looked for next.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
+/// The records, made by the first process that forks with open files.
+fn arena() -> Option<&'static [Record]> {
+    *ARENA.get_or_init(|| {
+        let len = RECORDS * size_of::<Record>();
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
+        let a = [
+            0,
+            len,
+            protection as usize,
+            (flags | libc::MAP_NORESERVE) as usize,
+            usize::MAX,
+            0,
+        ];
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let at = unsafe { kernel::call(libc::SYS_mmap as usize, a) };
+        if at <= 0 {
+            return None;
+        }
+        // SAFETY: mapped for good, page-aligned, zeros, which are free records; every process touches it by atomics only.
+        Some(unsafe { std::slice::from_raw_parts(at as *const Record, RECORDS) })
+    })
+}
+
+/// A record for one user; `None` if there is no more.
+#[must_use]
+pub fn take(at: u64, status: i32) -> Option<&'static Record> {
+    let arena = arena()?;
+    let from = NEXT.fetch_add(1, Ordering::Relaxed);
+    let record = (0..RECORDS)
+        .map(|i| &arena[from.wrapping_add(i) % RECORDS])
+        .find(|record| {
+            let free = record.users.load(Ordering::Acquire);
+            let mine = (free & !USERS).wrapping_add(LIFE) | 1;
+            free & USERS == 0
+                && record
+                    .users
+                    .compare_exchange(free, mine, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+        })?;
+    record.holder.store(0, Ordering::Relaxed);
+    record.kernels.store(0, Ordering::Relaxed);
+    record.status.store(status, Ordering::Relaxed);
+    record.at.store(at, Ordering::Release);
+    Some(record)
+}
+
+impl Record {
+    /// One more process will have it.
+    pub fn join(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One process has it no more. Answers what [`rejoin`](Self::rejoin) needs to know.
+    pub fn leave(&self) -> Left {
+        Left(self.users.fetch_sub(1, Ordering::AcqRel) & !USERS)
+    }
+
+    /// Takes back [`leave`](Self::leave). False if all others left meanwhile: it is something else now.
+    #[must_use]
+    pub fn rejoin(&self, left: Left) -> bool {
+        let back = |now: u64| (now & !USERS == left.0 && now & USERS > 0).then_some(now + 1);
+        self.users
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, back)
+            .is_ok()
+    }
+
+    /// Whether nobody else has it. Stays true until this process forks again.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.users.load(Ordering::Acquire) & USERS == 1
+    }
+
+    /// Takes the lock. The offset, and whether the kernel keeps it instead.
+    pub fn lock(&self) -> (u64, bool) {
+        let me = kernel::gettid();
+        let (mut looks, mut naps, mut nap) = (0, 0, NAP_FIRST);
+        loop {
+            match self
+                .holder
+                .compare_exchange_weak(0, me, Ordering::Acquire, Ordering::Relaxed)
+            {
+                Ok(_) => break,
+                Err(0) => continue,
+                Err(holder) if naps >= NAPS_BELIEVED && !kernel::runs(holder) => {
+                    // It was killed in the middle of a call: what it wrote without moving the offset is as if it had not come so far.
+                    let mine = self
+                        .holder
+                        .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed);
+                    if mine.is_ok() {
+                        break;
+                    }
+                }
+                Err(_) if looks < LOOKS => {
+                    looks += 1;
+                    std::hint::spin_loop();
+                }
+                Err(_) => {
+                    kernel::nap(nap);
+                    naps += 1;
+                    nap = (nap * 2).min(NAP_MOST);
+                }
+            }
+        }
+        (
+            self.at.load(Ordering::Acquire),
+            self.kernels.load(Ordering::Acquire) != 0,
+        )
+    }
+
+    /// Lets the lock go, with what is true from now on.
+    pub fn unlock(&self, at: u64, kernels: bool) {
+        self.at.store(at, Ordering::Release);
+        if kernels {
+            self.kernels.store(1, Ordering::Release);
+        }
+        self.holder.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::take;
+
+    #[test]
+    fn a_record_keeps_the_offset_and_who_has_it() {
+        let record = take(7, 1).unwrap();
+        assert!(record.is_alone());
+        assert_eq!(record.lock(), (7, false));
+        record.unlock(9, false);
+        record.join();
+        assert!(!record.is_alone());
+        assert_eq!(record.lock(), (9, false));
+        record.unlock(10, true);
+        assert_eq!(record.lock(), (10, true));
+        record.unlock(11, false);
+        assert_eq!(
+            record.lock(),
+            (11, true),
+            "once the kernel has the offset it keeps it"
+        );
+        record.unlock(11, false);
+        let left = record.leave();
+        assert!(record.rejoin(left));
+        let left = record.leave();
+        record.leave();
+        assert!(!record.rejoin(left), "nobody has it any more");
+    }
+
+    #[test]
+    fn threads_take_turns() {
+        let record = take(0, 0).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let (at, _) = record.lock();
+                        record.unlock(at + 1, false);
+                    }
+                });
+            }
+        });
+        assert_eq!(record.lock().0, 4000);
+        record.unlock(0, false);
+        record.leave();
+    }
+
+    #[test]
+    fn the_lock_of_who_died_is_taken_over() {
+        let record = take(5, 0).unwrap();
+        let died = std::thread::spawn(crate::sys::kernel::gettid).join().unwrap();
+        record.holder.store(died, std::sync::atomic::Ordering::Release);
+        assert_eq!(record.lock(), (5, false));
+        record.unlock(5, false);
+        record.leave();
+    }
+}

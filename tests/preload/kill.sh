@@ -1,0 +1,144 @@
+#!/bin/bash
+# Kill rounds with programs as the writers, under `varve run`: SQLite (both journal modes, by turns) and Redis (append-only file, fsync always).
+# Each acknowledged record is noted in a ledger outside of the pool; then the program is killed with SIGKILL, in every second round the daemon
+# before it, in every fourth the mount too. No noted record may be missing, nothing may be there that was not written, and the program's own
+# checker must be content: SQLite's on the plain mount, `redis-check-aof` before Redis starts again.
+#
+#   VARVE=path/to/varve ROUNDS=50 SEED=1 tests/preload/kill.sh [sqlite] [redis]
+. "$(dirname "$0")/../conformance/common.sh"
+
+rounds=${ROUNDS:-50}
+RANDOM=${SEED:-1}
+wanted=${*:-sqlite redis}
+find_varve
+writer=
+clean_up_more() { if [ -n "$writer" ]; then kill -KILL "$writer" 2>/dev/null; wait "$writer" 2>/dev/null; fi; }
+
+cat >"$work/sqlite.py" <<'PY'
+import os, sqlite3, sys
+what, mode, path, ledger = sys.argv[1:]
+noted = [int(line) for line in open(ledger)] if os.path.exists(ledger) else []
+body = lambda n: ("%d-" % n) * (1 + n % 200)
+db = sqlite3.connect(path, timeout=60)
+if what == "write":
+    db.execute("pragma journal_mode=" + mode)
+    db.execute("pragma synchronous=full")
+    db.execute("create table if not exists t(n integer primary key, body text)")
+    db.commit()
+    out = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    n = db.execute("select coalesce(max(n), 0) from t").fetchone()[0]
+    while True:
+        n += 1
+        db.execute("insert into t values(?, ?)", (n, body(n)))
+        db.commit()
+        os.write(out, b"%d\n" % n)
+else:
+    assert db.execute("pragma integrity_check").fetchall() == [("ok",)], "integrity"
+    rows = db.execute("select n, body from t order by n").fetchall()
+    assert all(text == body(n) for n, text in rows), "a row is not what was written"
+    assert [n for n, _ in rows] == list(range(1, len(rows) + 1)), "a row is missing"
+    last = noted[-1] if noted else 0
+    assert last <= len(rows) <= last + 1 or not noted, "noted %d, there %d" % (last, len(rows))
+    print(len(noted))
+PY
+cat >"$work/redis.py" <<'PY'
+import os, socket, sys, time
+what, path, ledger = sys.argv[1:]
+def connect():
+    for _ in range(600):
+        try:
+            s = socket.socket(socket.AF_UNIX); s.connect(path); return s.makefile("rwb", 0)
+        except OSError:
+            time.sleep(0.05)
+    sys.exit("redis did not come up")
+def ask(f, *words):
+    f.write(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words))
+    line = f.readline()
+    if line[:1] == b"*":
+        return [f.read(int(f.readline()[1:]) + 2)[:-2] for _ in range(int(line[1:]))]
+    return line
+f = connect()
+while ask(f, b"PING") != b"+PONG\r\n":
+    time.sleep(0.05)
+if what == "write":
+    n = int(ask(f, b"LLEN", b"log")[1:])
+    out = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    print("ready", flush=True)
+    while True:
+        n += 1
+        if not ask(f, b"RPUSH", b"log", b"%d" % n + b"x" * (n % 300)).startswith(b":"):
+            sys.exit(0)
+        os.write(out, b"%d\n" % n)
+        if n % 500 == 0:
+            ask(f, b"BGREWRITEAOF")
+else:
+    noted = [int(line) for line in open(ledger)] if os.path.exists(ledger) else []
+    there = ask(f, b"LRANGE", b"log", b"0", b"-1")
+    assert there == [b"%d" % n + b"x" * (n % 300) for n in range(1, len(there) + 1)], "an entry is not what was written"
+    last = noted[-1] if noted else 0
+    assert last <= len(there) <= last + 1 or not noted, "noted %d, there %d" % (last, len(there))
+    ask(f, b"SHUTDOWN", b"NOSAVE")
+    print(len(noted))
+PY
+
+# Kills what this round kills.
+strike() {
+  local round=$1
+  if [ $((round % 2)) = 1 ]; then kill -KILL "$daemon_pid"; wait "$daemon_pid" 2>/dev/null || true; fi
+  if [ $((round % 4)) = 3 ]; then kill -KILL "$mount_pid"; wait "$mount_pid" 2>/dev/null || true; fi
+  kill -KILL "$writer" 2>/dev/null || true
+  wait "$writer" 2>/dev/null || true
+  writer=
+  if [ $((round % 2)) = 1 ]; then start_daemon; fi
+  if [ $((round % 4)) = 3 ]; then umount -l "$mnt"; start_mount; fi
+}
+
+# grown FILE LINES: whether it has more lines than that.
+grown() { [ "$(wc -l 2>/dev/null <"$1" || echo 0)" -gt "$2" ]; }
+
+make_pool --nvm shm:128M --ssd 256M --hdd 0
+start_daemon
+start_mount
+for program in $wanted; do
+  total=0
+  for round in $(seq "$rounds"); do
+    case $program in
+      sqlite)
+        mode=$([ $((round / 2 % 2)) = 0 ] && echo delete || echo wal)
+        "$varve" run --mount "$mnt" -- python3 "$work/sqlite.py" write "$mode" "$mnt/db" "$work/sqlite.ledger" 2>"$work/writer.err" &
+        writer=$!
+        within 60 "the first commit of round $round" grown "$work/sqlite.ledger" "$total"
+        sleep "0.$((RANDOM % 8 + 1))$((RANDOM % 10))"
+        strike "$round"
+        total=$(python3 "$work/sqlite.py" check "$mode" "$mnt/db" "$work/sqlite.ledger") || die "SQLite, round $round ($mode)"
+        ;;
+      redis)
+        mkdir -p "$mnt/redis"
+        start_redis() {
+          "$varve" run --mount "$mnt" -- redis-server --port 0 --unixsocket "$work/redis.sock" --appendonly yes --appendfsync always --save "" \
+            --dir "$mnt/redis" --daemonize no >>"$work/redis.log" 2>&1 &
+          writer=$!
+        }
+        start_redis
+        python3 "$work/redis.py" write "$work/redis.sock" "$work/redis.ledger" >"$work/ready" 2>/dev/null &
+        client=$!
+        within 90 "the start of Redis in round $round" grep -q ready "$work/ready"
+        sleep "0.$((RANDOM % 8 + 1))$((RANDOM % 10))"
+        strike "$round"
+        wait "$client" 2>/dev/null || true
+        redis-check-aof "$mnt"/redis/appendonlydir/*.manifest >"$work/check" 2>&1 || { cat "$work/check"; die "redis-check-aof, round $round"; }
+        rm -f "$work/redis.sock"
+        start_redis
+        total=$(python3 "$work/redis.py" check "$work/redis.sock" "$work/redis.ledger") || die "Redis, round $round"
+        wait "$writer" 2>/dev/null || true
+        writer=
+        rm -f "$work/redis.sock"
+        ;;
+    esac
+  done
+  [ "$total" -gt 0 ] || die "$program acknowledged nothing"
+  say "$program: $rounds rounds, $total acknowledged records, none lost"
+done
+stop_mount
+fsck_clean
+stop_daemon
