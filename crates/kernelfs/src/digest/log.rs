@@ -13,7 +13,7 @@ use varve_media::{MediaError, Region};
 /// Bytes read ahead in a chunk that is read in order.
 const AHEAD_BYTES: u64 = 16 << 10;
 
-/// From here on the medium's checksum, by wide multiplication, is faster than that of the format's: six times, when the bytes are cached.
+/// From here on the medium's checksum, by wide multiplication, is faster than the format's: three times, when the bytes are cached.
 const MANY_BYTES: usize = 512;
 
 /// Where the reading of a chunk stands.
@@ -158,6 +158,14 @@ impl SessionLog {
     pub fn pending_bytes(&self, log: &dyn Region, digested: LogSeq) -> Result<u64, MediaError> {
         varve_digest::pending_bytes(&RegionLog::new(log), self.session, digested, &self.cursors)
             .map_err(device)
+    }
+
+    /// The reading end as it will be when `batch` is digested.
+    pub(crate) fn after(&self, batch: &Batch) -> Self {
+        Self {
+            session: self.session,
+            cursors: batch.cursors.clone(),
+        }
     }
 
     /// The next scan starts after `batch`.
