@@ -10,6 +10,7 @@ use crate::space::{NextUnit, Pending, Saved, Span};
 use crate::{DataTarget, Result, Store, StoreError};
 use parking_lot::MutexGuard;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use varve_extent_tree::{MetaIo, MetaRead};
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
@@ -34,6 +35,29 @@ struct Dirty {
     cost: Option<u64>,
 }
 
+/// Hashes block numbers, which nobody outside chooses and of which a transaction looks up many, by one multiplication.
+#[derive(Default)]
+struct BlockHasher(u64);
+
+impl Hasher for BlockHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let wide = u128::from(self.0 ^ number) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = (wide >> 64) as u64 ^ wide as u64;
+    }
+}
+
+type Blocks<T> = HashMap<u64, T, BuildHasherDefault<BlockHasher>>;
+
 /// How a row table in DRAM is put back.
 pub(crate) type Undo = Box<dyn FnOnce(&mut Writer) + Send>;
 
@@ -41,7 +65,7 @@ pub(crate) type Undo = Box<dyn FnOnce(&mut Writer) + Send>;
 pub(crate) struct Core<'s> {
     pub(crate) store: &'s Store,
     pub(crate) writer: MutexGuard<'s, Writer>,
-    dirty: HashMap<u64, Dirty>,
+    dirty: Blocks<Dirty>,
     stale: Vec<u64>,
     cost: u64,
     spans: Vec<Span>,
@@ -66,7 +90,7 @@ impl<'s> Core<'s> {
         Self {
             store,
             writer,
-            dirty: HashMap::new(),
+            dirty: Blocks::default(),
             stale: Vec::new(),
             cost: 0,
             spans: Vec::new(),

@@ -377,6 +377,7 @@ pub fn gather<L: LogBytes>(
     };
     let (mut taken_bytes, mut taken_entries) = (0, 0);
     let mut skipped = Vec::new();
+    let mut newest = TxId::default();
     // Chunks whose cursors have moved since the batch took them over.
     let mut moved = Vec::new();
     while let Some(wanted) = expect.wanted() {
@@ -423,7 +424,7 @@ pub fn gather<L: LogBytes>(
         match chain.push(&head.header, entry) {
             Link::Open => continue,
             Link::Whole => {
-                batch.accept(&chain.entries, newest_tx());
+                batch.accept(&chain.entries, &mut newest, newest_tx);
                 chain.entries.clear();
             }
             Link::Broken => batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted))),
@@ -441,12 +442,18 @@ pub fn gather<L: LogBytes>(
 }
 
 impl Batch {
-    fn accept(&mut self, transaction: &[Entry], newest_tx: TxId) {
+    /// `newest` is what was answered before: it only grows, so what rests on that rests on the newest one, too.
+    fn accept(&mut self, transaction: &[Entry], newest: &mut TxId, newest_tx: NewestTx<'_>) {
         let Some(first) = transaction.first() else { return };
-        if let Some(entry) = transaction
-            .iter()
-            .find(|entry| entry.header.base.get() > newest_tx.0)
-        {
+        let later = |newest: TxId| {
+            transaction
+                .iter()
+                .find(|entry| entry.header.base.get() > newest.0)
+        };
+        if later(*newest).is_some() {
+            *newest = newest_tx();
+        }
+        if let Some(entry) = later(*newest) {
             self.refused.push(Refused {
                 seq: first.seq(),
                 why: Damage::FutureBase {
