@@ -284,7 +284,7 @@ mod guarded {
     #![allow(clippy::unwrap_used)]
     use super::GuardedLog;
     use std::sync::Arc;
-    use varve_media::{Backing, MappedOptions, MappedRegion};
+    use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 
     #[test]
     fn guarded_log_reads_zeros_when_its_client_has_shortened_it() {
@@ -296,7 +296,7 @@ mod guarded {
             max_bytes: 1 << 20,
             sparse: false,
         };
-        let log = GuardedLog::over(Arc::new(MappedRegion::create(&path, options).unwrap()));
+        let log = GuardedLog(Arc::new(MappedRegion::create(&path, options).unwrap()));
         log.write(8000, b"entry").unwrap();
         let mut bytes = [1; 5];
         log.read(8000, &mut bytes).unwrap();
