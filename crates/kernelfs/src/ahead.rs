@@ -104,10 +104,9 @@ mod tests {
     use varve_format::{LogSeq, SessionId};
 
     fn batch(upto: u64) -> Batch {
-        Batch {
-            upto: LogSeq(upto),
-            ..Batch::default()
-        }
+        let mut batch = Batch::default();
+        batch.upto = LogSeq(upto);
+        batch
     }
 
     #[test]
