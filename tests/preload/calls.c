@@ -209,6 +209,32 @@ static void descriptors_are_the_kernels_numbers(void) {
     CHECK(open((char *)8, O_RDONLY) < 0 && errno == EFAULT);
 }
 
+static void places_are_directories_to_start_from(void) {
+    char byte;
+    struct stat stat_, other;
+    int place = open("tree", O_PATH | O_DIRECTORY), below = openat(place, "a/b", O_PATH | O_NOFOLLOW);
+    CHECK(place >= 0 && below >= 0);
+    CHECK(read(place, &byte, 1) < 0 && errno == EBADF);
+    CHECK(fstat(place, &stat_) == 0 && stat("tree", &other) == 0 && stat_.st_ino == other.st_ino);
+    CHECK(mkdirat(place, "new", 0755) == 0 && stat("tree/new", &stat_) == 0);
+    int fd = openat(below, "../../new/file", O_CREAT | O_RDWR, 0644);
+    CHECK(fd >= 0 && write(fd, "x", 1) == 1 && close(fd) == 0);
+    CHECK(rename("tree", "grown") == 0 && fstatat(place, "new/file", &stat_, 0) == 0 && stat_.st_size == 1);
+    pid_t child = fork();
+    if (child == 0) _exit(unlinkat(place, "new/file", 0) != 0);
+    CHECK(status_of(child) == 0 && access("grown/new/file", F_OK) < 0);
+    CHECK(unlinkat(place, "new", AT_REMOVEDIR) == 0 && rename("grown", "tree") == 0);
+    CHECK(openat(below, "none", O_PATH) < 0 && errno == ENOENT);
+    CHECK(openat(below, "file", O_PATH | O_DIRECTORY) < 0 && errno == ENOTDIR);
+    CHECK(close(place) == 0 && close(below) == 0);
+    /* The number is another directory's now. */
+    CHECK(open("tree/a", O_RDONLY | O_DIRECTORY) == place);
+    CHECK(faccessat(place, "b/file", F_OK, 0) == 0 && close(place) == 0);
+    place = open("tree", O_PATH);
+    CHECK(dup2(STDIN_FILENO, place) == place && openat(place, "a", O_RDONLY) < 0);
+    close(place);
+}
+
 static volatile sig_atomic_t hits;
 static int signalled;
 
@@ -286,6 +312,7 @@ int main(void) {
     streams_read_what_they_wrote();
     trees_are_walked();
     descriptors_are_the_kernels_numbers();
+    places_are_directories_to_start_from();
     handlers_write_while_the_program_writes();
     shared_maps_and_reads_agree();
     an_unlinked_file_lives_on_in_parent_and_child();

@@ -60,6 +60,10 @@ pub struct Process {
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
+    /// Directories behind descriptors of the kernel that only stand for a place (`O_PATH`): paths from there are served.
+    places: RwLock<HashMap<i32, (InodeKey, Vec<u8>)>>,
+    /// `places` holds, or held, something.
+    any_places: AtomicBool,
     /// Inodes that are mapped for writing: opened through the mount only.
     pub mapped: RwLock<HashMap<InodeKey, ()>>,
     /// Inodes with POSIX locks of this process, and a descriptor to let them go by.
@@ -112,6 +116,10 @@ pub fn after_fork(parent: &Process) {
     // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
     child.mapped.write().clone_from(&parent.mapped.read());
     child.table.inherit_given(&parent.table);
+    child.places.write().clone_from(&parent.places.read());
+    child
+        .any_places
+        .store(parent.any_places.load(Ordering::Relaxed), Ordering::Relaxed);
     let mut inherited: HashMap<*const Ofd, Arc<Ofd>> = HashMap::new();
     for (fd, ofd) in parent.table.all() {
         // One that is not real could not be given to the kernel, and nobody can read it here.
@@ -148,6 +156,8 @@ impl Process {
             off: AtomicBool::new(false),
             missed: AtomicU32::new(0),
             anchor: AtomicI32::new(-1),
+            places: RwLock::default(),
+            any_places: AtomicBool::new(false),
             mapped: RwLock::default(),
             locked: Mutex::default(),
             any_locked: AtomicBool::new(false),
@@ -263,6 +273,42 @@ impl Process {
         }
     }
 
+    /// Opens a directory as a place (`O_PATH`), which is the kernel's, and remembers it.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] when the kernel is to open it as the program says.
+    pub fn open_place(&self, key: InodeKey, route: Vec<u8>, flags: i32) -> Here<i32> {
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(&route);
+        let _gate = self.gate.read();
+        let fd = kernel::open(&ended(path), flags | libc::O_NOFOLLOW, 0) as i32;
+        if fd < 0 {
+            return Err(Stop::Kernel);
+        }
+        if kernel::identity(fd) != Some((self.config.device, key.ino.0)) {
+            kernel::close(fd);
+            return Err(Stop::Kernel);
+        }
+        self.places.write().insert(fd, (key, route));
+        self.any_places.store(true, Ordering::Release);
+        Ok(fd)
+    }
+
+    fn place_of(&self, fd: i32) -> Option<(InodeKey, Vec<u8>)> {
+        if !self.any_places.load(Ordering::Acquire) {
+            return None;
+        }
+        self.places.read().get(&fd).cloned()
+    }
+
+    /// The descriptors of `fds` are closed, or become something else.
+    pub fn forget_places(&self, fds: std::ops::RangeInclusive<i32>) {
+        if self.any_places.load(Ordering::Acquire) {
+            let _gate = self.gate.read();
+            self.places.write().retain(|fd, _| !fds.contains(fd));
+        }
+    }
+
     /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
     ///
     /// # Errors
@@ -295,6 +341,13 @@ impl Process {
             return self.start_outside(dirfd, path);
         }
         let Some(ofd) = self.table.get(dirfd) else {
+            if let Some((dir, route)) = self.place_of(dirfd) {
+                return Ok(Some(Start {
+                    dir,
+                    route,
+                    rest: path,
+                }));
+            }
             return self.start_outside(dirfd, path);
         };
         if path.is_empty() {

@@ -4,6 +4,7 @@
 //! The ordinary run covers all single operations and all pairs, and seeded parts of the rest, within a time of its own. `VARVE_SEED=n`
 //! chooses other parts; `VARVE_CRASH_EVERY=1` tries much more; `VARVE_CRASH_SCALE=n` does n times as many random workloads.
 
+use std::io::Write;
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{Act, Effort, Flavour, Script, Tally, company, explore_all};
 use varve_testkit::ops::{Op, write};
@@ -42,10 +43,15 @@ fn explore(what: &str, jobs: &[Job]) -> Tally {
     let started = std::time::Instant::now();
     let tally = explore_all(jobs).unwrap_or_else(|why| panic!("VARVE_SEED={}: {why}", seed()));
     let secs = started.elapsed().as_secs_f64();
-    println!(
-        "{what}: {} images of {} workloads in {secs:.1} s: {tally:?}",
-        tally.images, tally.workloads
+    // Past the tests' capture: an ordinary run says how much it tried.
+    let _ = writeln!(
+        std::io::stdout(),
+        "crash images, {what}: {} images of {} workloads in {secs:.1} s; {} distinct so far",
+        tally.images,
+        tally.workloads,
+        varve_testkit::crash::tried()
     );
+    println!("{what}: {tally:?}");
     tally
 }
 

@@ -39,6 +39,14 @@ fn ordinary() -> Script {
     }
 }
 
+/// One write and its digest.
+fn one_digest() -> Script {
+    Script {
+        before: setup(),
+        acts: vec![Act::Op(write("f", 100, 9000, 4)), Act::Digest],
+    }
+}
+
 /// The journal is emptied again and again.
 fn checkpoints() -> Script {
     let mut all = Vec::new();
@@ -505,6 +513,17 @@ fn journal_header() {
 fn fences_of_the_journal() {
     by_crash(Bug::RecordMark, Shape::tiny(SimMedium::Dax), &ordinary());
     by_crash(Bug::RecordInSameFence, Shape::tiny(SimMedium::Dax), &ordinary());
+    // The sound run is the dear one: many images, and crashes in the recovery of every fourth.
+    let recovery = efforts().map(|(by, effort)| {
+        let seeds = effort.seeds.min(6);
+        (by, Effort { seeds, ..effort }.with_recovery(4))
+    });
+    by_crash_with(
+        Bug::ReplayInSameFence,
+        Shape::tiny(SimMedium::Dax),
+        &one_digest(),
+        &recovery,
+    );
 }
 
 #[test]

@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A suite.
 struct Suite {
     name: &'static str,
-    /// After `cargo test`.
+    /// After `cargo test`; of another program, all of it.
     args: &'static [&'static str],
-    /// After `--`.
-    test_args: &'static [&'static str],
+    /// One of these after `--`, by turns: too much for one round.
+    parts: &'static [&'static str],
+    /// Run by `cargo test`; else `args` are the command.
+    cargo: bool,
     /// Needs debug assertions.
     debug: bool,
     env: &'static [(&'static str, &'static str)],
-    /// A test of this name must exist, else the suite is left out.
+    /// Where this is not, the suite is left out.
     file: &'static str,
 }
 
@@ -25,30 +27,89 @@ const fn suite(name: &'static str, args: &'static [&'static str], file: &'static
     Suite {
         name,
         args,
-        test_args: &["--nocapture"],
+        parts: &[],
+        cargo: true,
         debug: false,
         env: &[],
         file,
     }
 }
 
+/// The quick ones first, so that a short soak sees most of them.
 const SUITES: &[Suite] = &[
     Suite {
-        env: &[("VARVE_CRASH_SCALE", "10")],
+        debug: true,
         ..suite(
-            "crash",
-            &["-p", "varve-testkit", "--test", "crash"],
-            "crates/testkit/tests/crash.rs",
+            "interleavings",
+            &["-p", "varve-libfs", "--features", "shuttle", "--lib", "driven"],
+            "crates/libfs/src/lease/driven.rs",
         )
     },
     Suite {
-        env: &[("VARVE_SOAK", "1")],
+        env: &[("VARVE_LOCKSTEP_RUNS", "100")],
         ..suite(
             "lockstep",
             &["-p", "varve-testkit", "--test", "lockstep"],
             "crates/testkit/tests/lockstep.rs",
         )
     },
+    suite(
+        "media faults",
+        &["-p", "varve-testkit", "--test", "media_faults"],
+        "crates/testkit/tests/media_faults.rs",
+    ),
+    Suite {
+        env: &[("VARVE_REPAIR_PAIRS", "30")],
+        ..suite(
+            "repairs",
+            &["-p", "varve-testkit", "--test", "repair_crash"],
+            "crates/testkit/tests/repair_crash.rs",
+        )
+    },
+    suite(
+        "models",
+        &["-p", "varve-testkit", "--lib", "--test", "protocol"],
+        "crates/testkit/src/lib.rs",
+    ),
+    Suite {
+        env: &[("VARVE_PARSER_ROUNDS", "100000")],
+        ..suite("parsers", &["-p", "varve-fuzz"], "fuzz/src/lib.rs")
+    },
+    Suite {
+        env: &[("VARVE_CRASH_SCALE", "3")],
+        ..suite(
+            "crash",
+            &["-p", "varve-testkit", "--test", "crash"],
+            "crates/testkit/tests/crash.rs",
+        )
+    },
+    suite(
+        "groups",
+        &["-p", "varve-testkit", "--test", "transactions"],
+        "crates/testkit/tests/transactions.rs",
+    ),
+    Suite {
+        env: &[("VARVE_KILL_ROUNDS", "30"), ("VARVE_POWER_ROUNDS", "10")],
+        ..suite("kills", &["--test", "kill"], "tests/kill/main.rs")
+    },
+    Suite {
+        env: &[("VARVE_HOSTILE_SECS", "120")],
+        ..suite("hostile", &["--test", "hostile"], "tests/hostile/main.rs")
+    },
+    Suite {
+        env: &[("VARVE_DAMAGE_IMAGES", "500")],
+        ..suite(
+            "damage",
+            &["-p", "varve-embed", "--test", "damage"],
+            "crates/embed/tests/damage.rs",
+        )
+    },
+    suite(
+        "several ways in",
+        &["--test", "two_mounts"],
+        "tests/two_mounts/main.rs",
+    ),
+    suite("mounts", &["--test", "up"], "tests/up.rs"),
     Suite {
         debug: true,
         ..suite(
@@ -57,11 +118,10 @@ const SUITES: &[Suite] = &[
             "crates/testkit/tests/seeded_bugs.rs",
         )
     },
-    suite(
-        "models",
-        &["-p", "varve-testkit", "--lib", "--test", "protocol"],
-        "crates/testkit/src/lib.rs",
-    ),
+    Suite {
+        cargo: false,
+        ..suite("coverage", &["fuzz/run", "all", "30"], "fuzz/run")
+    },
     suite("format", &["-p", "varve-format"], "crates/format/src/lib.rs"),
     suite(
         "trees",
@@ -78,32 +138,30 @@ const SUITES: &[Suite] = &[
     suite("transport", &["-p", "varve-ipc"], "crates/ipc/src/lib.rs"),
     suite("one process", &["-p", "varve-embed"], "crates/embed/src/lib.rs"),
     Suite {
-        env: &[("VARVE_KILL_ROUNDS", "20"), ("VARVE_POWER_ROUNDS", "5")],
-        ..suite("kills", &["--test", "kill"], "tests/kill/main.rs")
-    },
-    Suite {
-        env: &[("VARVE_DAMAGE_IMAGES", "1000")],
+        env: &[("VARVE_CRASH_EVERY", "1")],
+        parts: &[
+            "single",
+            "sequences",
+            "sealed_amid",
+            "big_files",
+            "pairs",
+            "pass_leases",
+            "die_or_hang",
+            "moves_between",
+            "restart",
+            "deletion",
+            "again_and_again",
+        ],
         ..suite(
-            "damage",
-            &["-p", "varve-embed", "--test", "damage"],
-            "crates/embed/tests/damage.rs",
+            "every point",
+            &["-p", "varve-testkit", "--test", "crash"],
+            "crates/testkit/tests/crash.rs",
         )
     },
-    suite(
-        "media faults",
-        &["-p", "varve-testkit", "--test", "media_faults"],
-        "crates/testkit/tests/media_faults.rs",
-    ),
-    Suite {
-        env: &[("VARVE_HOSTILE_SECS", "300")],
-        ..suite("hostile", &["--test", "hostile"], "tests/hostile/main.rs")
-    },
-    Suite {
-        env: &[("VARVE_PARSER_ROUNDS", "20000")],
-        ..suite("parsers", &["-p", "varve-fuzz"], "fuzz/src/lib.rs")
-    },
-    suite("mounts", &["--test", "up"], "tests/up.rs"),
 ];
+
+/// A suite that takes longer than this hangs.
+const LONGEST: Duration = Duration::from_secs(90 * 60);
 
 /// What was asked for.
 pub struct Options {
@@ -111,6 +169,7 @@ pub struct Options {
     seed: u64,
     only: Vec<String>,
     list: bool,
+    debug: bool,
 }
 
 impl Options {
@@ -127,6 +186,7 @@ impl Options {
             seed: clock % 1_000_000 * 1000,
             only: Vec::new(),
             list: false,
+            debug: false,
         };
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -135,6 +195,7 @@ impl Options {
                 "--seed" => options.seed = value()?.parse().map_err(|_| "--seed is not a number")?,
                 "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
                 "--list" => options.list = true,
+                "--debug" => options.debug = true,
                 other => return Err(format!("unknown argument {other}")),
             }
         }
@@ -175,60 +236,126 @@ fn count_output(text: &str, count: &mut Count) {
         if line.contains("test result:") {
             count.tests += number_before(line, " passed").unwrap_or(0);
         }
+        // A parser under libFuzzer.
+        count.tests += u64::from(line.starts_with("stat::number_of_executed_units"));
         if line.contains(" images of ") {
             count.images += number_before(line, " images of ").unwrap_or(0);
         }
     }
 }
 
-fn command(suite: &Suite, seed: u64) -> (Command, String) {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.args(["test", "--quiet"]).args(suite.args);
-    if !suite.debug {
-        command.arg("--release");
+fn command(turn: &Turn<'_>) -> (Command, String) {
+    let Turn {
+        suite,
+        seed,
+        round,
+        debug,
+    } = *turn;
+    let part = (round as usize)
+        .checked_rem(suite.parts.len())
+        .map(|at| suite.parts[at]);
+    let mut words = Vec::new();
+    if suite.cargo {
+        words.extend(["test", "--quiet"]);
+        words.extend(suite.args);
+        if !suite.debug && !debug {
+            words.push("--release");
+        }
+        words.extend(["--", "--nocapture"]);
+        words.extend(part);
+    } else {
+        words.extend(&suite.args[1..]);
     }
-    command.arg("--").args(suite.test_args);
+    let program = if suite.cargo { "cargo" } else { suite.args[0] };
+    let found = std::env::var_os("CARGO").filter(|_| suite.cargo);
+    let mut command = Command::new(found.unwrap_or_else(|| program.into()));
     let seed = seed.to_string();
     let given = [
         ("VARVE_SEED", seed.as_str()),
         ("PROPTEST_RNG_SEED", seed.as_str()),
     ];
-    command.envs(given).envs(suite.env.iter().copied());
+    command.args(&words).envs(given).envs(suite.env.iter().copied());
     let env = given
         .iter()
         .chain(suite.env)
         .map(|(name, value)| format!("{name}={value} "));
-    let release = if suite.debug { "" } else { " --release" };
-    let shown = format!(
-        "{}cargo test {}{release} -- {}",
-        env.collect::<String>(),
-        suite.args.join(" "),
-        suite.test_args.join(" ")
-    );
+    let shown = format!("{}{program} {}", env.collect::<String>(), words.join(" "));
     (command, shown)
 }
 
-fn run_suite(suite: &Suite, seed: u64, log: &Path, count: &mut Count) -> Result<(), String> {
-    let (mut command, shown) = command(suite, seed);
+/// A process and all that descend from it.
+fn descendants(root: u32) -> Vec<String> {
+    let parent_of = |pid: &str| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (_, fields) = stat.rsplit_once(')')?;
+        fields.split_whitespace().nth(1).map(str::to_owned)
+    };
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pairs: Vec<_> = pids
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter_map(|pid| parent_of(&pid).map(|parent| (pid, parent)))
+        .collect();
+    let mut found = vec![root.to_string()];
+    let mut at = 0;
+    while let Some(parent) = found.get(at).cloned() {
+        found.extend(
+            pairs
+                .iter()
+                .filter(|(_, of)| *of == parent)
+                .map(|(pid, _)| pid.clone()),
+        );
+        at += 1;
+    }
+    found
+}
+
+/// Runs it to its end, or to the end of its time.
+fn wait(command: &mut Command, log: &Path) -> Result<Option<ExitStatus>, std::io::Error> {
+    let out = File::create(log)?;
+    let err = out.try_clone()?;
+    let mut child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn()?;
     let started = Instant::now();
-    let written = File::create(log).and_then(|out| {
-        let err = out.try_clone()?;
-        command.stdin(Stdio::null()).stdout(out).stderr(err).status()
-    });
+    while started.elapsed() < LONGEST {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // With all that it has started.
+    let pids = descendants(child.id());
+    let _ = Command::new("kill").arg("-KILL").args(&pids).status();
+    child.wait().map(|_| None)
+}
+
+/// One run of a suite.
+struct Turn<'s> {
+    suite: &'s Suite,
+    seed: u64,
+    /// From 0.
+    round: u64,
+    /// All with debug assertions.
+    debug: bool,
+}
+
+fn run_suite(turn: &Turn<'_>, log: &Path, count: &mut Count) -> Result<(), String> {
+    let (mut command, shown) = command(turn);
+    let started = Instant::now();
+    let ended = wait(&mut command, log);
     count.runs += 1;
     count.secs += started.elapsed().as_secs_f64();
-    let status = written.map_err(|error| format!("{shown}: {error}"))?;
+    let status = ended.map_err(|error| format!("{shown}: {error}"))?;
     let text = fs::read(log).unwrap_or_default();
     count_output(&String::from_utf8_lossy(&text), count);
-    if status.success() {
+    if status.is_some_and(|status| status.success()) {
         // Kept for failures only.
         let _ = fs::remove_file(log);
         return Ok(());
     }
-    Err(format!(
-        "{status}\n  repeat: {shown}\n  output: {}",
-        log.display()
-    ))
+    let how = status.map_or_else(
+        || format!("not over after {LONGEST:?}"),
+        |status| status.to_string(),
+    );
+    Err(format!("{how}\n  repeat: {shown}\n  output: {}", log.display()))
 }
 
 /// Runs rounds until the time is over or a suite fails.
@@ -257,9 +384,17 @@ pub fn run(options: &Options) -> ExitCode {
             let count = counts.entry(suite.name).or_default();
             let (tests, images, secs) = (count.tests, count.images, count.secs);
             let log = dir.join(format!("{}-{seed}.log", suite.name.replace(' ', "-")));
-            let result = run_suite(suite, seed, &log, count);
+            print!("[{}] round {round} seed {seed} {} …", clock(started), suite.name);
+            let _ = std::io::stdout().flush();
+            let turn = Turn {
+                suite,
+                seed,
+                round: round - 1,
+                debug: options.debug,
+            };
+            let result = run_suite(&turn, &log, count);
             println!(
-                "[{}] round {round} seed {seed} {}: {} ({} tests, {} images, {:.0} s)",
+                "\r[{}] round {round} seed {seed} {}: {} ({} tests, {} images, {:.0} s)",
                 clock(started),
                 suite.name,
                 if result.is_ok() { "ok" } else { "FAILED" },
@@ -283,12 +418,12 @@ pub fn run(options: &Options) -> ExitCode {
         options.seed
     );
     println!(
-        "{:<14} {:>6} {:>9} {:>11} {:>9}",
+        "{:<16} {:>6} {:>9} {:>11} {:>9}",
         "suite", "runs", "tests", "images", "seconds"
     );
     for (name, count) in &counts {
         println!(
-            "{name:<14} {:>6} {:>9} {:>11} {:>9.0}",
+            "{name:<16} {:>6} {:>9} {:>11} {:>9.0}",
             count.runs, count.tests, count.images, count.secs
         );
     }
@@ -306,7 +441,8 @@ pub fn run(options: &Options) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::{Count, Options, count_output, number_before};
+    use super::{Count, Options, SUITES, Turn, command, count_output, descendants, number_before};
+    use std::path::Path;
 
     fn parse(line: &str) -> Result<Options, String> {
         Options::parse(line.split_whitespace().map(str::to_owned))
@@ -324,6 +460,56 @@ mod tests {
         ] {
             let why = parse(line).err().expect("it is wrong");
             assert!(why.contains(word), "{why}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_suite_come_by_turns_and_the_seed_is_in_the_command() {
+        let all = SUITES
+            .iter()
+            .find(|suite| suite.name == "every point")
+            .expect("it is there");
+        let shown = |round, debug| {
+            let turn = Turn {
+                suite: all,
+                seed: 7,
+                round,
+                debug,
+            };
+            command(&turn).1
+        };
+        assert!(shown(0, false).ends_with("--release -- --nocapture single"));
+        assert!(shown(1, true).ends_with("--test crash -- --nocapture sequences"));
+        assert_eq!(shown(0, true), shown(all.parts.len() as u64, true));
+        assert!(
+            shown(0, true).starts_with("VARVE_SEED=7 PROPTEST_RNG_SEED=7 VARVE_CRASH_EVERY=1 cargo test")
+        );
+    }
+
+    #[test]
+    fn descendants_of_a_process_are_found() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 60 & echo; wait"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut out = child.stdout.take().expect("piped");
+        std::io::Read::read_exact(&mut out, &mut [0]).expect("it has started it");
+        let found = descendants(child.id());
+        assert_eq!(found.len(), 2, "{found:?}");
+        let killed = std::process::Command::new("kill")
+            .arg("-KILL")
+            .args(&found)
+            .status();
+        assert!(killed.is_ok_and(|status| status.success()));
+        let _ = child.wait();
+    }
+
+    #[test]
+    fn every_suite_names_a_file_that_is_there() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        for suite in SUITES.iter().filter(|suite| suite.name != "groups") {
+            assert!(root.join(suite.file).exists(), "{}", suite.name);
         }
     }
 

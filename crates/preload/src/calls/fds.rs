@@ -15,6 +15,7 @@ pub(super) fn close(p: &Process, a: &Args) -> Answer {
         return BAD;
     }
     if !p.table.has(fd) {
+        p.forget_places(fd..=fd);
         return Answer::NotOurs;
     }
     let gate = p.gate.read();
@@ -37,6 +38,9 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
         // The table of descriptors is this thread's alone from now on; ours is the process'.
         p.give_up();
         return Answer::NotOurs;
+    }
+    if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
+        p.forget_places(i32::try_from(first).unwrap_or(i32::MAX)..=i32::try_from(last).unwrap_or(i32::MAX));
     }
     let gate = p.gate.read();
     if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
@@ -96,6 +100,9 @@ pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     let (fd, to) = (a.int(0), a.int(1));
     if internal::is_own(to) || internal::is_own(fd) {
         return BAD;
+    }
+    if fd != to {
+        p.forget_places(to..=to);
     }
     if !p.table.has(fd) && !p.table.has(to) {
         return Answer::NotOurs;

@@ -33,6 +33,18 @@ pub(crate) fn open_flags(flags: i32) -> Option<OpenFlags> {
 }
 
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
+    if flags & libc::O_PATH != 0 {
+        return p.on_path(a, dirfd, i, |start| {
+            let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
+            let route = walked.whole();
+            match walked.target {
+                Some(attr) if attr.is_dir() => {
+                    Err(Stop::Made(p.open_place(attr.key, route, flags)? as isize))
+                }
+                _ => Err(Stop::Kernel),
+            }
+        });
+    }
     p.on_path(a, dirfd, i, |start| {
         open_here(p, start, flags, mode).map(|fd| fd as isize)
     })

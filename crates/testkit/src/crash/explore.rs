@@ -8,7 +8,7 @@ use crate::ops::Op;
 use crate::rig::{Rig, Shape};
 use crate::target;
 use crate::workload::Rng;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
@@ -419,6 +419,16 @@ fn go_on(rig: &Rig, fs: &varve_libfs::Fs, model: &mut Model) -> Result<(), Strin
     rig.check().map_err(say)
 }
 
+/// Images that this process has recovered, by content.
+static TRIED: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+
+/// Distinct images that all explorations of this process have recovered so far.
+#[must_use]
+pub fn tried() -> usize {
+    let tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    tried.as_ref().map_or(0, HashSet::len)
+}
+
 /// Threads that explore at once.
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
@@ -449,7 +459,7 @@ pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
         }
         Ok(sum)
     };
-    std::thread::scope(|scope| {
+    let sum = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(work)).collect();
         let mut sum = Ok(Tally::default());
         for thread in threads {
@@ -461,5 +471,8 @@ pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
             }
         }
         sum
-    })
+    });
+    let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
+    tried.get_or_insert_default().extend(known.lock().keys());
+    sum
 }

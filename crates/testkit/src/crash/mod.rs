@@ -6,7 +6,7 @@ mod explore;
 mod generate;
 mod oracle;
 
-pub use explore::{Effort, Known, Tally, explore_all};
+pub use explore::{Effort, Known, Tally, explore_all, tried};
 pub use generate::{Flavour, company};
 
 use crate::lockstep;
