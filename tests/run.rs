@@ -324,6 +324,37 @@ fn open_files_are_served_in_parents_and_children_after_a_fork() {
 }
 
 #[test]
+fn redirections_of_a_shell_are_served_in_the_program_that_it_starts() {
+    if cannot_run() || !has("bash") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let script = "seq 1 100000 > n; sort -rn < n > o; cksum < o; { echo a; head -n 3 o; (echo b); } > p 2>&1; cat p; \
+                  exec 3<> p; read -r line <&3; head -n 1 <&3 > /dev/null; echo end >> p; cat < p; \
+                  (exec bash -c 'exec bash -c \"cat; echo $1\"' x y < p > q); cat q; env | grep -c VARVE_PRELOAD_ALONE=[0-9] || true";
+    let run = |command: &mut Command| {
+        let output = run_ok(command.args(["-euc", script]).current_dir(pool.mnt()));
+        std::fs::remove_file(pool.mnt().join("n")).expect("it was made");
+        output
+    };
+    let mut command = varve();
+    command
+        .args(["run", "--stats", "--mount"])
+        .arg(pool.mnt())
+        .args(["--", "bash"]);
+    let output = run(&mut command);
+    let expected = run(&mut Command::new("bash"));
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&expected.stdout)
+    );
+    // Both of the large files were written by programs that inherited them; their first few calls are the kernel's.
+    let counts = counters(&output);
+    assert!(counts["served"]["write"].as_u64() > Some(150), "{counts}");
+    assert!(counts["fell_back"]["write"].as_u64() < Some(100), "{counts}");
+}
+
+#[test]
 fn sqlite_keeps_its_database_whole_in_both_journal_modes() {
     if cannot_run() || !has("sqlite3") {
         return;

@@ -1,5 +1,6 @@
 //! Every parser of bytes that another process or a medium can choose, as a function of bytes. Owns what is required of each beside not to
 //! panic: what was read comes back the same when it is written and read again. Refuses to know where the bytes come from.
+//! Each says whether it took anything in, so that a target that never gets past its first check is noticed.
 //!
 //! `fuzz/run TARGET SECONDS` runs one under libFuzzer; `cargo test -p varve-fuzz` runs all on their corpus and on seeded changes of it.
 #![forbid(unsafe_code)]
@@ -11,7 +12,7 @@ pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
 
 use varve_digest::{Cursors, Cut, GatherLimits, LogBytes, gather, seal_scan};
-use varve_format::journal::{JournalHeader, RecordHeader, parse_ranges};
+use varve_format::journal::{JournalHeader, RangeHeader, RecordHeader, parse_ranges};
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, LiveHeader, PAYLOAD_MAX, crc_seed, entry_crc, entry_size,
     payload_crc,
@@ -21,8 +22,8 @@ use varve_format::superblock::Superblock;
 use varve_format::{EntryHeader, EntryMeta, Ino, LogOp, LogSeq, SessionId, TxId, inode::InodeSlot};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A parser.
-pub type Target = fn(&[u8]);
+/// A parser; whether it took anything in.
+pub type Target = fn(&[u8]) -> bool;
 
 /// All of them.
 pub const TARGETS: &[(&str, Target)] = &[
@@ -39,7 +40,8 @@ pub const TARGETS: &[(&str, Target)] = &[
 ];
 
 /// The superblock, with its checksum as it is and made right.
-pub fn superblock(data: &[u8]) {
+pub fn superblock(data: &[u8]) -> bool {
+    let mut taken = false;
     let mut block = data.to_vec();
     block.resize(4096, 0);
     let _ = Superblock::parse(data);
@@ -51,12 +53,14 @@ pub fn superblock(data: &[u8]) {
             for tier in varve_format::Tier::ALL {
                 let _ = parsed.tier(tier);
             }
+            taken = true;
         }
     }
+    taken
 }
 
 /// Headers of journal and record, and the ranges of a record: the first bytes say how many and of how large a medium.
-pub fn journal(data: &[u8]) {
+pub fn journal(data: &[u8]) -> bool {
     if let Ok((header, _)) = JournalHeader::read_from_prefix(data) {
         let _ = header.is_valid();
         assert!(header.sealed().as_bytes().len() >= 40);
@@ -67,13 +71,41 @@ pub fn journal(data: &[u8]) {
         assert!(made.is_valid([7; 16]));
     }
     let Some((head, payload)) = data.split_at_checked(6) else {
-        return;
+        return false;
     };
     let ranges = u32::from_le_bytes([head[0], head[1], head[2], 0]) >> (head[3] % 24);
     let blocks = u64::from(u16::from_le_bytes([head[4], head[5]]));
-    if let Ok(found) = parse_ranges(payload, ranges, blocks) {
-        assert_eq!(found.len(), ranges as usize);
+    let (mended, count) = mend_ranges(payload);
+    let mut taken = false;
+    for (payload, ranges) in [(payload, ranges), (&mended, count)] {
+        if let Ok(found) = parse_ranges(payload, ranges, blocks) {
+            assert_eq!(found.len(), ranges as usize);
+            for (block, offset, bytes) in &found {
+                assert!(block.0 < blocks && usize::from(*offset) + bytes.len() <= 4096);
+            }
+            taken |= !found.is_empty();
+        }
     }
+    taken
+}
+
+/// A list of ranges whose lengths add up, and how many they are.
+fn mend_ranges(payload: &[u8]) -> (Vec<u8>, u32) {
+    let (mut out, mut count, mut rest) = (Vec::new(), 0, payload);
+    while let Ok((mut header, behind)) = RangeHeader::read_from_prefix(rest) {
+        header.len.set(
+            (header.len.get() % 4096)
+                .min(behind.len().min(4096) as u16)
+                .max(1),
+        );
+        let Some((bytes, behind)) = behind.split_at_checked(header.len.get().into()) else {
+            break;
+        };
+        out.extend_from_slice(header.as_bytes());
+        out.extend_from_slice(bytes);
+        (count, rest) = (count + 1, behind);
+    }
+    (out, count)
 }
 
 /// A log of two chunks whose beginnings are given; zeros behind.
@@ -133,7 +165,8 @@ fn seal_entries(part: &mut [u8], start: usize) {
 }
 
 /// The scans of a log: what is gathered is in order and whole, and what a seal covers can be gathered.
-pub fn log_scan(data: &[u8]) {
+pub fn log_scan(data: &[u8]) -> bool {
+    let mut taken = false;
     let (first, second) = data.split_at(data.len() / 2);
     let mut parts = [first.to_vec(), second.to_vec()];
     seal_entries(&mut parts[0], LIVE_HEADER_SIZE);
@@ -149,6 +182,7 @@ pub fn log_scan(data: &[u8]) {
     for cut in [Cut::Live(None), Cut::Live(Some(LogSeq(7)))] {
         let Ok(batch) = gather(&log, SESSION, digested, &newest, cut, &limits, &Cursors::new());
         let mut last = digested.0;
+        taken |= !batch.entries.is_empty();
         for entry in &batch.entries {
             assert!(entry.seq().0 > last && entry.seq() <= batch.upto, "out of order");
             last = entry.seq().0;
@@ -192,22 +226,23 @@ pub fn log_scan(data: &[u8]) {
         "a sealed log is never digested: {at:?} of {:?}",
         found.seal
     );
+    taken
 }
 
 /// One operation of a log: its header and payload.
-pub fn log_op(data: &[u8]) {
+pub fn log_op(data: &[u8]) -> bool {
     let Some((head, payload)) = data.split_at_checked(HEADER_SIZE) else {
-        return;
+        return false;
     };
     let Ok(mut header) = EntryHeader::read_from_bytes(head) else {
-        return;
+        return false;
     };
     let _ = LogOp::parse(&header, payload);
     header.payload_len.set(payload.len() as u32);
     header.op %= 14;
     header.flags &= 0x1f;
     let Ok(op) = LogOp::parse(&header, payload) else {
-        return;
+        return false;
     };
     let _ = varve_format::charge(&op);
     let mut body = Vec::new();
@@ -215,43 +250,51 @@ pub fn log_op(data: &[u8]) {
     let again = op.header(&EntryMeta::default(), body.len());
     body.extend_from_slice(op.data());
     assert_eq!(LogOp::parse(&again, &body), Ok(op));
+    true
 }
 
 /// An inode's image, with its checksum as it is and made right.
-pub fn inode(data: &[u8]) {
+pub fn inode(data: &[u8]) -> bool {
     let _ = InodeSlot::decode(data, Ino(9));
     let mut image = data.to_vec();
     image.resize(varve_format::inode::INODE_SIZE, 0);
     let Ok(model) = InodeSlot::Free(varve_format::Generation(1)).encode(Ino(9)) else {
-        return;
+        return false;
     };
     // The number is where an image of inode 9 has it.
     let Some(place) = (4..model.len() - 8).find(|at| model[*at..*at + 8] == 9_u64.to_le_bytes()) else {
-        return;
+        return false;
     };
     image[place..place + 8].copy_from_slice(&9_u64.to_le_bytes());
     let sum = varve_format::log::payload_crc(0, &image[4..]);
     image[..4].copy_from_slice(&sum.to_le_bytes());
-    if let Ok(slot) = InodeSlot::decode(&image, Ino(9)) {
-        if let InodeSlot::Used(inode) = &slot {
-            let _ = inode.blocks();
-        }
-        if let Ok(again) = slot.encode(Ino(9)) {
-            assert_eq!(InodeSlot::decode(&again, Ino(9)), Ok(slot));
-        }
+    let Ok(slot) = InodeSlot::decode(&image, Ino(9)) else {
+        return false;
+    };
+    let used = matches!(slot, InodeSlot::Used(_));
+    if let InodeSlot::Used(inode) = &slot {
+        let _ = inode.blocks();
     }
+    if let Ok(again) = slot.encode(Ino(9)) {
+        assert_eq!(InodeSlot::decode(&again, Ino(9)), Ok(slot));
+    }
+    used
 }
 
 /// Rows of the session and grant tables.
-pub fn rows(data: &[u8]) {
+pub fn rows(data: &[u8]) -> bool {
+    let mut taken = false;
     if let Ok(Some(row)) = SessionRow::decode(data) {
         let again = row.encode().map(|bytes| SessionRow::decode(&bytes));
         assert_eq!(again, Ok(Ok(Some(row))));
+        taken = true;
     }
     if let Ok(Some(row)) = GrantRow::decode(data) {
         let again = row.encode().map(|bytes| GrantRow::decode(&bytes));
         assert_eq!(again, Ok(Ok(Some(row))));
+        taken = true;
     }
+    taken
 }
 
 #[cfg(test)]

@@ -1,11 +1,21 @@
 //! The short run: the corpus, what a sound pool would hold, and seeded changes of both. Without coverage; libFuzzer has that.
 #![allow(clippy::unwrap_used)]
 
+use super::trees::{HASH, HEAD_BYTES, INNER, OWNER, ROOT_BYTES, TAIL_BYTES, VALUE, WHOLE};
 use super::{HEADER_SIZE, LIVE_HEADER_SIZE, TARGETS};
-use std::path::Path;
-use varve_format::{EntryMeta, InodeKey, LogOp, LogSeq};
+use std::path::{Path, PathBuf};
+use varve_extent_tree::{Directory, ExtentTree, MetaIo, MetaRead, TreeError, Xattrs};
+use varve_format::inode::{Inode, InodeSlot};
+use varve_format::journal::RangeHeader;
+use varve_format::session::{GrantRow, SessionRow, SessionState};
+use varve_format::superblock::Superblock;
+use varve_format::{
+    BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Dirent, EntryMeta, Extent, ExtentFlags, FileBlock,
+    FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId, Tier, Top, TreeRoot,
+    XattrRoot, init_block,
+};
 use varve_ipc::{ClientKind, Hello, LeaseMode, MediatedOp, Request, Response, Want};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// splitmix64.
 struct Rng(u64);
@@ -24,8 +34,8 @@ impl Rng {
     }
 }
 
-fn entries() -> Vec<u8> {
-    let mut log = vec![0; LIVE_HEADER_SIZE];
+/// Operations as entries of a log have them.
+fn operations() -> Vec<Vec<u8>> {
     let key = InodeKey::new(20, 1);
     let ops = [
         LogOp::Write {
@@ -60,26 +70,214 @@ fn entries() -> Vec<u8> {
         LogOp::Truncate { key, size: 9 },
         LogOp::Forget { key },
     ];
-    for (index, op) in ops.iter().enumerate() {
+    let numbered = (1..).zip(&ops);
+    let entry = |(seq, op): (u64, &LogOp<'_>)| {
         let mut body = Vec::new();
         op.encode_body(&mut body);
         let meta = EntryMeta {
-            seq: LogSeq(index as u64 + 1),
+            seq: LogSeq(seq),
             ..EntryMeta::default()
         };
-        log.extend_from_slice(op.header(&meta, body.len()).as_bytes());
-        log.extend_from_slice(&body);
-        log.extend_from_slice(op.data());
+        [op.header(&meta, body.len()).as_bytes(), &body, op.data()].concat()
+    };
+    numbered.map(entry).collect()
+}
+
+/// The beginning of a log.
+fn entries() -> Vec<u8> {
+    let mut log = vec![0; LIVE_HEADER_SIZE];
+    for entry in operations() {
+        log.extend(entry);
         log.resize(log.len().next_multiple_of(HEADER_SIZE), 0);
     }
     log
+}
+
+/// Blocks that a tree is made in.
+#[derive(Default)]
+struct Maker(Vec<(BlockKind, Box<Block>)>);
+
+#[derive(Debug)]
+struct Refused;
+
+impl From<TreeError> for Refused {
+    fn from(_: TreeError) -> Self {
+        Self
+    }
+}
+
+impl MetaRead for Maker {
+    type Error = Refused;
+
+    fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R, Refused> {
+        Ok(f(&self.0[block.0 as usize - 1].1))
+    }
+}
+
+impl MetaIo for Maker {
+    fn update<R>(&mut self, block: BlockNo, f: impl FnOnce(&mut Block) -> R) -> Result<R, Refused> {
+        Ok(f(&mut self.0[block.0 as usize - 1].1))
+    }
+
+    fn alloc(&mut self, _: Option<BlockNo>, kind: BlockKind, owner: Ino) -> Result<BlockNo, Refused> {
+        let no = BlockNo(self.0.len() as u64 + 1);
+        let mut block: Box<Block> = Box::new([0; 4096]);
+        init_block(&mut block, kind, owner, no);
+        self.0.push((kind, block));
+        Ok(no)
+    }
+
+    fn free(&mut self, _: BlockNo) -> Result<(), Refused> {
+        Err(Refused)
+    }
+}
+
+impl Maker {
+    /// The root and the blocks as an input has them.
+    fn input(&self, root: &[u8]) -> Vec<u8> {
+        let mut out = root.to_vec();
+        out.resize(ROOT_BYTES, 0);
+        for (kind, block) in &self.0 {
+            let body = &block[BLOCK_HEADER_SIZE..];
+            let (head, rest) = body.split_at(HEAD_BYTES);
+            let (middle, tail) = rest.split_at(rest.len() - TAIL_BYTES);
+            let whole = middle.iter().any(|byte| *byte != 0);
+            let says = match kind {
+                BlockKind::ExtentNode | BlockKind::DirNode | BlockKind::XattrNode => INNER,
+                BlockKind::XattrValue => VALUE,
+                _ => 0,
+            };
+            out.push(says | if whole { WHOLE } else { 0 });
+            if whole {
+                out.extend_from_slice(body);
+            } else {
+                out.extend_from_slice(head);
+                out.extend_from_slice(tail);
+            }
+        }
+        out
+    }
+}
+
+/// Every second block of a file.
+fn extents(count: u64) -> Vec<Extent> {
+    let extent = |at: u64| Extent {
+        file_block: FileBlock(at * 2),
+        len: 1,
+        tier: Tier::ALL[at as usize % 3],
+        block: BlockNo(100 + at * 3),
+        flags: ExtentFlags::empty(),
+    };
+    (0..count).map(extent).collect()
+}
+
+fn file(count: u64) -> Vec<u8> {
+    let (mut io, mut root) = (Maker::default(), TreeRoot::EMPTY);
+    let tree = ExtentTree::of(OWNER);
+    for extent in extents(count) {
+        let range = extent.file_block..extent.end();
+        tree.replace(&mut io, &mut root, range, &[extent]).unwrap();
+    }
+    io.input(root.as_bytes())
+}
+
+fn directory(count: u64, len: usize) -> Vec<u8> {
+    let none = Top {
+        height: 0,
+        block: BlockNo(0),
+        nodes: 0,
+    };
+    let (mut io, mut root) = (Maker::default(), DirRoot::new(&none, 0));
+    let tree = Directory::of(OWNER, HASH);
+    for at in 0..count {
+        let name = format!("{at:0len$}").into_bytes();
+        let entry = Dirent {
+            key: InodeKey::new(20 + at, 1),
+            kind: FileKind::Regular,
+            name: if at == 0 { b"name" } else { &name },
+        };
+        tree.insert(&mut io, &mut root, &entry).unwrap();
+    }
+    io.input(root.as_bytes())
+}
+
+fn attributes(lens: &[usize]) -> Vec<u8> {
+    let none = Top {
+        height: 0,
+        block: BlockNo(0),
+        nodes: 0,
+    };
+    let (mut io, mut root) = (Maker::default(), XattrRoot::new(&none, 0, 0));
+    let tree = Xattrs::of(OWNER, HASH);
+    for (at, len) in lens.iter().enumerate() {
+        let name = format!("user.{at}");
+        tree.set(&mut io, &mut root, name.as_bytes(), &vec![7; *len])
+            .unwrap();
+    }
+    io.input(root.as_bytes())
+}
+
+fn images() -> Vec<Vec<u8>> {
+    let used = |mode: u32| {
+        let inode = Inode::new(InodeAttr::new(InodeKey::new(9, 3), mode, 0));
+        InodeSlot::Used(Box::new(inode)).encode(Ino(9)).unwrap().to_vec()
+    };
+    [0o100_644, 0o040_755, 0o120_777].map(used).to_vec()
+}
+
+fn session_rows() -> Vec<Vec<u8>> {
+    let row = SessionRow {
+        id: SessionId(5),
+        uid: 1,
+        pid: 2,
+        pid_start: 3,
+        token: 4,
+        state: SessionState::Sealed(Seal {
+            last: LogSeq(30),
+            missing: vec![varve_format::SeqRange {
+                first: LogSeq(3),
+                last: LogSeq(4),
+            }],
+        }),
+        digested: LogSeq(2),
+        last_mediated: 0,
+        log_bytes: 1 << 20,
+        created_ns: 0,
+        flags: 0,
+    };
+    let grant = GrantRow {
+        session: SessionId(5),
+        lease: LeaseNo(7),
+        key: InodeKey::ROOT,
+        rights: 3,
+        first_seq: LogSeq(1),
+        last_seq: None,
+        batch: 0,
+    };
+    vec![row.encode().unwrap().to_vec(), grant.encode().unwrap().to_vec()]
+}
+
+/// Two ranges, behind how many they are and of how large a medium.
+fn ranges() -> Vec<u8> {
+    let mut payload = vec![2, 0, 0, 0, 0xff, 0xff];
+    for block in [3_u64, 9] {
+        let header = RangeHeader {
+            block: block.into(),
+            offset: 32.into(),
+            len: 5.into(),
+        };
+        payload.extend_from_slice(header.as_bytes());
+        payload.extend_from_slice(b"bytes");
+    }
+    payload
 }
 
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let message = |kind: u8, bytes: Vec<u8>| [vec![kind], bytes].concat();
     let request = |request: &Request| message(0, postcard::to_allocvec(&(7_u64, request)).unwrap());
     match target {
-        "log_scan" | "log_op" => vec![entries(), entries()[LIVE_HEADER_SIZE..].to_vec()],
+        "log_scan" => vec![entries()],
+        "log_op" => operations(),
         "messages" => vec![
             request(&Request::Hello(Hello {
                 version: 1,
@@ -103,17 +301,39 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
             message(1, postcard::to_allocvec(&Response::Bytes(vec![1, 2, 3])).unwrap()),
         ],
         "settings" => vec![
-            b"lease_ms = 300\nplacement_high_percent = 80\n".to_vec(),
+            b"lease_ms = 300\nplacement_high_percent = 90\nplacement_low_percent = 70\n".to_vec(),
             b"1.5T\n64G\n0".to_vec(),
             b"shm:2G\n/dev/nvme0n1p3\n16G".to_vec(),
         ],
-        _ => vec![vec![0; 600], (0..=255).collect()],
+        "superblock" => {
+            let mut superblock = Superblock::new_zeroed();
+            superblock.magic = Superblock::MAGIC;
+            superblock.version = 1.into();
+            vec![superblock.sealed().as_bytes().to_vec()]
+        }
+        "journal" => vec![ranges()],
+        "extent_nodes" => vec![file(3), file(20), file(400)],
+        "dir_nodes" => vec![
+            directory(6, 8),
+            directory(40, 200),
+            attributes(&[5, 300]),
+            attributes(&[1000, 1000, 1000, 1000, 1000, 3000]),
+        ],
+        "inode" => images(),
+        "rows" => session_rows(),
+        other => panic!("no seeds of {other}"),
     }
 }
 
+fn corpus_dir(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
+}
+
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let files = std::fs::read_dir(corpus_dir(target))
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut paths: Vec<_> = files.map(|file| file.path()).collect();
     paths.sort();
     let mut all = seeds(target);
@@ -153,17 +373,49 @@ fn parsers_bear_whatever_they_are_given() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let rounds = number("VARVE_PARSER_ROUNDS").unwrap_or(20_000);
     let mut rng = Rng(number("VARVE_SEED").unwrap_or(1));
+    let mut shallow = Vec::new();
     for (name, target) in TARGETS {
         let mut all = corpus(name);
-        all.iter().for_each(|data| target(data));
+        for (index, data) in all.iter().enumerate() {
+            let sound = index < seeds(name).len();
+            assert!(
+                target(data) || !sound,
+                "{name}: what a sound pool holds is refused: {index}"
+            );
+        }
+        let mut taken = 0;
         for _ in 0..rounds {
             let mut data = all[rng.below(all.len())].clone();
             let other = all[rng.below(all.len())].clone();
             change(&mut data, &other, &mut rng);
-            target(&data);
+            taken += u64::from(target(&data));
             if rng.below(20) == 0 && all.len() < 500 {
                 all.push(data);
             }
+        }
+        println!("{name}: {rounds} inputs, {taken} taken in");
+        if taken < rounds / 200 {
+            shallow.push(name);
+        }
+    }
+    // One that stops at its first check would find nothing.
+    assert!(shallow.is_empty(), "hardly anything taken in: {shallow:?}");
+}
+
+/// Where libFuzzer begins. `VARVE_WRITE_CORPUS=1` writes it anew.
+#[test]
+fn corpus_has_what_a_sound_pool_holds() {
+    for (name, _) in TARGETS {
+        for (index, seed) in seeds(name).iter().enumerate() {
+            let path = corpus_dir(name).join(format!("sound-{index}"));
+            if std::env::var_os("VARVE_WRITE_CORPUS").is_some() {
+                std::fs::write(&path, seed).unwrap();
+            }
+            assert!(
+                std::fs::read(&path).is_ok_and(|bytes| bytes == *seed),
+                "{}",
+                path.display()
+            );
         }
     }
 }

@@ -4,14 +4,25 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use varve_extent_tree::{CheckVisitor, Directory, ExtentTree, MetaRead, TreeError, Xattrs};
 use varve_format::{
-    BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, FILE_BLOCKS_MAX, FileBlock, HashKey, Ino,
-    TreeRoot, XattrRoot, init_block,
+    BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, FILE_BLOCKS_MAX, FileBlock,
+    HashKey, Ino, ROOT_SIZE, TreeRoot, XattrRoot, init_block,
 };
 use zerocopy::FromBytes;
 
-const OWNER: Ino = Ino(9);
+pub(crate) const OWNER: Ino = Ino(9);
+pub(crate) const HASH: HashKey = HashKey([3; 16]);
 /// Bytes of the root in front of the blocks.
-const ROOT_BYTES: usize = 96;
+pub(crate) const ROOT_BYTES: usize = ROOT_SIZE;
+/// What an input has of a node whose middle is free: so much of its beginning…
+pub(crate) const HEAD_BYTES: usize = 255;
+/// …and so much of its end, where the records are.
+pub(crate) const TAIL_BYTES: usize = 512;
+/// In the first byte of a block: it is an inner node, not a leaf.
+pub(crate) const INNER: u8 = 1;
+/// In the first byte of a block: it holds the value of an attribute.
+pub(crate) const VALUE: u8 = 4;
+/// In the first byte of a block: all of it follows, instead of beginning and end.
+pub(crate) const WHOLE: u8 = 2;
 /// Blocks at most.
 const BLOCKS: usize = 12;
 /// Reads of one call at most: with so few blocks, more would be for ever.
@@ -36,28 +47,42 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(data: &[u8], leaf: BlockKind, node: BlockKind) -> Self {
-        let bodies = data.chunks(BLOCK_BYTES).take(BLOCKS).enumerate();
-        let blocks = bodies.map(|(index, body)| {
+    fn new(mut data: &[u8], leaf: BlockKind, node: BlockKind) -> Self {
+        let mut blocks = Vec::new();
+        while let Some((says, rest)) = data.split_first()
+            && blocks.len() < BLOCKS
+        {
             let mut block: Box<Block> = Box::new([0; 4096]);
-            // The first byte says what the block says to be.
-            let says = body.first().copied().unwrap_or(0);
-            let kind = if says & 1 == 0 { leaf } else { node };
+            let kind = match says & (INNER | VALUE) {
+                0 => leaf,
+                INNER => node,
+                _ => BlockKind::XattrValue,
+            };
             let owner = if says & 0xf0 == 0xf0 { Ino(8) } else { OWNER };
-            init_block(&mut block, kind, owner, BlockNo(index as u64 + 1));
-            let body = &body[1.min(body.len())..];
-            block[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + body.len()].copy_from_slice(body);
-            block
-        });
+            init_block(&mut block, kind, owner, BlockNo(blocks.len() as u64 + 1));
+            let whole = says & WHOLE != 0;
+            let len = if whole {
+                BLOCK_BODY_SIZE
+            } else {
+                HEAD_BYTES + TAIL_BYTES
+            };
+            let (body, rest) = rest.split_at(len.min(rest.len()));
+            let (head, tail) = if whole {
+                (body, &[][..])
+            } else {
+                body.split_at(HEAD_BYTES.min(body.len()))
+            };
+            block[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + head.len()].copy_from_slice(head);
+            block[4096 - TAIL_BYTES..4096 - TAIL_BYTES + tail.len()].copy_from_slice(tail);
+            blocks.push(block);
+            data = rest;
+        }
         Self {
-            blocks: blocks.collect(),
+            blocks,
             reads: Cell::new(0),
         }
     }
 }
-
-/// A small block's worth: most of a node is free space, which would only be zeros in the input.
-const BLOCK_BYTES: usize = 512;
 
 impl MetaRead for Blocks {
     type Error = Stop;
@@ -81,12 +106,12 @@ impl CheckVisitor<Stop> for Nobody {
 }
 
 /// A file's extents.
-pub fn extent_nodes(data: &[u8]) {
+pub fn extent_nodes(data: &[u8]) -> bool {
     let Some((root, rest)) = data.split_at_checked(ROOT_BYTES) else {
-        return;
+        return false;
     };
-    let Ok((root, _)) = TreeRoot::read_from_prefix(root) else {
-        return;
+    let Ok(root) = TreeRoot::read_from_bytes(root) else {
+        return false;
     };
     let blocks = Blocks::new(rest, BlockKind::ExtentLeaf, BlockKind::ExtentNode);
     let tree = ExtentTree::of(OWNER);
@@ -100,7 +125,7 @@ pub fn extent_nodes(data: &[u8]) {
         end = extent.end().0;
         ControlFlow::Continue(())
     });
-    let _ = walked;
+    let taken = walked.is_ok() && end > 0;
     blocks.reads.set(0);
     for at in [0, 1, 77, end, u64::MAX >> 20] {
         let _ = tree.lookup(&blocks, &root, FileBlock(at));
@@ -108,16 +133,18 @@ pub fn extent_nodes(data: &[u8]) {
     let _ = tree.counts(&root);
     blocks.reads.set(0);
     tree.check(&blocks, &root, &mut Nobody, |_| {});
+    taken
 }
 
 /// A directory's names and an inode's attributes.
-pub fn dir_nodes(data: &[u8]) {
+pub fn dir_nodes(data: &[u8]) -> bool {
     let Some((root, rest)) = data.split_at_checked(ROOT_BYTES) else {
-        return;
+        return false;
     };
-    if let Ok((root, _)) = DirRoot::read_from_prefix(root) {
+    let mut taken = false;
+    if let Ok(root) = DirRoot::read_from_bytes(root) {
         let blocks = Blocks::new(rest, BlockKind::DirLeaf, BlockKind::DirNode);
-        let tree = Directory::of(OWNER, HashKey([3; 16]));
+        let tree = Directory::of(OWNER, HASH);
         let mut last = None;
         let _ = tree.for_each(&blocks, &root, 0, |cookie, entry| {
             assert!(
@@ -127,19 +154,21 @@ pub fn dir_nodes(data: &[u8]) {
             last = Some(cookie);
             ControlFlow::Continue(())
         });
+        taken |= last.is_some();
         blocks.reads.set(0);
         let _ = tree.lookup(&blocks, &root, b"name");
         tree.check(&blocks, &root, &mut Nobody, |_, _| {});
     }
     if let Ok((root, _)) = XattrRoot::read_from_prefix(root) {
         let blocks = Blocks::new(rest, BlockKind::XattrLeaf, BlockKind::XattrNode);
-        let tree = Xattrs::of(OWNER, HashKey([3; 16]));
+        let tree = Xattrs::of(OWNER, HASH);
         if let Ok(names) = tree.list(&blocks, &root) {
             for (name, _) in names.iter().take(4) {
-                let _ = tree.get(&blocks, &root, name);
+                taken |= tree.get(&blocks, &root, name).is_ok_and(|value| value.is_some());
             }
         }
         blocks.reads.set(0);
         tree.check(&blocks, &root, &mut Nobody, |_, _| {});
     }
+    taken
 }

@@ -285,6 +285,14 @@ static void shared_maps_and_reads_agree(void) {
     CHECK(status_of(child) == 0);
     CHECK(!strcmp(map + 4096, "child"));
     CHECK(pread(fd, text, 5, 4096) == 5 && !strcmp(text, "child"));
+    /* Opening a file that could be a program keeps the locks on it. */
+    int tool = open("tool", O_CREAT | O_RDWR, 0755);
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    CHECK(fcntl(tool, F_SETLK, &whole) == 0);
+    int second = open("tool", O_WRONLY | O_TRUNC);
+    child = fork();
+    if (child == 0) _exit(fcntl(tool, F_SETLK, &whole) == 0);
+    CHECK(second >= 0 && status_of(child) == 0);
     /* What was written after a lock was taken is inside the file for a map. */
     int locked = open("locked", O_CREAT | O_RDWR, 0644);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 1};

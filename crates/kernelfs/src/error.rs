@@ -47,7 +47,8 @@ pub fn errno(error: &StoreError) -> i32 {
         StoreError::NoSpace { .. } => libc::ENOSPC,
         StoreError::TableFull(_) => libc::ENOSPC,
         StoreError::Media(error) if error.is_no_space() => libc::ENOSPC,
-        StoreError::NoInode(_) => libc::ESTALE,
+        // A session that ended while its request was under way is the client's doing, too.
+        StoreError::NoInode(_) | StoreError::NoSession(_) => libc::ESTALE,
         StoreError::WrongKind { wanted, .. } if *wanted == "directory" => libc::ENOTDIR,
         StoreError::WrongKind { .. } | StoreError::Invalid(_) => libc::EINVAL,
         StoreError::NotFound => libc::ENOENT,

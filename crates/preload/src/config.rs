@@ -18,6 +18,57 @@ pub const STATS: &str = "VARVE_PRELOAD_STATS";
 /// Beginning of the path of files in which processes note where a C library calls the kernel, for those that start later.
 pub const SITES: &str = "VARVE_PRELOAD_SITES";
 
+/// Set by a process for the program that it becomes: open files that nobody else has, so that their offset can be taken back from the kernel.
+pub const ALONE: &str = "VARVE_PRELOAD_ALONE";
+/// Most files that are named there.
+pub const ALONE_MAX: usize = 64;
+
+/// An open file that a process alone has, and hands to the program that it becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alone {
+    /// Its descriptors.
+    pub fds: Vec<i32>,
+    /// Inode number and generation.
+    pub key: (u64, u32),
+    /// Flags as `F_GETFL` shows them.
+    pub status: i32,
+}
+
+/// As text, for the process `pid`.
+#[must_use]
+pub fn alone_text(pid: i32, files: &[Alone]) -> String {
+    let mut text = format!("{pid}");
+    for file in files.iter().take(ALONE_MAX) {
+        let fds: Vec<String> = file.fds.iter().map(ToString::to_string).collect();
+        text.push_str(&format!(
+            ";{}:{}:{}:{}",
+            fds.join(","),
+            file.key.0,
+            file.key.1,
+            file.status
+        ));
+    }
+    text
+}
+
+/// What [`alone_text`] said, if it was said of the process `pid`.
+#[must_use]
+pub fn alone_files(text: &str, pid: i32) -> Vec<Alone> {
+    let file = |part: &str| {
+        let mut words = part.split(':');
+        let fds: Option<Vec<i32>> = words.next()?.split(',').map(|fd| fd.parse().ok()).collect();
+        let key = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let status = words.next()?.parse().ok()?;
+        let fds = fds.filter(|fds| fds.iter().all(|fd| *fd >= 0))?;
+        words.next().is_none().then_some(Alone { fds, key, status })
+    };
+    let mut parts = text.split(';');
+    if parts.next().and_then(|first| first.parse().ok()) != Some(pid) {
+        return Vec::new();
+    }
+    parts.take(ALONE_MAX).map_while(file).collect()
+}
+
 /// Where paths lead to us, and whom to ask.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -129,7 +180,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::Config;
+    use super::{Alone, Config, alone_files, alone_text};
 
     fn config() -> Config {
         Config {
@@ -138,6 +189,36 @@ mod tests {
             device: 7,
             read_only: false,
             stats: None,
+        }
+    }
+
+    #[test]
+    fn files_are_handed_to_the_same_process_only() {
+        let files = [
+            Alone {
+                fds: vec![1, 2],
+                key: (77, 3),
+                status: 0o102_001,
+            },
+            Alone {
+                fds: vec![9],
+                key: (u64::MAX, u32::MAX),
+                status: 0,
+            },
+        ];
+        let text = alone_text(12, &files);
+        assert_eq!(alone_files(&text, 12), files);
+        assert!(alone_files(&text, 13).is_empty());
+        for bad in [
+            "",
+            "12;",
+            "12;x",
+            "12;1:2:3",
+            "12;-1:2:3:4",
+            "12;1:2:3:4:5",
+            "x12;1:2:3:4",
+        ] {
+            assert!(alone_files(bad, 12).is_empty(), "{bad}");
         }
     }
 

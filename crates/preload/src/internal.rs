@@ -49,6 +49,11 @@ pub fn adopt(fd: i32) -> i32 {
     } else {
         fd
     };
+    note(fd)
+}
+
+/// Remembers a descriptor where it is; answers the number.
+pub fn note(fd: i32) -> i32 {
     let free = OWN.iter().find(|slot| {
         slot.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()

@@ -128,6 +128,33 @@ impl Ofd {
         }
     }
 
+    /// A description that the program before this one, of the same process, had for itself: a regular file behind real descriptors, one of which
+    /// is `fd`.
+    #[must_use]
+    pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
+        let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
+        Self {
+            file: OnceLock::new(),
+            key,
+            lost: AtomicBool::new(false),
+            is_dir: false,
+            status: AtomicI32::new(status),
+            position: Mutex::new(Position { at, moved: false }),
+            record: AtomicPtr::default(),
+            real: AtomicBool::new(true),
+            route: Vec::new(),
+            parent: key,
+            side: Mutex::new(None),
+        }
+    }
+
+    /// Whether no other process can have it, nor could have.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        let position = self.position();
+        !position.moved && position.record.is_none()
+    }
+
     /// The file in this process' session; `open` is asked for it the first time.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`. The gate is held for reading by whatever makes or ends a
 //! descriptor, for writing by whatever gives descriptions to the kernel.
 
-use crate::config::Config;
+use crate::config::{self, Alone, Config};
 use crate::ofd::{KernelFd, Ofd};
 use crate::sys::kernel::Ids;
 use crate::sys::together::Left;
@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use varve_format::{InodeAttr, InodeKey};
+use varve_format::{Generation, Ino, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Entries of a directory that are looked at together when a name is searched.
@@ -94,6 +94,7 @@ pub fn begin(config: Config) -> bool {
             process.table.set_given(fd, mounts);
         }
     }
+    process.adopt();
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     true
 }
@@ -521,6 +522,47 @@ impl Process {
         thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
     }
 
+    /// Files that the next program of this process inherits, and that nobody else has.
+    #[must_use]
+    pub fn alone(&self) -> Vec<Alone> {
+        let mut files: HashMap<*const Ofd, Alone> = HashMap::new();
+        for (fd, ofd) in self.table.all() {
+            if ofd.is_dir || is_cloexec(fd) || !ofd.is_alone() {
+                continue;
+            }
+            let file = files.entry(Arc::as_ptr(&ofd)).or_insert_with(|| Alone {
+                fds: Vec::new(),
+                key: (ofd.key().ino.0, ofd.key().generation.0),
+                status: ofd.status(),
+            });
+            file.fds.push(fd);
+        }
+        files.into_values().collect()
+    }
+
+    /// Takes the files back that the program before this one left to it.
+    fn adopt(&self) {
+        let Some(text) = crate::sys::start::take_variable(config::ALONE) else {
+            return;
+        };
+        for file in config::alone_files(&text, kernel::getpid()) {
+            let key = InodeKey {
+                ino: Ino(file.key.0),
+                generation: Generation(file.key.1),
+            };
+            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.ino.0));
+            if let Some(first) = file.fds.first()
+                && file.fds.iter().all(same)
+                && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
+            {
+                let ofd = Arc::new(Ofd::adopted(*first, key, file.status));
+                for fd in &file.fds {
+                    let _ = self.table.put(*fd, Arc::clone(&ofd));
+                }
+            }
+        }
+    }
+
     /// The program that a child with this process' memory becomes inherits descriptions.
     pub fn hand_inherited(&self) {
         for (fd, ofd) in self.table.all() {
@@ -610,8 +652,7 @@ impl Process {
         }
         ofd.real.store(true, Ordering::Release);
         // Unless it holds locks, one less to keep.
-        let locked = self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&ofd.key());
-        if !locked {
+        if !self.has_locks(ofd.key()) {
             *ofd.side.lock() = None;
         }
         Ok(())
@@ -666,6 +707,11 @@ impl Process {
         }
     }
 
+    /// Whether the program holds POSIX locks on an inode.
+    fn has_locks(&self, key: InodeKey) -> bool {
+        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&key)
+    }
+
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(route);
@@ -673,7 +719,12 @@ impl Process {
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
-        let fd = KernelFd(internal::adopt(fd as i32));
+        // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number then.
+        let fd = if self.has_locks(ofd.key()) {
+            KernelFd(internal::note(fd as i32))
+        } else {
+            KernelFd(internal::adopt(fd as i32))
+        };
         if kernel::identity(fd.0) == Some((self.config.device, ofd.key().ino.0)) {
             Ok(fd)
         } else {
@@ -685,6 +736,10 @@ impl Process {
     #[must_use]
     pub fn runs(&self, attr: &InodeAttr, route: &[u8]) -> bool {
         if attr.is_dir() || attr.mode & 0o111 == 0 {
+            return false;
+        }
+        // To open and close it would let the program's POSIX locks on it go.
+        if self.has_locks(attr.key) {
             return false;
         }
         let mut path = self.config.mount.clone();

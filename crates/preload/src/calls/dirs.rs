@@ -129,7 +129,7 @@ pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
 pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     let number = a.number() as libc::c_long;
     let harmless = number == libc::SYS_unshare
-        && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES) == 0;
+        && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_NEWPID) == 0;
     if !harmless {
         p.give_up();
     }

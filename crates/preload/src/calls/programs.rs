@@ -1,6 +1,7 @@
 //! Processes: fork, exec, users.
 
 use super::{Answer, error};
+use crate::config;
 use crate::process::{self, Process};
 use crate::sys::args::Args;
 use crate::sys::{kernel, thread};
@@ -34,6 +35,10 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
         return Answer::NotOurs;
     }
     if !has(libc::CLONE_VM) {
+        if has(libc::CLONE_NEWPID) {
+            // Numbers of threads, by which the lock of a shared offset knows its holder, mean something else there.
+            p.materialise_all(false);
+        }
         if stack == 0 {
             return fork(p, a);
         }
@@ -67,6 +72,7 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
     if i == 0 && a.path(i).is_ok() && !kernel::may_execute(a.word(i)) {
         return Answer::NotOurs;
     }
+    let alone = p.alone();
     p.materialise_all(true);
     if dirfd >= 0
         && let Err(errno) = p.make_real(dirfd)
@@ -79,7 +85,12 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
         p.leave(false)
     };
     // Whoever comes back from here did not become another program.
-    let result = a.call();
+    let result = if alone.is_empty() {
+        a.call()
+    } else {
+        let text = config::alone_text(kernel::getpid(), &alone);
+        a.call_with_variable(i + 2, config::ALONE, &text)
+    };
     p.stay(left);
     Answer::Made(result)
 }

@@ -31,6 +31,9 @@ const COUNT_MAX: usize = 0x7fff_f000;
 /// Most pieces of a vectored call.
 const PIECES_MAX: usize = 1024;
 
+/// Most variables of an environment.
+const ENTRIES_MAX: usize = 1 << 16;
+
 /// How much memory a program at a fixed address is taken to have from there on.
 const FIXED: usize = 1 << 30;
 /// Where such a program begins; 0 for others.
@@ -118,6 +121,35 @@ impl Args {
     fn call_as(&self, number: usize, a: [usize; 6]) -> isize {
         // SAFETY: the program's own call; only descriptors differ.
         unsafe { kernel::call(number, a) }
+    }
+
+    /// Makes the call in the kernel, with a variable of the environment in argument `i` set to `value`.
+    #[must_use]
+    pub fn call_with_variable(&self, i: usize, name: &str, value: &str) -> isize {
+        let entry = format!("{name}={value}\0");
+        let begins = |at: usize| {
+            // Byte by byte: no further than the text's end.
+            let prefix = &entry.as_bytes()[..=name.len()];
+            prefix.iter().enumerate().all(|(k, byte)| {
+                // SAFETY: the program hands a text that ends with a zero byte, and all bytes before this one were equal to others than zero.
+                readable(at + k, 1) && unsafe { *((at + k) as *const u8) } == *byte
+            })
+        };
+        let mut entries = Vec::new();
+        for nth in 0..ENTRIES_MAX {
+            match self.get_nth::<u64>(i, nth) {
+                Ok(0) => break,
+                Ok(at) if begins(at as usize) => {}
+                Ok(at) => entries.push(at as usize),
+                // The kernel finds the same.
+                Err(_) => return self.call(),
+            }
+        }
+        entries.push(entry.as_ptr() as usize);
+        entries.push(0);
+        let mut a = self.a;
+        a[i] = entries.as_ptr() as usize;
+        self.call_as(self.number, a)
     }
 
     /// `close_range` of a part of what this call asks for.

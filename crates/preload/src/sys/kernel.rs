@@ -35,12 +35,14 @@ pub fn gettid() -> i32 {
     (unsafe { call(nr(libc::SYS_gettid), [0; 6]) }) as i32
 }
 
-/// Whether this process may execute the file whose path is at `path`, as far as permissions tell.
+/// Whether this process may be able to execute the file whose path is at `path`: not if it is not there, or permissions say no.
 #[must_use]
 pub fn may_execute(path: usize) -> bool {
-    let a = [libc::AT_FDCWD as usize, path, libc::X_OK as usize, 0, 0, 0];
+    let flags = libc::AT_EACCESS as usize;
+    let a = [libc::AT_FDCWD as usize, path, libc::X_OK as usize, flags, 0, 0];
     // SAFETY: the program's own pointer, which the kernel checks.
-    (unsafe { call(nr(libc::SYS_faccessat), a) }) == 0
+    let found = unsafe { call(nr(libc::SYS_faccessat2), a) };
+    ![libc::ENOENT, libc::ENOTDIR, libc::EACCES].contains(&(-found as i32))
 }
 
 /// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited for it.
@@ -49,7 +51,12 @@ pub fn runs(tid: i32) -> bool {
     let path = format!("/proc/{tid}/stat\0");
     let fd = open(path.as_bytes(), libc::O_RDONLY | libc::O_CLOEXEC, 0);
     if fd < 0 {
-        return fd != -(libc::ENOENT as isize) && fd != -(libc::ESRCH as isize);
+        // Who cannot look believes that it lives.
+        let own = open(b"/proc/self/stat\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
+        if own >= 0 {
+            close(own as i32);
+        }
+        return own < 0 || ![libc::ENOENT, libc::ESRCH].contains(&(-fd as i32));
     }
     let mut text = [0_u8; 512];
     let len = usize::try_from(read(fd as i32, &mut text)).unwrap_or(0);

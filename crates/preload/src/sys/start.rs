@@ -4,6 +4,26 @@ use super::{args, entry, forking, patch};
 use crate::config::Config;
 use crate::{numbers, process};
 
+/// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it believes it. Before the program has
+/// threads.
+#[must_use]
+pub fn take_variable(name: &str) -> Option<String> {
+    let name = std::ffi::CString::new(name).ok()?;
+    // SAFETY: a text that ends with a zero byte.
+    let at = unsafe { libc::getenv(name.as_ptr()) };
+    if at.is_null() {
+        return None;
+    }
+    // SAFETY: `getenv` hands a text that ends with a zero byte, in memory of this process that may be written; nobody else looks at it yet.
+    unsafe {
+        let text = std::ffi::CStr::from_ptr(at).to_str().ok().map(str::to_owned);
+        if *at != 0 {
+            *at = b'x' as libc::c_char;
+        }
+        text
+    }
+}
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
