@@ -22,11 +22,14 @@ use varve_media::MediaError;
 
 type Gathered = Result<Batch, MediaError>;
 
+/// Both ends of the thread: where it is to start, and what it gathered.
+type Thread = (SyncSender<(SessionLog, LogSeq)>, Receiver<Gathered>);
+
 /// Starts and hands over batches gathered ahead. Its thread ends when this is dropped, at the end of the batch that it is at.
 pub(crate) struct Ahead<'s, 'e, F> {
     scope: &'s Scope<'s, 'e>,
     gather: Option<F>,
-    thread: Option<(SyncSender<(SessionLog, LogSeq)>, Receiver<Gathered>)>,
+    thread: Option<Thread>,
     /// Where the batch under way starts.
     under_way: Option<LogSeq>,
 }
@@ -69,10 +72,7 @@ where
     }
 }
 
-fn spawn<'s, F>(
-    scope: &'s Scope<'s, '_>,
-    gather: F,
-) -> Option<(SyncSender<(SessionLog, LogSeq)>, Receiver<Gathered>)>
+fn spawn<'s, F>(scope: &'s Scope<'s, '_>, gather: F) -> Option<Thread>
 where
     F: Fn(&SessionLog, LogSeq) -> Gathered + Send + 's,
 {
