@@ -49,12 +49,51 @@ struct Segment<'a> {
     data: Option<&'a [u8]>,
 }
 
+/// Segments by their first byte; they do not overlap. All are in one of the two.
+#[derive(Debug, Clone, Default)]
+struct Segments<'a> {
+    /// As long as each comes behind all others, as most do: an append costs no search.
+    in_order: Vec<(u64, Segment<'a>)>,
+    mixed: BTreeMap<u64, Segment<'a>>,
+}
+
+impl<'a> Segments<'a> {
+    fn len(&self) -> usize {
+        self.in_order.len() + self.mixed.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, Segment<'a>)> + '_ {
+        let mixed = self.mixed.iter().map(|(&start, &segment)| (start, segment));
+        self.in_order.iter().copied().chain(mixed)
+    }
+
+    fn last(&self) -> Option<Segment<'a>> {
+        let in_order = self.in_order.last().map(|(_, segment)| *segment);
+        in_order.or_else(|| self.mixed.last_key_value().map(|(_, segment)| *segment))
+    }
+
+    /// All of them as a map.
+    fn mixed(&mut self) -> &mut BTreeMap<u64, Segment<'a>> {
+        self.mixed.extend(self.in_order.drain(..));
+        &mut self.mixed
+    }
+
+    /// Puts in a segment that begins where all others have ended, or later.
+    fn push(&mut self, start: u64, segment: Segment<'a>) {
+        if self.mixed.is_empty() {
+            self.in_order.push((start, segment));
+        } else {
+            self.mixed.insert(start, segment);
+        }
+    }
+}
+
 /// The file's data after the operations folded so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FileFold<'a> {
     /// Shortest length that the file was cut to.
     truncate: Option<u64>,
-    segments: BTreeMap<u64, Segment<'a>>,
+    segments: Segments<'a>,
     /// Block ranges to allocate, end by first block.
     allocate: BTreeMap<u64, u64>,
     writes: u64,
@@ -107,55 +146,45 @@ impl<'a> FileFold<'a> {
         );
     }
 
-    /// Splits a segment that has `at` inside it.
-    fn split(&mut self, at: u64) {
-        let Some((&start, segment)) = self.segments.range_mut(..at).next_back() else {
-            return;
-        };
-        if segment.end <= at {
-            return;
-        }
-        let middle = (at - start) as usize;
-        let tail = Segment {
-            end: segment.end,
-            data: segment.data.map(|data| &data[middle..]),
-        };
-        segment.end = at;
-        segment.data = segment.data.map(|data| &data[..middle]);
-        self.segments.insert(at, tail);
-    }
-
     /// Removes what lies in `start..end`.
     fn clear(&mut self, start: u64, end: u64) {
-        self.split(start);
-        self.split(end);
-        while let Some((&at, segment)) = self.segments.range(start..end).next() {
+        if self.segments.last().is_none_or(|last| last.end <= start) {
+            return;
+        }
+        let segments = self.segments.mixed();
+        split(segments, start);
+        split(segments, end);
+        while let Some((&at, segment)) = segments.range(start..end).next() {
             self.bytes -= segment.data.map_or(0, |data| data.len() as u64);
-            self.segments.remove(&at);
+            segments.remove(&at);
         }
     }
 
     fn insert(&mut self, start: u64, end: u64, data: Option<&'a [u8]>) {
+        let last = self.segments.last();
+        let joins = |before: Option<&Segment<'_>>| {
+            before.is_some_and(|before| before.end == start && before.data.is_some() == data.is_some())
+        };
+        let segment = Segment { end, data };
         // Most writes go to the end: nothing to clear there.
-        if self
-            .segments
-            .last_key_value()
-            .is_some_and(|(_, last)| last.end > start)
-        {
+        let goes_on = if last.is_none_or(|last| last.end <= start) {
+            self.segments.push(start, segment);
+            joins(last.as_ref())
+        } else {
             self.clear(start, end);
-        }
-        let before = self.segments.range(..start).next_back();
-        let goes_on =
-            before.is_some_and(|(_, before)| before.end == start && before.data.is_some() == data.is_some());
+            let segments = self.segments.mixed();
+            let goes_on = joins(segments.range(..start).next_back().map(|(_, before)| before));
+            segments.insert(start, segment);
+            goes_on
+        };
         self.stretches += u64::from(!goes_on);
         self.bytes += data.map_or(0, |data| data.len() as u64);
-        self.segments.insert(start, Segment { end, data });
     }
 
     /// Stretches of bytes to write, neighbours counted as one; and how many writes are saved by that.
     fn merged(&self) -> u64 {
         let (mut stretches, mut end) = (0, None);
-        for (&start, segment) in self.segments.iter().filter(|(_, segment)| segment.data.is_some()) {
+        for (start, segment) in self.segments.iter().filter(|(_, segment)| segment.data.is_some()) {
             stretches += u64::from(end != Some(start));
             end = Some(segment.end);
         }
@@ -169,7 +198,7 @@ impl<'a> FileFold<'a> {
             size,
             ..FilePlan::default()
         };
-        for (&offset, segment) in &self.segments {
+        for (offset, segment) in self.segments.iter() {
             match segment.data {
                 Some(data) => plan.pieces.push((offset, data)),
                 // Where nothing is left of the old content there is nothing to punch.
@@ -187,6 +216,24 @@ impl<'a> FileFold<'a> {
         plan.allocate = ranges.collect();
         (plan, self.merged())
     }
+}
+
+/// Splits a segment that has `at` inside it.
+fn split(segments: &mut BTreeMap<u64, Segment<'_>>, at: u64) {
+    let Some((&start, segment)) = segments.range_mut(..at).next_back() else {
+        return;
+    };
+    if segment.end <= at {
+        return;
+    }
+    let middle = (at - start) as usize;
+    let tail = Segment {
+        end: segment.end,
+        data: segment.data.map(|data| &data[middle..]),
+    };
+    segment.end = at;
+    segment.data = segment.data.map(|data| &data[..middle]);
+    segments.insert(at, tail);
 }
 
 /// Adds `start..end` to disjoint ranges.

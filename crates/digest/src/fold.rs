@@ -70,7 +70,7 @@ pub(crate) struct Name {
 /// Copies of what a transaction of several entries touched.
 #[derive(Default)]
 struct Undo<'a> {
-    nodes: HashMap<Ino, Option<Known<'a>>>,
+    nodes: hashbrown::HashMap<Ino, Option<Known<'a>>>,
     names: Vec<(Ino, Box<[u8]>, Option<Name>)>,
     record_bytes: u64,
 }
@@ -78,7 +78,8 @@ struct Undo<'a> {
 /// Folds operations; see the module's text. `'a` is the life of the batches' bytes.
 pub struct Fold<'a, V: View> {
     pub(crate) view: V,
-    pub(crate) nodes: HashMap<Ino, Known<'a>>,
+    pub(crate) nodes: hashbrown::HashMap<Ino, Known<'a>>,
+    /// Names are chosen by users: their hash is one that cannot be guessed.
     pub(crate) names: HashMap<Ino, HashMap<Box<[u8]>, Name>>,
     pub(crate) counts: Counts,
     pub(crate) refused: Vec<(SessionId, RefusedTx)>,
@@ -136,7 +137,7 @@ impl<'a, V: View> Fold<'a, V> {
     pub fn new(view: V, now_ns: TimeNs) -> Self {
         Self {
             view,
-            nodes: HashMap::new(),
+            nodes: hashbrown::HashMap::new(),
             names: HashMap::new(),
             counts: Counts::default(),
             refused: Vec::new(),

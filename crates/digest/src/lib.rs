@@ -1,6 +1,6 @@
 //! What a digest does before it writes anything: find the entries of a log, decide which ones count, and fold them into a plan.
 //!
-//! Pure: no I/O, no clock, no locks. Bytes of logs come through [`LogBytes`], the digested state through [`View`], rights through
+//! Pure: no I/O, no clock, no locks (but one around spare memory). Bytes of logs come through [`LogBytes`], the digested state through [`View`], rights through
 //! [`Grants`]; all three are implemented by the daemon. Nothing that a client wrote is trusted, and nothing in it can make this
 //! crate panic, loop without bound or hold more memory than its limits say.
 #![forbid(unsafe_code)]

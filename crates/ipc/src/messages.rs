@@ -8,9 +8,12 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Most wants or items in one request.
 pub const ITEMS_MAX: usize = 64;
+
+/// Most numbers for new inodes in one request.
+pub const NUMBERS_MAX: u16 = 256;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].
@@ -257,8 +260,8 @@ pub enum Request {
     AllocInodes {
         /// Directory that they will be in.
         near: InodeKey,
-        /// How many, 1 to 16.
-        count: u8,
+        /// How many, 1 to [`NUMBERS_MAX`].
+        count: u16,
     },
     /// A page of a directory, as digested. Needs a lease on `dir`; the client has its own changes digested before.
     ReadDir {

@@ -1,7 +1,10 @@
 //! Running digests, and what follows from them: pages, barriers, credits, holds, rows.
 
+use crate::ahead::Ahead;
 use crate::core::Barrier;
-use crate::digest::{self, Applied, Client, Cut, Environment, GatherLimits, Leases, Source};
+use crate::digest::{
+    self, Applied, Batch, Client, Cut, Environment, GatherLimits, Leases, SessionLog, Source,
+};
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::rows::RowChange;
 use crate::session::{Reader, Session};
@@ -17,6 +20,16 @@ const BARRIER_KEYS_MAX: usize = 4096;
 
 /// How often it is told that there is no space, in milliseconds.
 const NO_SPACE_TOLD_MS: u64 = 60_000;
+
+/// How much is digested at once. Two batches are under way at a time, one gathered and one applied; the client must have chunks to write to
+/// meanwhile. And they pass from one processor to the other: what is small enough does that in the cache.
+fn batch_limits(log_bytes: u64) -> GatherLimits {
+    let limits = GatherLimits::default();
+    GatherLimits {
+        bytes: ((log_bytes / 8) as usize).clamp(limits.bytes / 8, limits.bytes),
+        ..limits
+    }
+}
 
 /// The leases as a digest sees them.
 pub(crate) struct LeaseView<'k>(pub(crate) &'k KernelFs);
@@ -100,59 +113,36 @@ impl KernelFs {
         let Some(log) = session.log.as_deref() else {
             return Ok(reader.digested);
         };
-        let limits = GatherLimits::default();
-        let result = loop {
+        let limits = batch_limits(log.len_bytes());
+        let gather = |reading: &SessionLog, digested| {
             let newest_tx = || limit.newest(&self.store);
-            let gathered = reader.log.gather(log, reader.digested, &newest_tx, cut, &limits);
-            let batch = match gathered {
-                Ok(batch) => batch,
-                Err(error) => break Err(StoreError::from(error)),
-            };
-            if batch.upto <= reader.digested {
-                break Ok(reader.digested);
-            }
-            let before = reader.digested;
-            for refused in &batch.refused {
-                tracing::warn!(session = %session.id, "left out of the digest: {}", refused.why);
-            }
-            self.counters
-                .refused
-                .fetch_add(batch.refused.len() as u64, Ordering::Relaxed);
-            let client = Client {
-                session: session.id,
-                uid: session.peer.uid,
-                privileged: session.privileged,
-            };
-            let view = LeaseView(self);
-            let env = self.environment(&view);
-            let change = self.begin_change();
-            let sources = [Source {
-                batch: &batch,
-                client,
-            }];
-            let mut gone = Vec::new();
-            let done = digest::digest(&self.store, &sources, &env, &mut |applied| {
-                for (id, upto) in &applied.digested {
-                    if *id == session.id {
-                        reader.digested = reader.digested.max(*upto);
-                    }
-                }
-                gone.extend(self.take_over(applied));
-                session.page.set_digested(reader.digested);
-            });
-            drop(change);
-            let done = done.and_then(|()| self.write_rows(&gone));
-            if let Err(error) = done {
-                break Err(error);
-            }
-            reader.log.digested(&batch);
-            reader.digested = reader.digested.max(batch.upto);
-            session.page.set_digested(reader.digested);
-            self.counters.digests.fetch_add(1, Ordering::Relaxed);
-            if !batch.more || reader.digested == before {
-                break Ok(reader.digested);
-            }
+            reading.gather(log, digested, &newest_tx, cut, &limits)
         };
+        let result = std::thread::scope(|scope| {
+            let mut ahead = Ahead::new(scope, gather);
+            loop {
+                let gathered = ahead
+                    .take(reader.digested)
+                    .unwrap_or_else(|| gather(&reader.log, reader.digested));
+                let batch = match gathered {
+                    Ok(batch) => batch,
+                    Err(error) => break Err(StoreError::from(error)),
+                };
+                if batch.upto <= reader.digested {
+                    break Ok(reader.digested);
+                }
+                if batch.more {
+                    ahead.begin(&reader.log, &batch);
+                }
+                let before = reader.digested;
+                if let Err(error) = self.apply_batch(session, reader, &batch) {
+                    break Err(error);
+                }
+                if !batch.more || reader.digested == before {
+                    break Ok(reader.digested);
+                }
+            }
+        });
         match &result {
             Ok(_) => self.counters.no_space_ms.store(0, Ordering::Relaxed),
             Err(error) if error.is_no_space() => self.wait_for_space(error),
@@ -162,6 +152,48 @@ impl KernelFs {
             }
         }
         result
+    }
+
+    /// Digests one batch, and moves the reader on. On an error the reader stands where the last durable record left it.
+    fn apply_batch(
+        &self,
+        session: &Arc<Session>,
+        reader: &mut Reader,
+        batch: &Batch,
+    ) -> Result<(), StoreError> {
+        for refused in &batch.refused {
+            tracing::warn!(session = %session.id, "left out of the digest: {}", refused.why);
+        }
+        self.counters
+            .refused
+            .fetch_add(batch.refused.len() as u64, Ordering::Relaxed);
+        let client = Client {
+            session: session.id,
+            uid: session.peer.uid,
+            privileged: session.privileged,
+        };
+        let view = LeaseView(self);
+        let env = self.environment(&view);
+        let change = self.begin_change();
+        let sources = [Source { batch, client }];
+        let mut gone = Vec::new();
+        let done = digest::digest(&self.store, &sources, &env, &mut |applied| {
+            for (id, upto) in &applied.digested {
+                if *id == session.id {
+                    reader.digested = reader.digested.max(*upto);
+                }
+            }
+            gone.extend(self.take_over(applied));
+            session.page.set_digested(reader.digested);
+        });
+        drop(change);
+        done?;
+        self.write_rows(&gone)?;
+        reader.log.digested(batch);
+        reader.digested = reader.digested.max(batch.upto);
+        session.page.set_digested(reader.digested);
+        self.counters.digests.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Logs stay as they are until there is space again: the mover is asked to make some, and it is told once a minute.

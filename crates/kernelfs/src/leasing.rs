@@ -16,11 +16,13 @@ use std::time::Duration;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, ReleaseItem, Want};
-use varve_store::StoreError;
+use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, NUMBERS_MAX, ReleaseItem, Want};
+use varve_store::{OP_ROOM, StoreError, Tx};
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
 const NAP_MS: u64 = 20;
+/// Numbers under one row.
+const BATCH_MAX: u16 = 16;
 /// Write leases asked back at once when the grant table is full.
 const ROWS_WANTED: usize = 64;
 
@@ -234,14 +236,15 @@ impl KernelFs {
         }
     }
 
-    /// `Request::AllocInodes`: numbers with exclusive leases, under one row.
+    /// `Request::AllocInodes`: numbers with exclusive leases, a row for each sixteen of them. Fewer than asked for where not all of them find
+    /// room.
     pub(crate) fn alloc_inodes(
         &self,
         session: &Arc<Session>,
         near: InodeKey,
-        count: u8,
+        mut count: u16,
     ) -> Result<Vec<(InodeKey, LeaseNo)>, IpcError> {
-        if count == 0 || count > 16 {
+        if count == 0 || count > NUMBERS_MAX {
             return Err(no(libc::EINVAL));
         }
         if session.read_only {
@@ -254,8 +257,12 @@ impl KernelFs {
         self.make_room(session);
         let until_ms = self.now_ms() + self.config.wait_ms;
         loop {
-            match self.alloc_batch(session, near, count) {
+            match self.alloc_numbers(session, near, count) {
                 Ok(inodes) => return Ok(inodes),
+                // There may be room for fewer.
+                Err(StoreError::TableFull(_) | StoreError::NoSpace { .. }) if count > BATCH_MAX => {
+                    count = BATCH_MAX;
+                }
                 Err(StoreError::TableFull(what)) if what.contains("grant") && self.now_ms() < until_ms => {
                     self.await_rows(until_ms);
                 }
@@ -264,22 +271,64 @@ impl KernelFs {
         }
     }
 
-    fn alloc_batch(
+    fn alloc_numbers(
         &self,
         session: &Arc<Session>,
         near: InodeKey,
-        count: u8,
+        count: u16,
     ) -> Result<Vec<(InodeKey, LeaseNo)>, StoreError> {
         let mut tx = self.store.begin()?;
+        let mut rows: Vec<(GrantRow, Vec<InodeKey>)> = Vec::new();
+        let mut left = count;
+        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM) {
+            let some = left.min(BATCH_MAX);
+            rows.push(self.reserve_batch(&mut tx, session, near, some as u8)?);
+            left -= some;
+        }
+        tx.commit()?;
+        let now_ms = self.now_ms();
+        let mut core = self.locked();
+        if core.live(session.id).is_none() {
+            // Sealed meanwhile: the rows go with the session's others, unless they are gone already.
+            if core.members.contains_key(&session.id) {
+                for (row, keys) in rows {
+                    core.rows.insert_batch(row, &keys);
+                }
+            } else {
+                drop(core);
+                let gone: Vec<_> = rows.iter().map(|(row, _)| RowChange::Remove(row.lease)).collect();
+                self.write_rows(&gone)?;
+            }
+            return Err(StoreError::NoSession(session.id));
+        }
+        let mut leases = Vec::with_capacity(usize::from(count));
+        for (row, keys) in rows {
+            core.rows.insert_batch(row, &keys);
+            for key in keys {
+                core.holds.add(session.id, key);
+                session.learn(key);
+                leases.push((key, core.table.add_new(session.id, key, now_ms)));
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Reserves at most sixteen numbers, which lie together, under one row.
+    fn reserve_batch(
+        &self,
+        tx: &mut Tx<'_>,
+        session: &Session,
+        near: InodeKey,
+        count: u8,
+    ) -> Result<(GrantRow, Vec<InodeKey>), StoreError> {
         let keys = tx.alloc_inodes(near.ino, count)?;
         let first = *keys.first().ok_or(StoreError::Invalid("no inodes"))?;
-        let lease = self.locked().table.fresh_lease();
         let mask = keys
             .iter()
             .fold(0_u16, |mask, key| mask | 1 << (key.ino.0 - first.ino.0));
         let row = GrantRow {
             session: session.id,
-            lease,
+            lease: self.locked().table.fresh_lease(),
             key: first,
             rights: rights::WRITE | rights::OWN,
             first_seq: varve_ipc::SessionPage::digested(&*session.page).next(),
@@ -287,26 +336,7 @@ impl KernelFs {
             batch: mask,
         };
         tx.grant_put(&row)?;
-        tx.commit()?;
-        let now_ms = self.now_ms();
-        let mut core = self.locked();
-        if core.live(session.id).is_none() {
-            // Sealed meanwhile: the row goes with the session's others, unless they are gone already.
-            if core.members.contains_key(&session.id) {
-                core.rows.insert_batch(row, &keys);
-            } else {
-                drop(core);
-                self.write_rows(&[RowChange::Remove(lease)])?;
-            }
-            return Err(StoreError::NoSession(session.id));
-        }
-        core.rows.insert_batch(row, &keys);
-        let leases = keys.iter().map(|key| {
-            core.holds.add(session.id, *key);
-            session.learn(*key);
-            (*key, core.table.add_new(session.id, *key, now_ms))
-        });
-        Ok(leases.collect())
+        Ok((row, keys))
     }
 
     /// `Request::Release`.

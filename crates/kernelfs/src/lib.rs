@@ -21,6 +21,7 @@
 //! on, logs keep what was not digested for the next start.
 #![forbid(unsafe_code)]
 
+mod ahead;
 pub mod config;
 mod core;
 mod daemon;

@@ -4,7 +4,8 @@
 //! A number can be given out again, to the same session too, before it is known here that the inode that had it before is gone. So a row is
 //! found by number *and* generation.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
 use varve_format::session::GrantRow;
 use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
 
@@ -40,7 +41,7 @@ pub(crate) struct Rows {
     rows: HashMap<LeaseNo, GrantRow>,
     /// Newest last; more than one while an older life of the number is not yet taken out.
     by_inode: HashMap<(SessionId, Ino), Vec<Place>>,
-    by_session: HashMap<SessionId, Vec<LeaseNo>>,
+    by_session: HashMap<SessionId, BTreeSet<LeaseNo>>,
 }
 
 fn inodes(row: &GrantRow) -> impl Iterator<Item = Ino> + use<> {
@@ -72,7 +73,7 @@ impl Rows {
             };
             self.by_inode.entry((row.session, *ino)).or_default().push(place);
         }
-        self.by_session.entry(row.session).or_default().push(row.lease);
+        self.by_session.entry(row.session).or_default().insert(row.lease);
         self.rows.insert(row.lease, row);
     }
 
@@ -152,7 +153,7 @@ impl Rows {
             Some(RowChange::Remove(lease)) => {
                 self.rows.remove(&lease);
                 if let Some(leases) = self.by_session.get_mut(&session) {
-                    leases.retain(|other| *other != lease);
+                    leases.remove(&lease);
                     if leases.is_empty() {
                         self.by_session.remove(&session);
                     }
@@ -163,7 +164,12 @@ impl Rows {
 
     /// Rows of a session, as they are on media.
     pub(crate) fn of_session(&self, session: SessionId) -> Vec<LeaseNo> {
-        self.by_session.get(&session).cloned().unwrap_or_default()
+        self.by_session
+            .get(&session)
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect()
     }
 
     /// The session's rows are gone on media too.

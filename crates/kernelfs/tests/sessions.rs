@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Client, ROOT, World, hello, want};
+use varve_format::log::CHUNK_BYTES;
 use varve_format::{InodeKey, LeaseNo, LogOp, LogSeq};
 use varve_ipc::{
     Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, Peer, ReleaseItem, Request,
@@ -44,6 +45,59 @@ fn lease_passes_on_with_everything_that_was_logged_under_it() {
         assert_eq!(data, b"hello");
     });
     assert_eq!(a.page.digested(), LogSeq(2));
+    world.check();
+}
+
+/// More entries than two batches take, so that one is gathered while another is applied.
+#[test]
+fn log_of_many_batches_is_digested_exactly_once_live_and_sealed() {
+    let world = World::with(Config {
+        log_initial_bytes: 2 * CHUNK_BYTES,
+        ..Config::default()
+    });
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", &[0; 4096]);
+    let value = |round: u64, at: u64| (round * 31 + at * 7) as u8;
+    let fill = |a: &mut Client, round: u64, entries: u64| {
+        for at in 0..entries {
+            let offset = at * 3 % 4096;
+            let data = &[value(round, at)];
+            a.log_op(&LogOp::Write { key, offset, data });
+        }
+    };
+    let expected = |entries: u64, round: u64, bytes: &mut [u8]| {
+        for at in 0..entries {
+            bytes[(at * 3 % 4096) as usize] = value(round, at);
+        }
+    };
+    let mut bytes = vec![0; 4096];
+    let entries = 15_000;
+    fill(&mut a, 1, entries);
+    expected(entries, 1, &mut bytes);
+    let wait = Request::Digest {
+        upto: LogSeq(a.seq),
+        wait: true,
+    };
+    assert_eq!(
+        a.link.call(wait),
+        Ok(Response::Digested(LogSeq(a.seq))),
+        "to the last entry"
+    );
+    assert_eq!(a.page.digested(), LogSeq(a.seq));
+    assert_eq!(a.read(key, 4096), bytes);
+    let status = world.kernel.status().digest;
+    assert!(status.batches >= 2, "{status:?}");
+    assert_eq!((status.operations, status.refused), (entries + 2, 0));
+    // The second chunk, from its start, and the daemon dies.
+    a.offset = CHUNK_BYTES;
+    fill(&mut a, 2, 9000);
+    expected(9000, 2, &mut bytes);
+    let last = LogSeq(a.seq);
+    let world = world.restart();
+    let a = a.resume(&world.kernel, vec![key]);
+    assert!(a.welcome.seal.as_ref().unwrap().covers(last));
+    a.read_lease(key);
+    assert_eq!(a.read(key, 4096), bytes);
     world.check();
 }
 
@@ -246,7 +300,7 @@ fn hostile_requests_get_an_errno() {
     assert_eq!(
         errno(Request::AllocInodes {
             near: ROOT,
-            count: 17
+            count: 257
         }),
         libc::EINVAL
     );

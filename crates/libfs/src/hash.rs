@@ -1,11 +1,14 @@
 //! A cheap hash for inode keys, whose numbers the daemon gives out. Not for what users choose, such as names.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use varve_format::InodeKey;
 
 /// A map by inode.
 pub(crate) type KeyMap<V> = HashMap<InodeKey, V, BuildHasherDefault<KeyHasher>>;
+
+/// A set of inodes.
+pub(crate) type KeySet = HashSet<InodeKey, BuildHasherDefault<KeyHasher>>;
 
 /// Multiplies and folds.
 #[derive(Debug, Default, Clone, Copy)]

@@ -562,6 +562,8 @@ fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let committed = commit(session, slot, &op, EntryFlags::empty(), session.now_ns())?;
     body.dead = true;
     body.last_seq = body.last_seq.max(committed.seqs.last);
+    drop(body);
+    session.leases.bury(key, committed.seqs.last);
     Ok(())
 }
 

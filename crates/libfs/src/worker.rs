@@ -1,5 +1,5 @@
-//! The session's own threads: one takes the daemon's upcalls, one gives leases back. Own the order of what the daemon asks; know no
-//! names and no data.
+//! The session's own threads: one takes the daemon's upcalls, one gives leases back, one asks for numbers of new inodes before they are
+//! needed. Own the order of what the daemon asks; know no names and no data.
 //!
 //! The first thread never waits: barriers are obeyed at once (under an inode's lock, which no request holds while it talks to the
 //! daemon), everything about leases goes to the second. The second waits for the daemon's `Release` only. What waits for the kernel has
@@ -40,10 +40,11 @@ impl Surroundings for Session {
     }
 }
 
-/// Starts both threads of `session`. They end when it is lost or dropped.
+/// Starts the threads of `session`. They end when it is lost or dropped.
 pub(crate) fn start(
     session: &Arc<Session>,
     inbox: Receiver<Event>,
+    asked: Receiver<Weak<Node>>,
     withdrawals: Withdrawals,
 ) -> std::io::Result<()> {
     let bug = seeded::current();
@@ -53,6 +54,18 @@ pub(crate) fn start(
         .spawn(move || {
             seeded::arm(bug);
             give_back(&weak, &inbox, withdrawals);
+        })?;
+    let weak = Arc::downgrade(&session.leases);
+    std::thread::Builder::new()
+        .name("varve-numbers".into())
+        .spawn(move || {
+            seeded::arm(bug);
+            // The leases hold the other end.
+            while let Ok(dir) = asked.recv() {
+                if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
+                    leases.ask_ahead(&dir);
+                }
+            }
         })?;
     let weak = Arc::downgrade(session);
     let link = Arc::clone(&session.link);

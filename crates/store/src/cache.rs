@@ -2,11 +2,12 @@
 
 use crate::{Result, StoreError};
 use lru::LruCache;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use varve_extent_tree::MetaRead;
-use varve_format::{BLOCK_SIZE, Block, BlockNo, verify_block};
+use varve_format::{BLOCK_SIZE, Block, BlockNo, Extent, verify_block};
 use varve_media::Region;
 
 const SHARDS: usize = 16;
@@ -16,6 +17,34 @@ pub(crate) struct MetaCache {
     region: Arc<dyn Region>,
     blocks: u64,
     shards: Vec<Mutex<LruCache<u64, Arc<Block>>>>,
+    inode_file: InodeFile,
+}
+
+/// Where blocks of the committed inode file are. It is asked for each inode, and only ever grows (but for repairs).
+#[derive(Default)]
+pub(crate) struct InodeFile {
+    /// Length and first NVM block, by first block of the file.
+    runs: RwLock<BTreeMap<u64, (u64, u64)>>,
+}
+
+impl InodeFile {
+    /// The NVM block of block `index`, if it was asked for before.
+    pub(crate) fn block(&self, index: u64) -> Option<BlockNo> {
+        let runs = self.runs.read();
+        let (first, (len, block)) = runs.range(..=index).next_back()?;
+        (index - first < *len).then(|| BlockNo(block + (index - first)))
+    }
+
+    /// Keeps an extent of the committed tree.
+    pub(crate) fn learn(&self, extent: &Extent) {
+        let run = (u64::from(extent.len), extent.block.0);
+        self.runs.write().insert(extent.file_block.0, run);
+    }
+
+    /// The tree changes.
+    pub(crate) fn clear(&self) {
+        self.runs.write().clear();
+    }
 }
 
 impl MetaCache {
@@ -26,7 +55,12 @@ impl MetaCache {
             region,
             blocks,
             shards,
+            inode_file: InodeFile::default(),
         }
+    }
+
+    pub(crate) const fn inode_file(&self) -> &InodeFile {
+        &self.inode_file
     }
 
     fn shard(&self, block: u64) -> &Mutex<LruCache<u64, Arc<Block>>> {
@@ -69,6 +103,9 @@ impl MetaCache {
 pub(crate) trait View: MetaRead<Error = StoreError> {
     /// As [`MetaRead::read`], for a block without header.
     fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R>;
+
+    /// What is known of the inode file, if this view sees it as it is committed.
+    fn inode_file(&self) -> Option<&InodeFile>;
 }
 
 /// The committed state; valid while the publishing lock is held for reading.
@@ -85,5 +122,9 @@ impl MetaRead for Committed<'_> {
 impl View for Committed<'_> {
     fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
         self.0.load(block, true).map(|content| f(&content))
+    }
+
+    fn inode_file(&self) -> Option<&InodeFile> {
+        Some(self.0.inode_file())
     }
 }

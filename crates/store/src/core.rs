@@ -1,6 +1,6 @@
 //! The heart of a transaction: dirty blocks, allocations, frees, the commit. Knows no files.
 
-use crate::cache::View;
+use crate::cache::{InodeFile, View};
 use crate::journal::{Payload, diff, diff_bytes};
 use crate::layout::{Layout, Place};
 use crate::lens::{Lens, POOL_INO};
@@ -8,8 +8,8 @@ use crate::rows::Writer;
 use crate::seeded::{Bug, armed};
 use crate::space::{NextUnit, Pending, Saved, Span};
 use crate::{DataTarget, Result, Store, StoreError};
+use hashbrown::HashMap;
 use parking_lot::MutexGuard;
-use std::collections::HashMap;
 use std::sync::Arc;
 use varve_extent_tree::{MetaIo, MetaRead};
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
@@ -52,6 +52,8 @@ pub(crate) struct Core<'s> {
     nvm_range: Option<(u64, u64)>,
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     pub(crate) undo: Vec<Undo>,
+    /// The tree of the inode file is not as it is committed.
+    inode_file_changed: bool,
     pub(crate) poisoned: bool,
     /// The present operation leaves the reserve alone.
     pub(crate) frugal: bool,
@@ -77,6 +79,7 @@ impl<'s> Core<'s> {
             nvm_range: None,
             deferred: Vec::new(),
             undo: Vec::new(),
+            inode_file_changed: false,
             poisoned: false,
             frugal: false,
             use_reserve: false,
@@ -183,6 +186,10 @@ impl<'s> Core<'s> {
     pub(crate) fn set_state(&mut self, state: &PoolState) -> Result<()> {
         const { assert!(BLOCK_HEADER_SIZE + POOL_STATE_SIZE <= BLOCK_SIZE) };
         let block = self.lens().state_block();
+        let before = self.lens().state().ok();
+        self.inode_file_changed |= before.is_none_or(|before| {
+            before.inode_root != state.inode_root || before.inode_blocks != state.inode_blocks
+        });
         self.patch(
             Place {
                 block,
@@ -697,6 +704,9 @@ impl<'s> Core<'s> {
         for (block, dirty) in self.dirty.drain() {
             store.cache.put(block, Arc::from(dirty.content));
         }
+        if self.inode_file_changed {
+            store.cache.inode_file().clear();
+        }
         for (span, data) in &self.freed {
             if !data {
                 (span.start..span.start + span.len).for_each(|block| store.cache.forget(block));
@@ -750,6 +760,10 @@ impl View for Core<'_> {
             Some(dirty) => Ok(f(&dirty.content)),
             None => self.store.cache.load(block, true).map(|content| f(&content)),
         }
+    }
+
+    fn inode_file(&self) -> Option<&InodeFile> {
+        (!self.inode_file_changed).then(|| self.store.cache.inode_file())
     }
 }
 

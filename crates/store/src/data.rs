@@ -17,8 +17,10 @@ use varve_format::{
 const STEP_EXTENTS: usize = 4096;
 /// Blocks whose bits one step of freeing changes at most.
 const STEP_BLOCKS: u64 = 1 << 16;
-/// Blocks merged in one buffer.
-const MERGE_BLOCKS: u64 = 1024;
+/// Blocks moved to another tier in one buffer.
+const MOVE_BLOCKS: u64 = 1024;
+/// Blocks merged in one buffer: it stays in the nearer caches.
+const MERGE_BLOCKS: u64 = 64;
 
 impl Tx<'_> {
     /// Writes whole blocks at `at`, copy-on-write. With `grow` the size is at least their end afterwards.
@@ -284,9 +286,11 @@ impl Core<'_> {
         let start = first * BLOCK_BYTES;
         let mut buffer = vec![0; (last - first + 1) as usize * BLOCK_SIZE];
         let end = start + buffer.len() as u64;
-        let inside: Vec<(u64, &[u8])> = pieces
+        // Ascending: what lies before and behind is not looked at one by one.
+        let from = pieces.partition_point(|(offset, data)| offset + data.len() as u64 <= start);
+        let inside: Vec<(u64, &[u8])> = pieces[from..]
             .iter()
-            .filter(|(offset, data)| *offset < end && offset + data.len() as u64 > start)
+            .take_while(|(offset, _)| *offset < end)
             .map(|(offset, data)| {
                 let skip = start.saturating_sub(*offset);
                 let take = (offset + data.len() as u64).min(end) - offset.max(&start);
@@ -607,7 +611,7 @@ impl Core<'_> {
         let unwritten = old.flags.contains(ExtentFlags::UNWRITTEN);
         let mut done = 0;
         while done < len {
-            let span = self.alloc_data(to, (len - done).min(MERGE_BLOCKS))?;
+            let span = self.alloc_data(to, (len - done).min(MOVE_BLOCKS))?;
             let start = from.1.0 + done;
             if !unwritten {
                 let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];

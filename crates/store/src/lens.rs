@@ -52,9 +52,18 @@ impl<V: View> Lens<'_, V> {
 
     /// NVM block of the inode file that holds `ino`; `None` beyond its end.
     pub(crate) fn inode_block(&self, index: u64) -> Result<Option<BlockNo>> {
+        let known = self.view.inode_file();
+        if let Some(block) = known.and_then(|known| known.block(index)) {
+            return Ok(Some(block));
+        }
         let at = FileBlock(index);
         match ExtentTree::of(POOL_INO).lookup(self.view, &self.inode_root()?, at)? {
-            Mapping::Mapped(extent) if extent.tier == Tier::Nvm => Ok(Some(extent.block_at(at))),
+            Mapping::Mapped(extent) if extent.tier == Tier::Nvm => {
+                if let Some(known) = known {
+                    known.learn(&extent);
+                }
+                Ok(Some(extent.block_at(at)))
+            }
             Mapping::Mapped(extent) => Err(StoreError::Damaged(format!(
                 "inode file block {index} lies on {}",
                 extent.tier.name()

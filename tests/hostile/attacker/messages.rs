@@ -94,7 +94,7 @@ impl Attacker {
             }
             9 => Request::AllocInodes {
                 near: self.any_key(),
-                count: self.rng.next_u64() as u8,
+                count: self.rng.next_u64() as u16 % 300,
             },
             10 => Request::ReadDir {
                 dir: self.any_key(),

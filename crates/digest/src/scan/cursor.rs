@@ -2,7 +2,7 @@
 
 use super::{LogBytes, ScanError};
 use varve_format::log::{
-    CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
+    CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size,
 };
 use varve_format::seeded::{Bug, armed};
 use varve_format::{EntryHeader, LogSeq, SessionId};
@@ -139,7 +139,7 @@ impl<'l, L: LogBytes> Walker<'l, L> {
             self.log
                 .read(head.chunk as u64 * CHUNK_BYTES + pos, piece)
                 .map_err(ScanError::Device)?;
-            sum = payload_crc(sum, piece);
+            sum = self.log.payload_crc(sum, piece);
             pos += piece.len() as u64;
         }
         let sum = entry_crc(sum, &head.header);

@@ -2,9 +2,9 @@
 
 use super::cursor::{Head, Walker, stable_below};
 use super::{Cursors, LogBytes, ScanError};
-use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use varve_format::log::{TX_ENTRIES_MAX, entry_size};
 use varve_format::{
     EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
@@ -12,8 +12,8 @@ use varve_format::{
 
 /// Bytes of one arena block that payloads are copied to.
 const ARENA_BYTES: usize = 8 << 20;
-/// Blocks that a thread keeps for its next batch.
-const SPARE_BLOCKS_MAX: usize = 6;
+/// Blocks that are kept for the next batches.
+const SPARE_BLOCKS_MAX: usize = 12;
 
 /// How much one [`gather`] may take.
 #[derive(Debug, Clone, Copy)]
@@ -156,7 +156,8 @@ impl Batch {
     }
 }
 
-/// Where a batch keeps its payloads: blocks that are used again by the thread's next batch, so that they are zeroed and faulted in once.
+/// Where a batch keeps its payloads: blocks that are used again by the next batches, so that they are zeroed and faulted in once. A batch may
+/// be dropped by another thread than the one that gathered it, so the threads share them.
 #[derive(Debug, Default)]
 struct Arena {
     blocks: Vec<Vec<u8>>,
@@ -164,8 +165,11 @@ struct Arena {
     used: usize,
 }
 
-thread_local! {
-    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+/// The spare blocks. Whoever panicked with them left them whole: they are only taken and put.
+fn spare() -> MutexGuard<'static, Vec<Vec<u8>>> {
+    SPARE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Arena {
@@ -176,17 +180,18 @@ impl Arena {
             .last()
             .is_none_or(|block| block.len() - self.used < need)
         {
-            let spare = SPARE.with_borrow_mut(|spare| {
+            let known = {
+                let mut spare = spare();
                 let at = spare.iter().rposition(|block| block.len() >= need);
                 at.map(|at| spare.swap_remove(at))
-            });
+            };
             // The first one is small, for the many batches that are.
             let len = if self.blocks.is_empty() {
                 64 << 10
             } else {
                 ARENA_BYTES
             };
-            self.blocks.push(spare.unwrap_or_else(|| vec![0; need.max(len)]));
+            self.blocks.push(known.unwrap_or_else(|| vec![0; need.max(len)]));
             self.used = 0;
         }
         (self.blocks.len() - 1, self.used)
@@ -195,13 +200,14 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        let blocks = std::mem::take(&mut self.blocks);
-        // A thread that is ending keeps nothing.
-        let _ = SPARE.try_with(|spare| {
-            let mut spare = spare.borrow_mut();
-            spare.extend(blocks);
-            spare.truncate(SPARE_BLOCKS_MAX);
-        });
+        let dropped: Vec<_> = {
+            let mut spare = spare();
+            spare.append(&mut self.blocks);
+            let keep = spare.len().min(SPARE_BLOCKS_MAX);
+            spare.drain(keep..).collect()
+        };
+        // Not under the lock: memory goes back to the system.
+        drop(dropped);
     }
 }
 
@@ -371,6 +377,7 @@ pub fn gather<L: LogBytes>(
     };
     let (mut taken_bytes, mut taken_entries) = (0, 0);
     let mut skipped = Vec::new();
+    let mut newest = TxId::default();
     // Chunks whose cursors have moved since the batch took them over.
     let mut moved = Vec::new();
     while let Some(wanted) = expect.wanted() {
@@ -417,7 +424,7 @@ pub fn gather<L: LogBytes>(
         match chain.push(&head.header, entry) {
             Link::Open => continue,
             Link::Whole => {
-                batch.accept(&chain.entries, newest_tx());
+                batch.accept(&chain.entries, &mut newest, newest_tx);
                 chain.entries.clear();
             }
             Link::Broken => batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted))),
@@ -435,12 +442,18 @@ pub fn gather<L: LogBytes>(
 }
 
 impl Batch {
-    fn accept(&mut self, transaction: &[Entry], newest_tx: TxId) {
+    /// `newest` is what was answered before: it only grows, so what rests on that rests on the newest one, too.
+    fn accept(&mut self, transaction: &[Entry], newest: &mut TxId, newest_tx: NewestTx<'_>) {
         let Some(first) = transaction.first() else { return };
-        if let Some(entry) = transaction
-            .iter()
-            .find(|entry| entry.header.base.get() > newest_tx.0)
-        {
+        let later = |newest: TxId| {
+            transaction
+                .iter()
+                .find(|entry| entry.header.base.get() > newest.0)
+        };
+        if later(*newest).is_some() {
+            *newest = newest_tx();
+        }
+        if let Some(entry) = later(*newest) {
             self.refused.push(Refused {
                 seq: first.seq(),
                 why: Damage::FutureBase {

@@ -27,6 +27,11 @@ pub trait LogBytes {
     /// The device's error.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Self::Error>;
 
+    /// [`payload_crc`](varve_format::log::payload_crc), for those who have a faster way to the same number.
+    fn payload_crc(&self, seed: u32, payload: &[u8]) -> u32 {
+        varve_format::log::payload_crc(seed, payload)
+    }
+
     /// Length of the log in bytes; whole chunks count.
     fn len_bytes(&self) -> u64;
 }

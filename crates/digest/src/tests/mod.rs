@@ -126,9 +126,9 @@ fn file_made_and_deleted_in_a_batch_leaves_nothing_to_write() {
 
 #[test]
 fn files_that_come_and_go_take_little_of_a_record() {
+    let body = [7; 8192];
     let model = Model::new();
     let mut fold = Fold::new(model, i64::MAX);
-    let body = [7; 8192];
     let mut seq = 0;
     let mut at_work = 0;
     for ino in 2..10 {

@@ -153,6 +153,7 @@ fn fold<'a>(
         taken: 0,
     };
     let mut anything = false;
+    let mut ops = Vec::new();
     for (source, next) in sources.iter().zip(&mut cut.next) {
         let row = tx.session(source.client.session)?;
         let digested = row.map_or(LogSeq(0), |row| row.digested);
@@ -165,7 +166,7 @@ fn fold<'a>(
             }
             let last = last_seq(batch, transaction);
             if last > digested {
-                charged += take(&mut fold, &rows, batch, transaction)?;
+                charged += take(&mut fold, &rows, batch, transaction, &mut ops)?;
                 upto = last;
                 cut.taken += 1;
             }
@@ -188,15 +189,16 @@ fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
     batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
 }
 
-/// Folds one transaction; the credits that its operations used up.
+/// Folds one transaction; the credits that its operations used up. `ops` is room to put them.
 fn take<'a>(
     fold: &mut Fold<'a, TxView<'_, '_>>,
     rows: &Rows<'_>,
     batch: &'a Batch,
     transaction: &Transaction,
+    ops: &mut Vec<Op<'a>>,
 ) -> Result<u64, StoreError> {
     let entries = &batch.entries[transaction.first..transaction.first + transaction.len];
-    let mut ops = Vec::with_capacity(entries.len());
+    ops.clear();
     let mut malformed = None;
     let mut charged = 0;
     for entry in entries {
@@ -226,7 +228,7 @@ fn take<'a>(
         privileged: rows.client.privileged,
         mediated: false,
     };
-    match fold.transaction(actor, rows, &ops) {
+    match fold.transaction(actor, rows, ops) {
         // A refusal is counted in the fold.
         Ok(_) => {}
         Err(error) if is_confined(&error) => {

@@ -3,6 +3,7 @@
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
 use crate::placement::Use;
+use std::ops::Range;
 use varve_digest::{Fate, InodePlan, NameChange, Plan};
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, SessionId};
 use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
@@ -11,8 +12,8 @@ use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
 pub(super) const FREE_BUDGET: usize = 256;
 /// Bytes of data given to the store in one call.
 const PIECES_BYTES: usize = 4 << 20;
-/// Pieces given to the store in one call: each may need a new extent.
-const PIECES: usize = 32;
+/// Stretches of adjoining pieces given to the store in one call: each may need a new extent.
+const STRETCHES: usize = 32;
 
 /// Something too big for the record of its batch, to be done before in records of its own. Doing it twice is doing it once, and the
 /// log still has the operation: a crash in between shows nothing that the batch would not show.
@@ -171,24 +172,9 @@ impl Carrier<'_, '_> {
         let mut pieces = file.pieces.as_slice();
         while !pieces.is_empty() {
             self.room()?;
-            let (mut bytes, mut count) = (0, 0);
-            for (_, data) in pieces {
-                if count > 0 && (bytes + data.len() > PIECES_BYTES || count >= PIECES) {
-                    break;
-                }
-                bytes += data.len();
-                count += 1;
-            }
-            let (now, later) = pieces.split_at(count);
+            let (now, later) = pieces.split_at(one_call(pieces));
             self.tx.write_bytes(ino, now, target)?;
-            for (offset, data) in now {
-                let (first, last) = (
-                    offset / BLOCK_BYTES,
-                    (offset + data.len() as u64).div_ceil(BLOCK_BYTES),
-                );
-                let placement = self.env.placement;
-                placement.used(inode.attr.key, FileBlock(first), last - first, Use::Written);
-            }
+            self.note_written(inode.attr.key, now);
             pieces = later;
         }
         for range in &file.allocate {
@@ -209,6 +195,29 @@ impl Carrier<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Tells placement of the blocks that were written, each stretch once.
+    fn note_written(&self, key: InodeKey, pieces: &[(u64, &[u8])]) {
+        let mut pieces = pieces.iter().map(|(offset, data)| {
+            let end = offset + data.len() as u64;
+            offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)
+        });
+        let Some(mut stretch) = pieces.next() else { return };
+        let placement = self.env.placement;
+        let note = |blocks: &Range<u64>| {
+            let count = blocks.end - blocks.start;
+            placement.used(key, FileBlock(blocks.start), count, Use::Written);
+        };
+        for blocks in pieces {
+            if blocks.start <= stretch.end {
+                stretch.end = stretch.end.max(blocks.end);
+            } else {
+                note(&stretch);
+                stretch = blocks;
+            }
+        }
+        note(&stretch);
     }
 
     fn delete(&mut self, inode: &InodePlan<'_>) -> Result<(), Stuck> {
@@ -253,6 +262,18 @@ impl Carrier<'_, '_> {
     }
 }
 
+/// How many of the pieces go to the store in one call; at least one.
+fn one_call(pieces: &[(u64, &[u8])]) -> usize {
+    let (mut bytes, mut stretches, mut end) = (0, 0, None);
+    let fits = |(offset, data): &&(u64, &[u8])| {
+        bytes += data.len();
+        stretches += usize::from(end != Some(*offset));
+        end = Some(offset + data.len() as u64);
+        bytes <= PIECES_BYTES && stretches <= STRETCHES
+    };
+    pieces.iter().take_while(fits).count().max(1)
+}
+
 /// The attributes that a plan decides; the others are the store's.
 fn give(attr: &mut InodeAttr, new: &InodeAttr) {
     attr.mode = new.mode;
@@ -263,4 +284,20 @@ fn give(attr: &mut InodeAttr, new: &InodeAttr) {
     attr.atime_ns = new.atime_ns;
     attr.mtime_ns = new.mtime_ns;
     attr.ctime_ns = new.ctime_ns;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PIECES_BYTES, STRETCHES, one_call};
+
+    #[test]
+    fn one_call_takes_adjoining_pieces_by_their_bytes_and_others_by_their_number() {
+        let small = [0_u8; 128];
+        let adjoining: Vec<(u64, &[u8])> = (0..100_000).map(|n| (n * 128, &small[..])).collect();
+        assert_eq!(one_call(&adjoining), PIECES_BYTES / 128);
+        let apart: Vec<(u64, &[u8])> = (0..1000).map(|n| (n * 8192, &small[..])).collect();
+        assert_eq!(one_call(&apart), STRETCHES);
+        let big = vec![0_u8; PIECES_BYTES + 1];
+        assert_eq!(one_call(&[(0, &big[..]), (big.len() as u64, &small[..])]), 1);
+    }
 }

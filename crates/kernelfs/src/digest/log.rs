@@ -6,11 +6,15 @@ use varve_digest::{
     Batch, Cursors, Cut, GatherLimits, LogBytes, NewestTx, ScanError, SealScan, gather, seal_scan,
 };
 use varve_format::log::CHUNK_BYTES;
+use varve_format::seeded::{Bug, armed};
 use varve_format::{LogSeq, SessionId};
 use varve_media::{MediaError, Region};
 
 /// Bytes read ahead in a chunk that is read in order.
 const AHEAD_BYTES: u64 = 16 << 10;
+
+/// From here on the medium's checksum, by wide multiplication, is faster than the format's: three times, when the bytes are cached.
+const MANY_BYTES: usize = 512;
 
 /// Where the reading of a chunk stands.
 #[derive(Default)]
@@ -71,6 +75,13 @@ impl LogBytes for RegionLog<'_> {
         }
         out.copy_from_slice(&chunk.bytes[..out.len()]);
         Ok(())
+    }
+
+    fn payload_crc(&self, seed: u32, payload: &[u8]) -> u32 {
+        if payload.len() < MANY_BYTES || armed(Bug::EntryPayloadUnchecked) {
+            return varve_format::log::payload_crc(seed, payload);
+        }
+        varve_media::crc32c_append(seed, payload)
     }
 
     fn len_bytes(&self) -> u64 {
@@ -147,6 +158,14 @@ impl SessionLog {
     pub fn pending_bytes(&self, log: &dyn Region, digested: LogSeq) -> Result<u64, MediaError> {
         varve_digest::pending_bytes(&RegionLog::new(log), self.session, digested, &self.cursors)
             .map_err(device)
+    }
+
+    /// The reading end as it will be when `batch` is digested.
+    pub(crate) fn after(&self, batch: &Batch) -> Self {
+        Self {
+            session: self.session,
+            cursors: batch.cursors.clone(),
+        }
     }
 
     /// The next scan starts after `batch`.

@@ -1,8 +1,8 @@
 //! The digested state and the grants, as the fold asks for them. Reads only.
 
 use super::types::{Client, Leases, rights};
+use hashbrown::HashMap;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use varve_digest::{Grants, Need, Slot, View};
 use varve_format::session::GrantRow;
 use varve_format::{Generation, Ino, InodeKey, LogSeq, SessionId};

@@ -1,6 +1,6 @@
 //! When an inode goes from hand to hand too often, its changes are better made by the daemon. Decides only that.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use varve_format::{InodeKey, SessionId};
 
 /// Hand-overs within [`WINDOW_MS`] that make an inode contended.

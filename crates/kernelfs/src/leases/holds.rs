@@ -1,6 +1,6 @@
 //! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who frees it is not known here.
 
-use std::collections::{HashMap, HashSet};
+use hashbrown::{HashMap, HashSet};
 use varve_format::{InodeKey, SessionId};
 
 /// Holds of all sessions.

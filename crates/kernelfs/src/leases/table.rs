@@ -15,7 +15,8 @@ mod view;
 pub use view::{HolderStatus, LeaseDetail, WaitStatus};
 
 use super::contention::Contention;
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeMap;
 use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::{LeaseMode, Want};
 

@@ -222,7 +222,7 @@ impl Client {
         self.release(key, lease, true);
     }
 
-    pub fn alloc(&self, count: u8) -> Vec<(InodeKey, LeaseNo)> {
+    pub fn alloc(&self, count: u16) -> Vec<(InodeKey, LeaseNo)> {
         match self
             .link
             .call(Request::AllocInodes { near: ROOT, count })

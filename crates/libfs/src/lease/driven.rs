@@ -133,7 +133,14 @@ fn pinned_is_not_given_back() {
     let page = Arc::new(Page::heap(SessionId(1)));
     let (events, inbox) = crossbeam_channel::unbounded();
     let link = Arc::clone(&daemon) as Arc<dyn Link>;
-    let leases = Arc::new(Leases::new(link, page, events.clone(), 64, false));
+    let leases = Arc::new(Leases::new(
+        link,
+        page,
+        events.clone(),
+        crossbeam_channel::unbounded().0,
+        64,
+        false,
+    ));
     let stop = Arc::new(AtomicU64::new(0));
     let worker = {
         let (leases, stop) = (Arc::clone(&leases), Arc::clone(&stop));

@@ -85,8 +85,19 @@ pub(crate) struct Node {
     pub parent: Mutex<Option<InodeKey>>,
     /// Target, if it is a symbolic link and it was read.
     pub target: OnceLock<Vec<u8>>,
-    /// Numbers for new inodes in this directory, with their leases.
-    pub batch: Mutex<Vec<(InodeKey, LeaseNo)>>,
+    /// Numbers for new inodes in this directory.
+    pub numbers: Mutex<Numbers>,
+}
+
+/// Numbers for new inodes that a directory keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    /// The numbers with their leases, the next one last.
+    pub kept: Vec<(InodeKey, LeaseNo)>,
+    /// How many were asked for the last time.
+    pub asked: u16,
+    /// More are being asked for ahead.
+    pub asking: bool,
 }
 
 impl Node {
@@ -116,7 +127,7 @@ impl Node {
             xattrs: Mutex::new(None),
             parent: Mutex::new(None),
             target: OnceLock::new(),
-            batch: Mutex::new(Vec::new()),
+            numbers: Mutex::new(Numbers::default()),
         }
     }
 

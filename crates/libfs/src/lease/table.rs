@@ -1,16 +1,17 @@
 //! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
 
 use crossbeam_channel::Sender;
-use std::collections::{HashMap, HashSet};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
-use varve_ipc::{Grant, IpcError, LeaseMode, Link, Request, Response, SessionPage, Want};
+use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
+use varve_ipc::{Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Request, Response, SessionPage, Want};
 
 use super::Use;
 use super::node::{Node, Phase};
 use super::withdraw::Event;
 use crate::errno::{Errno, OpError, OpResult};
+use crate::hash::{KeyMap, KeySet};
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, yield_now};
@@ -20,17 +21,24 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Most rounds of asking for leases that are taken away before they are used.
 const ROUNDS_MAX: usize = 1000;
 
+/// Numbers that a directory asks for at first.
+const NUMBERS_MIN: u16 = 16;
+
 /// The leases of one session.
 pub(crate) struct Leases {
     link: Arc<dyn Link>,
     page: Arc<dyn SessionPage>,
-    nodes: RwLock<crate::hash::KeyMap<Arc<Node>>>,
+    nodes: RwLock<KeyMap<Arc<Node>>>,
     /// Revocations that came before the grant that they mean.
-    early: Mutex<HashMap<InodeKey, LeaseNo>>,
+    early: Mutex<KeyMap<LeaseNo>>,
     /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
-    reserved: Mutex<HashSet<InodeKey>>,
+    reserved: Mutex<KeySet>,
     spare: Mutex<Spare>,
+    /// Inodes that are gone for good when their entry is digested, oldest first.
+    dead: Mutex<VecDeque<(LogSeq, InodeKey)>>,
     events: Sender<Event>,
+    /// Directories that will soon need more numbers.
+    asks: Sender<Weak<Node>>,
     held: AtomicUsize,
     leases_max: usize,
     trimming: AtomicBool,
@@ -44,11 +52,11 @@ pub(crate) struct Leases {
 #[derive(Default)]
 struct Spare {
     /// The directories that keep them.
-    keepers: HashMap<InodeKey, Weak<Node>>,
+    keepers: KeyMap<Weak<Node>>,
     /// Requests for more that are under way.
     asking: u32,
     /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
-    denied: HashSet<InodeKey>,
+    denied: KeySet,
 }
 
 /// Pinned leases: they stay until this is dropped.
@@ -122,17 +130,20 @@ impl Leases {
         link: Arc<dyn Link>,
         page: Arc<dyn SessionPage>,
         events: Sender<Event>,
+        asks: Sender<Weak<Node>>,
         leases_max: u32,
         kernel: bool,
     ) -> Self {
         Self {
             link,
             page,
-            nodes: RwLock::new(crate::hash::KeyMap::default()),
-            early: Mutex::new(HashMap::new()),
-            reserved: Mutex::new(HashSet::new()),
+            nodes: RwLock::new(KeyMap::default()),
+            early: Mutex::new(KeyMap::default()),
+            reserved: Mutex::new(KeySet::default()),
             spare: Mutex::new(Spare::default()),
+            dead: Mutex::new(VecDeque::new()),
             events,
+            asks,
             held: AtomicUsize::new(0),
             leases_max: (leases_max as usize).max(64),
             trimming: AtomicBool::new(false),
@@ -170,7 +181,7 @@ impl Leases {
 
     /// Shows the nodes that are known, under a lock: `see` must not wait for any other.
     #[inline]
-    pub(crate) fn see<T>(&self, see: impl FnOnce(&crate::hash::KeyMap<Arc<Node>>) -> T) -> T {
+    pub(crate) fn see<T>(&self, see: impl FnOnce(&KeyMap<Arc<Node>>) -> T) -> T {
         see(&self.nodes.read())
     }
 
@@ -394,10 +405,15 @@ impl Leases {
         }
     }
 
-    /// Has `dir` keep numbers for new inodes, with their leases.
-    pub(crate) fn alloc<T>(&self, dir: &Arc<Node>, count: u8) -> OpResult<(), T> {
-        self.spare.lock().asking += 1;
+    /// Has `dir` keep more numbers for new inodes, with their leases: twice as many as the last time, since it seems to need them.
+    pub(crate) fn alloc<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
         let near = dir.key();
+        let count = {
+            let mut numbers = dir.numbers.lock();
+            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, NUMBERS_MAX);
+            numbers.asked
+        };
+        self.spare.lock().asking += 1;
         let answer = self
             .call(Request::AllocInodes { near, count })
             .map_err(OpError::from);
@@ -406,52 +422,107 @@ impl Leases {
             _ => Err(OpError::Failed(Errno(libc::EIO))),
         });
         // In this order, so that who finds the keeper of a number finds the number.
-        let mut kept = dir.batch.lock();
+        let mut numbers = dir.numbers.lock();
         let mut spare = self.spare.lock();
         let answer = answer.map(|batch| {
-            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media.
+            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media; what was there before goes first.
+            let before = std::mem::take(&mut numbers.kept);
             for number in batch.into_iter().rev() {
                 if !spare.denied.contains(&number.0) {
                     spare.keepers.insert(number.0, Arc::downgrade(dir));
-                    kept.push(number);
+                    numbers.kept.push(number);
                 }
             }
+            numbers.kept.extend(before);
         });
         spare.asking -= 1;
         if spare.asking == 0 {
-            spare.denied = HashSet::new();
+            spare.denied = KeySet::default();
         }
         answer
     }
 
+    /// What [`take_number`](Self::take_number) asked for: numbers before they are needed, for a directory that is still held.
+    pub(crate) fn ask_ahead(&self, dir: &Arc<Node>) {
+        if dir.try_pin(LeaseMode::Write) {
+            // A failure is seen by who needs one.
+            let _: OpResult<(), ()> = self.alloc(dir);
+            self.unpin(dir);
+        }
+        dir.numbers.lock().asking = false;
+    }
+
     /// Takes a number that `dir` keeps: a revocation of its lease waits until [`adopt`](Self::adopt) or
-    /// [`unreserve`](Self::unreserve).
-    pub(crate) fn take_number(&self, dir: &Node) -> Option<(InodeKey, LeaseNo)> {
-        let mut kept = dir.batch.lock();
-        let number = kept.pop()?;
+    /// [`unreserve`](Self::unreserve). A directory that has asked more than once is given more before it has none.
+    pub(crate) fn take_number(&self, dir: &Arc<Node>) -> Option<(InodeKey, LeaseNo)> {
+        let mut numbers = dir.numbers.lock();
+        let number = numbers.kept.pop()?;
         self.reserved.lock().insert(number.0);
         self.spare.lock().keepers.remove(&number.0);
+        let few = numbers.kept.len() < usize::from(numbers.asked / 2);
+        if few && numbers.asked > NUMBERS_MIN && !numbers.asking {
+            numbers.asking = self.asks.send(Arc::downgrade(dir)).is_ok();
+        }
         Some(number)
     }
 
     /// A number was not used: `dir` keeps it.
     pub(crate) fn put_number_back(&self, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
         {
-            let mut kept = dir.batch.lock();
+            let mut numbers = dir.numbers.lock();
             self.spare.lock().keepers.insert(number.0, Arc::downgrade(dir));
-            kept.push(number);
+            numbers.kept.push(number);
         }
         self.unreserve(number.0);
     }
 
     /// Takes the numbers that a directory keeps: its own lease goes.
     pub(crate) fn take_spare(&self, dir: &Node) -> Vec<(InodeKey, LeaseNo)> {
-        let batch = std::mem::take(&mut *dir.batch.lock());
+        let kept = {
+            let mut numbers = dir.numbers.lock();
+            numbers.asked = 0;
+            std::mem::take(&mut numbers.kept)
+        };
         let mut spare = self.spare.lock();
-        for (key, _) in &batch {
+        for (key, _) in &kept {
             spare.keepers.remove(key);
         }
-        batch
+        kept
+    }
+
+    /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is digested the daemon forgets the
+    /// inode with its leases (or keeps it for others, and asks for a lease that is not here any more): nothing needs to be given back.
+    pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) {
+        // The kernel may name an inode longer than anybody has it open.
+        if self.kernel {
+            return;
+        }
+        let mut dead = self.dead.lock();
+        dead.push_back((seq, key));
+        let digested = self.page.digested();
+        if dead.front().is_some_and(|(seq, _)| *seq <= digested) {
+            let count = dead.partition_point(|(seq, _)| *seq <= digested);
+            let gone: Vec<_> = dead.drain(..count).collect();
+            drop(dead);
+            for (_, key) in gone {
+                self.forget_dead(key);
+            }
+        }
+    }
+
+    fn forget_dead(&self, key: InodeKey) {
+        let Some(node) = self.get(key) else { return };
+        {
+            let mut state = node.state();
+            // Whoever gives it back already ends it.
+            if state.phase != Phase::Settled || state.mode.is_none() || node.seems_pinned() {
+                return;
+            }
+            // It was not given back: if the daemon still has it, an answer may name it once more.
+            state.mode = None;
+            node.publish(&state, false);
+        }
+        self.gone(key);
     }
 
     /// The number is in use, or will not be used.
@@ -495,7 +566,7 @@ impl Leases {
                 keeper
             };
             if let Some(dir) = keeper.and_then(|dir| dir.upgrade()) {
-                dir.batch.lock().retain(|(other, _)| *other != key);
+                dir.numbers.lock().kept.retain(|(other, _)| *other != key);
             }
             let reserved = self.reserved.lock();
             if reserved.contains(&key) {

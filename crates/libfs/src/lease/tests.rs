@@ -8,11 +8,11 @@ use crate::names::Target;
 use crate::options::CacheObserver;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{IpcError, LeaseMode, Link, Page, ReleaseItem, Request, Response, Upcall};
+use varve_ipc::{IpcError, LeaseMode, Link, Page, ReleaseItem, Request, Response, SessionPage, Upcall};
 
 const DIR: InodeKey = InodeKey::new(5, 1);
 
@@ -66,27 +66,33 @@ impl Surroundings for Around {
 }
 
 struct Rig {
+    page: Arc<Page>,
     script: Arc<Script>,
     leases: Arc<Leases>,
     withdrawals: Withdrawals,
     inbox: Receiver<Event>,
+    asked: Receiver<Weak<Node>>,
     around: Around,
 }
 
 fn rig() -> Rig {
     let (events, inbox) = crossbeam_channel::unbounded();
+    let (asks, asked) = crossbeam_channel::unbounded();
     let script = Arc::new(Script {
         answer: OnceLock::new(),
         released: Mutex::new(Vec::new()),
     });
     let page = Arc::new(Page::heap(SessionId(1)));
     let link = Arc::clone(&script) as Arc<dyn Link>;
-    let leases = Arc::new(Leases::new(link, page, events.clone(), 64, false));
+    let shown = Arc::clone(&page) as Arc<dyn SessionPage>;
+    let leases = Arc::new(Leases::new(link, shown, events.clone(), asks, 64, false));
     Rig {
+        page,
         withdrawals: Withdrawals::new(Arc::clone(&leases), events, 1000),
         script,
         leases,
         inbox,
+        asked,
         around: Around::default(),
     }
 }
@@ -119,7 +125,7 @@ impl Rig {
     fn get_numbers(&self, node: &Arc<Node>) {
         let answer: Answer = Box::new(|_| Response::Inodes(numbers()));
         let _ = self.script.answer.set(answer);
-        self.leases.alloc::<()>(node, 4).unwrap();
+        self.leases.alloc::<()>(node).unwrap();
     }
 
     fn flush(&mut self) {
@@ -275,7 +281,7 @@ fn number_that_is_called_back_before_its_answer_is_read_is_not_used() {
         assert!(matches!(said, Revoked::Unknown { replaced: None }));
         Response::Inodes(numbers())
     }));
-    rig.leases.alloc::<()>(&node, 4).unwrap();
+    rig.leases.alloc::<()>(&node).unwrap();
     let mut taken = Vec::new();
     while let Some(number) = rig.leases.take_number(&node) {
         taken.push(number.0.ino.0);
@@ -350,4 +356,81 @@ fn leases_on_their_way_back_are_not_trimmed_for_again() {
     rig.flush();
     assert_eq!(rig.released().len(), 81 - 56);
     assert!(dir.mode().is_some());
+}
+
+#[test]
+fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
+    let mut rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    let next = AtomicU64::new(100);
+    let counts = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&counts);
+    let _ = rig.script.answer.set(Box::new(move |request| {
+        let Request::AllocInodes { count, .. } = request else {
+            return Response::Done;
+        };
+        seen.lock().push(*count);
+        let first = next.fetch_add(u64::from(*count), Ordering::Relaxed);
+        let range = first..first + u64::from(*count);
+        Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
+    }));
+    let mut used = 0;
+    for _ in 0..2000 {
+        let number = match rig.leases.take_number(&dir) {
+            Some(number) => number,
+            None => {
+                rig.leases.alloc::<()>(&dir).unwrap();
+                rig.leases.take_number(&dir).unwrap()
+            }
+        };
+        assert_eq!(number.0.ino.0, 100 + used, "in order, and each once");
+        used += 1;
+        rig.leases.unreserve(number.0);
+        // As the thread for it does.
+        for dir in rig.asked.try_iter() {
+            rig.leases.ask_ahead(&dir.upgrade().unwrap());
+        }
+    }
+    let counts = std::mem::take(&mut *counts.lock());
+    assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
+    assert_eq!(counts.iter().max(), Some(&256));
+    assert!(counts.len() < 20, "{counts:?}");
+    // A directory that goes takes them with it, and begins anew.
+    rig.revoke(1);
+    rig.flush();
+    let spare = counts.iter().map(|count| u64::from(*count)).sum::<u64>() - used;
+    assert_eq!(rig.released().len() as u64, 1 + spare);
+    rig.leases.ask_ahead(&dir);
+    assert!(rig.leases.take_number(&dir).is_none(), "it is not held");
+    assert_eq!(dir.numbers.lock().asked, 0);
+}
+
+#[test]
+fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
+    let mut rig = rig();
+    let files: Vec<_> = (0..3_u64)
+        .map(|n| {
+            let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0)));
+            let pins = rig.leases.adopt(Arc::clone(&node), LeaseNo(100 + n));
+            (node, pins)
+        })
+        .map(|(node, pins)| {
+            drop(pins);
+            node.key()
+        })
+        .collect();
+    rig.leases.bury(files[0], LogSeq(5));
+    rig.leases.bury(files[1], LogSeq(7));
+    let known = |rig: &Rig| files.iter().filter(|key| rig.leases.get(**key).is_some()).count();
+    assert_eq!(known(&rig), 3, "nothing is digested");
+    rig.page.set_digested(LogSeq(6));
+    rig.leases.bury(files[2], LogSeq(9));
+    assert_eq!(known(&rig), 2);
+    // The daemon asks for one all the same: somebody else has the file open.
+    rig.take(Event::Revoke {
+        key: files[0],
+        number: LeaseNo(100),
+    });
+    rig.flush();
+    assert_eq!(rig.released(), [(files[0], LeaseNo(100))]);
 }

@@ -15,9 +15,6 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Node;
 use crate::session::{Mediated, Mount, Session, Try};
 
-/// Numbers for new inodes that are asked for at once.
-const BATCH: u8 = 16;
-
 /// What is made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Making<'a> {
@@ -35,7 +32,7 @@ pub(super) fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(In
         if let Some(number) = session.leases.take_number(dir) {
             return Ok(number);
         }
-        session.leases.alloc(dir, BATCH)?;
+        session.leases.alloc(dir)?;
     }
 }
 

@@ -141,8 +141,12 @@ fn remove_once(
     if is_rmdir {
         parent.nlink = parent.nlink.saturating_sub(1);
     }
+    let dead = locked.get(key)?.dead;
     node.names
         .lock()
         .set(name, None, committed.seqs.last, session.page.digested());
+    if dead && !is_rmdir {
+        session.leases.bury(key, committed.seqs.last);
+    }
     Ok(Some((committed.seqs, committed.live)))
 }

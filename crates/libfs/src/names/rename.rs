@@ -279,6 +279,9 @@ fn rename_once(
                 attr.nlink.saturating_sub(1)
             };
             locked.note_dead(to.key, flags)?;
+            if locked.get(to.key)?.dead && replaced_dir.is_none() {
+                session.leases.bury(to.key, seq);
+            }
         }
     }
     touch_dir(locked.attr(moving.dir)?, now);

@@ -74,11 +74,13 @@ impl Session {
             Arc::clone(&options.clock),
         );
         let (events, inbox) = crossbeam_channel::unbounded();
+        let (asks, asked) = crossbeam_channel::unbounded();
         let kernel = options.kind == ClientKind::Shim && options.observer.is_some();
         let leases = Arc::new(Leases::new(
             Arc::clone(&link),
             Arc::clone(&page),
             events.clone(),
+            asks,
             welcome.leases_max,
             kernel,
         ));
@@ -99,7 +101,7 @@ impl Session {
             revoked: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
         });
-        worker::start(&session, inbox, withdrawals)?;
+        worker::start(&session, inbox, asked, withdrawals)?;
         Ok(session)
     }
 

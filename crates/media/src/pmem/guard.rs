@@ -36,11 +36,7 @@ mod x86 {
     /// What was to be done before at SIGBUS; `None`: the handler could not be set.
     static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
-    extern "C" fn on_bus_error(
-        signal: libc::c_int,
-        info: *mut libc::siginfo_t,
-        context: *mut libc::c_void,
-    ) {
+    extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
         // SAFETY: the kernel hands the context of the interrupted thread to a handler with SA_SIGINFO, and takes changes of it over; the
         // two symbols are only compared by their addresses.
         unsafe {

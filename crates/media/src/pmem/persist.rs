@@ -203,6 +203,11 @@ impl Persist {
     #[inline]
     fn crc_bytes(self, state: u32, bytes: &[u8]) -> u32 {
         #[cfg(target_arch = "x86_64")]
+        if self.kernel == Kernel::Avx512 && bytes.len() >= 4 * LINE_BYTES {
+            // SAFETY: the kernel was found supported.
+            return unsafe { x86::crc_bytes_avx512(state, bytes) };
+        }
+        #[cfg(target_arch = "x86_64")]
         if self.kernel >= Kernel::Sse42 {
             // SAFETY: these kernels are only chosen where SSE4.2 is.
             return unsafe { x86::crc_bytes_sse42(state, bytes) };

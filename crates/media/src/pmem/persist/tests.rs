@@ -93,6 +93,17 @@ proptest! {
     }
 
     #[test]
+    fn crc_alone_matches_the_portable_checksum_for_any_length(
+        from in 0usize..64, len in 0usize..5000, seed in any::<u32>(), salt in any::<u8>(),
+    ) {
+        let source = pattern(from + len, salt);
+        for persist in kernels() {
+            let crc = !persist.crc_bytes(!seed, &source[from..]);
+            prop_assert_eq!(crc, crc32c::crc32c_append(seed, &source[from..]), "{:?}", persist.kernel());
+        }
+    }
+
+    #[test]
     fn write_crc_chains_when_a_payload_is_cut(cut in 0usize..3000, seed in any::<u32>()) {
         let source = pattern(3000, 1);
         let mut target = Box::new(Aligned([0; 6144]));

@@ -47,31 +47,11 @@ fn factors512(factors: (u64, u64)) -> __m512i {
     _mm512_broadcast_i32x4(_mm_set_epi64x(factors.1 as i64, factors.0 as i64))
 }
 
-/// 64-byte stores; two accumulators, so that the multiplier's latency hides behind the stores even in cache.
-///
-/// # Safety
-/// AVX-512F, VPCLMULQDQ and SSE4.2 must be there; `lines >= 1`; `lines * 64` bytes readable at `src`, writable at the
-/// line-aligned `dst`, without overlap.
+/// Folds whole lines, which `step` gives one after another, to a line that is congruent to all of them; two accumulators, so that the
+/// multiplier's latency hides behind loads and stores even in cache. `step` is called once for each number below `lines`, in order.
 #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
-pub(super) unsafe fn lines_avx512<const CRC: bool>(
-    dst: *mut u8,
-    src: *const u8,
-    lines: usize,
-    state: u32,
-) -> u32 {
-    let at = |line: usize| line * LINE_BYTES;
-    // SAFETY: called with `line < lines` only, so the line lies inside the caller's ranges.
-    let step = |line: usize| unsafe {
-        let data = _mm512_loadu_si512(src.add(at(line)).cast());
-        _mm512_stream_si512(dst.add(at(line)).cast(), data);
-        data
-    };
-    if !CRC {
-        for line in 0..lines {
-            step(line);
-        }
-        return state;
-    }
+#[inline]
+fn fold_lines512(lines: usize, state: u32, step: impl Fn(usize) -> __m512i) -> u32 {
     let mixed = _mm512_zextsi128_si512(_mm_set_epi64x(0, i64::from(state)));
     let one = factors512(fold::LINE);
     let mut acc = _mm512_xor_si512(step(0), mixed);
@@ -96,6 +76,44 @@ pub(super) unsafe fn lines_avx512<const CRC: bool>(
     // SAFETY: `rest` is 64 bytes.
     unsafe { _mm512_storeu_si512(rest.as_mut_ptr().cast(), acc) };
     reduce(rest)
+}
+
+/// 64-byte stores.
+///
+/// # Safety
+/// AVX-512F, VPCLMULQDQ and SSE4.2 must be there; `lines >= 1`; `lines * 64` bytes readable at `src`, writable at the
+/// line-aligned `dst`, without overlap.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+pub(super) unsafe fn lines_avx512<const CRC: bool>(
+    dst: *mut u8,
+    src: *const u8,
+    lines: usize,
+    state: u32,
+) -> u32 {
+    let at = |line: usize| line * LINE_BYTES;
+    // SAFETY: called with `line < lines` only, so the line lies inside the caller's ranges.
+    let step = |line: usize| unsafe {
+        let data = _mm512_loadu_si512(src.add(at(line)).cast());
+        _mm512_stream_si512(dst.add(at(line)).cast(), data);
+        data
+    };
+    if CRC {
+        return fold_lines512(lines, state, step);
+    }
+    for line in 0..lines {
+        step(line);
+    }
+    state
+}
+
+/// Moves the raw state over `bytes`, which are at least one line.
+#[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
+pub(super) fn crc_bytes_avx512(state: u32, bytes: &[u8]) -> u32 {
+    let lines = bytes.len() / LINE_BYTES;
+    // SAFETY: called with `line < lines` only, so the line lies in `bytes`.
+    let step = |line: usize| unsafe { _mm512_loadu_si512(bytes.as_ptr().add(line * LINE_BYTES).cast()) };
+    let state = fold_lines512(lines, state, step);
+    crc_bytes_sse42(state, &bytes[lines * LINE_BYTES..])
 }
 
 /// Four 128-bit accumulators, one line.
