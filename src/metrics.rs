@@ -134,6 +134,15 @@ struct Page {
 
 impl Page {
     fn gauge(&mut self, name: &str, help: &str, rows: Rows) {
+        // A family would write `name{}`.
+        if let [(labels, value)] = &*rows
+            && labels.is_empty()
+        {
+            let gauge = Gauge::<u64, AtomicU64>::default();
+            gauge.set(*value);
+            self.registry.register(name, help, gauge);
+            return;
+        }
         let family = Family::<Labels, Gauge<u64, AtomicU64>>::default();
         for (labels, value) in rows {
             family.get_or_create(&labels).set(value);
@@ -143,6 +152,14 @@ impl Page {
 
     /// The encoder adds `_total` to the name.
     fn counter(&mut self, name: &str, help: &str, rows: Rows) {
+        if let [(labels, value)] = &*rows
+            && labels.is_empty()
+        {
+            let counter: Counter = Counter::default();
+            counter.inc_by(*value);
+            self.registry.register(name, help, counter);
+            return;
+        }
         let family = Family::<Labels, Counter>::default();
         for (labels, value) in rows {
             family.get_or_create(&labels).inc_by(value);

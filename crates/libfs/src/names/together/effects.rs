@@ -206,7 +206,7 @@ impl Showing<'_, '_> {
         let (last, digested) = (self.seqs.last, self.session.page.digested());
         for (effect, entry) in effects.iter().zip(committed.entries()) {
             self.attributes(effect, entry)?;
-            effect.names(&mut |dir, name, target| {
+            effect.names(|dir, name, target| {
                 if let Some(names) = tables.get_mut(&dir) {
                     names.set(name, target, last, digested);
                 }
@@ -276,7 +276,11 @@ impl Showing<'_, '_> {
         let gone = self.locked.attr(victim)?;
         gone.nlink = gone.nlink.saturating_sub(1);
         gone.ctime_ns = self.stamp.time_ns;
-        self.locked.note_dead(victim, flags)
+        self.locked.note_dead(victim, flags)?;
+        if self.locked.get(victim)?.dead {
+            self.session.leases.bury(victim, self.seqs.last);
+        }
+        Ok(())
     }
 }
 
@@ -289,7 +293,7 @@ impl Effect<'_> {
         }
     }
 
-    fn names(&self, set: &mut dyn FnMut(InodeKey, &[u8], Option<Target>)) {
+    fn names(&self, mut set: impl FnMut(InodeKey, &[u8], Option<Target>)) {
         match self {
             Self::Make { dir, name, attr } => {
                 let target = Target {
