@@ -188,7 +188,7 @@ fn group_is_whole_or_done_again_when_its_session_is_sealed_amid_it() {
         for stores in [1, 2, 3, 5] {
             seed += 1;
             let script = Script {
-                before: before(seed % 2 == 0),
+                before: before(seed.is_multiple_of(2)),
                 acts: vec![
                     Act::Amid(stores),
                     Act::Op(Op::Together(group.clone())),

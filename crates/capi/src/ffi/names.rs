@@ -108,8 +108,8 @@ pub unsafe extern "C" fn varve_readlink(
 /// As truncate(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_truncate(fs: *mut varve_fs, path: *const c_char, size: off_t) -> c_int {
-    // SAFETY: the caller's promise.
     on(fs, |posix| {
+        // SAFETY: the caller's promise.
         posix.truncate(unsafe { c_path(path) }?, length(size)?)
     })
 }
