@@ -182,6 +182,8 @@ impl KernelFs {
             let attr = self
                 .attr_of(session, granted.key)
                 .map_err(|_| StoreError::NoInode(granted.key))?;
+            // While it has the lease, and the file open after that, it keeps the rights of now.
+            session.rights(&attr);
             if granted.fresh && granted.mode == LeaseMode::Write {
                 rows.push(grant_row(session, granted, &attr, first_seq));
             }
@@ -472,6 +474,21 @@ impl KernelFs {
         Ok(log.len_bytes())
     }
 
+    /// `Request::SyncLog`: what a client with a backing file does by itself.
+    pub(crate) fn sync_log(&self, session: &Session, offset: u64, len: u64) -> Result<(), IpcError> {
+        let Some(log) = &session.log else {
+            return Err(no(libc::EROFS));
+        };
+        log.sync(offset, len).map_err(|error| {
+            tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
+            no(match error {
+                varve_media::MediaError::OutOfRange { .. } => libc::EINVAL,
+                error if error.is_no_space() => libc::ENOSPC,
+                _ => libc::EIO,
+            })
+        })
+    }
+
     /// `Request::Credits`.
     pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
@@ -518,8 +535,12 @@ fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_
     if session.privileged || session.cred.uid == attr.uid {
         bits |= rights::OWN;
     }
-    let mask = if attr.is_dir() { 3 } else { 2 };
-    if session.may(attr, mask) {
+    // A file that was opened for writing stays so; names are asked for anew each time.
+    let writes = match attr.is_dir() {
+        true => session.may(attr, 3),
+        false => session.rights(attr) & 2 != 0,
+    };
+    if writes {
         bits |= rights::WRITE;
     }
     GrantRow {

@@ -50,7 +50,7 @@ impl KernelFs {
             .get_key(key)
             .map_err(|error| self.unreadable(&error))?
             .attr;
-        if !session.may(&attr, READ) {
+        if session.rights(&attr) & READ == 0 {
             return Err(no(libc::EACCES));
         }
         Ok(attr)
@@ -169,7 +169,7 @@ impl KernelFs {
             .get_key(key)
             .map_err(|error| self.unreadable(&error))?
             .attr;
-        let readable = session.may(&attr, READ);
+        let readable = session.rights(&attr) & READ != 0;
         let list = self
             .store
             .xattr_list(key.ino)
@@ -207,6 +207,9 @@ impl KernelFs {
     ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
         self.leased(session, key)?;
         self.readable(session, key)?;
+        if let Some(segments) = &session.segments {
+            return self.map_window(session, segments, key, from);
+        }
         // Before the tree is read: whatever replaces these blocks from here on tells the session.
         if !self.locked().table.note_mapped(session.id, key) {
             return Err(no(libc::EAGAIN));

@@ -52,6 +52,7 @@ impl KernelFs {
                 self.read_data(session, key, offset, len).map(Response::Bytes)
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
+            Request::SyncLog { offset, len } => self.sync_log(session, offset, len).map(|()| Response::Done),
             Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
             Request::Digest { upto, wait } => {
                 self.digest_request(session, upto, wait).map(Response::Digested)
@@ -132,9 +133,14 @@ impl Service for KernelFs {
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
         let opened = self.open_session(peer, hello)?;
         let session = opened.welcome.session;
-        let descriptors = self
-            .logs
-            .descriptors(session, opened.welcome.privileged)
+        let given = self.logs.descriptors(session, opened.welcome.privileged);
+        let descriptors = given
+            .and_then(|mut given| {
+                if let Some(segments) = &opened.segments {
+                    given.nvm = Some(segments.share()?);
+                }
+                Ok(given)
+            })
             .map_err(|error| {
                 tracing::error!(%session, "no descriptors for a client: {error}");
                 self.seal(session, "its opening failed", false);

@@ -465,6 +465,133 @@ fn unprivileged_session_sees_only_what_its_user_may() {
 }
 
 #[test]
+fn rights_of_an_open_file_last_until_it_is_closed() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    let mode = |mode| LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode,
+            ..varve_format::SetAttr::default()
+        },
+    };
+    a.log_op(&mode(0o666));
+    a.link.call(Request::Bye).unwrap();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let mut b = world.client_as(peer, hello());
+    let read = Request::ReadData {
+        key,
+        offset: 0,
+        len: 1,
+    };
+    b.read_lease(ROOT);
+    b.lookup(b"f").unwrap();
+    let lease = b.read_lease(key).lease;
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"x".to_vec())));
+    // It gives the lease back, and has the file open.
+    b.release(key, lease, true);
+    let mut c = world.client();
+    c.write_lease(key);
+    c.log_op(&mode(0o600));
+    c.link.call(Request::Bye).unwrap();
+    let lease = b.write_lease(key).lease;
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"x".to_vec())));
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"y",
+    });
+    b.link
+        .call(Request::Digest {
+            upto: LogSeq(1),
+            wait: true,
+        })
+        .unwrap();
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"y".to_vec())));
+    b.release(key, lease, false);
+    b.write_lease(key);
+    assert_eq!(b.link.call(read), Err(IpcError::Errno(libc::EACCES)));
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"z",
+    });
+    b.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.status().digest.refused, 1);
+    world.check();
+}
+
+#[test]
+fn owner_who_takes_the_right_to_write_back_writes_under_the_same_lease() {
+    let world = World::new();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    a.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE | varve_format::SetAttrMask::UID,
+            mode: 0o400,
+            uid: 4711,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    a.link.call(Request::Bye).unwrap();
+    let mut b = world.client_as(peer, hello());
+    b.read_lease(ROOT);
+    b.lookup(b"f").unwrap();
+    b.write_lease(key);
+    b.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode: 0o600,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"written",
+    });
+    b.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.status().digest.refused, 0);
+    world.check();
+}
+
+#[test]
+fn user_that_is_not_named_has_no_session() {
+    let world = World::with(Config {
+        users: varve_kernelfs::Users::Only(vec![4712]),
+        ..Config::default()
+    });
+    let open = |uid| {
+        let peer = Peer {
+            pid: std::process::id(),
+            uid,
+            gid: uid,
+        };
+        world
+            .kernel
+            .open_session(peer, hello())
+            .map(|opened| opened.welcome.privileged)
+    };
+    assert_eq!(open(4711), Err(IpcError::Errno(libc::EACCES)));
+    assert_eq!(open(4712), Ok(false));
+    assert_eq!(open(0), Ok(true));
+}
+
+#[test]
 fn mount_gives_its_caches_up_before_a_second_session_is_welcomed() {
     let world = World::new();
     let shim = world.client_as(

@@ -54,6 +54,12 @@ impl Fs {
     pub fn root(&self) -> InodeKey {
         self.mount.session().welcome.root.key
     }
+    /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any credentials. Else calls must name these
+    /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
+    #[must_use]
+    pub fn acts_for(&self) -> Option<Cred> {
+        self.mount.session().welcome.acts_for.clone()
+    }
     /// Whether other sessions use the pool.
     #[must_use]
     pub fn company(&self) -> bool {

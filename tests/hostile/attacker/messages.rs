@@ -113,6 +113,10 @@ impl Attacker {
                 offset: extreme(self),
                 len: extreme(self) as u32 % (2 << 20),
             },
+            16 if self.rng.below(2) == 0 => Request::SyncLog {
+                offset: extreme(self),
+                len: extreme(self),
+            },
             16 => Request::GrowLog {
                 len_bytes: extreme(self) & !(CHUNK_BYTES - 1) | self.rng.below(2),
             },

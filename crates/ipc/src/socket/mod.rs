@@ -24,6 +24,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Credits { .. }
         | Request::Digest { .. }
         | Request::GrowLog { .. }
+        | Request::SyncLog { .. }
         | Request::Mediate(_)
         | Request::Admin(_) => true,
         Request::Hello(_)

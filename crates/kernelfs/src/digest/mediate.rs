@@ -5,7 +5,7 @@
 
 use super::apply::{carry, do_before, finish_free, mediated_actor};
 use super::carry::Stuck;
-use super::types::{Applied, Client, Environment};
+use super::types::{Applied, Client, Environment, Leases};
 use super::view::{Rows, TxView};
 use varve_digest::{Fold, Grants, Need, Op, Refusal};
 use varve_format::log::HEADER_SIZE;
@@ -158,6 +158,7 @@ fn attempt(
         tx,
         client,
         cred: &op.cred,
+        leases: env.leases,
     }
     .check(parsed)?;
     let outcome = Outcome {
@@ -277,6 +278,7 @@ struct Caller<'c, 's> {
     tx: &'c Tx<'s>,
     client: Client,
     cred: &'c Cred,
+    leases: &'c dyn Leases,
 }
 
 impl Caller<'_, '_> {
@@ -313,7 +315,8 @@ impl Caller<'_, '_> {
             FileKind::Directory => return refuse(libc::EISDIR),
             _ => return refuse(libc::EINVAL),
         }
-        if self.client.privileged || owner(&attr, self.cred) {
+        let opened = || self.leases.had(self.client.session, key) & MAY_WRITE != 0;
+        if self.client.privileged || owner(&attr, self.cred) || opened() {
             return Ok(());
         }
         need(&attr, self.cred, MAY_WRITE)

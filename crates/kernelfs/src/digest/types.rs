@@ -47,6 +47,16 @@ pub trait Leases {
         false
     }
 
+    /// Whether the session's user may give a file this group: as `in_group`, and true where the groups are not known any more.
+    fn may_give(&self, session: SessionId, gid: u32) -> bool {
+        self.in_group(session, gid)
+    }
+
+    /// Rights (4 read, 2 write) that the session had on an inode, which it has kept open since.
+    fn had(&self, _session: SessionId, _key: InodeKey) -> u32 {
+        0
+    }
+
     /// Blocks granted to the session and not used up yet; `None`: not known any more. Asked only when there is no space for what a
     /// session logged: more than was granted is refused, what was granted waits.
     fn credits(&self, _session: SessionId) -> Option<u64> {

@@ -50,6 +50,7 @@ impl HostDaemon {
             }
         }
         let logs = Arc::new(pool.logs()?);
+        logs.forget_segments();
         let (store, report) = open_store(pool, devices)?;
         if store.pool_uuid() != pool.uuid() {
             return Err(KernelError::Pool(format!(
@@ -131,6 +132,7 @@ impl HostDaemon {
             server,
             daemon,
             pool,
+            logs,
             _lock,
             ..
         } = self;
@@ -140,6 +142,7 @@ impl HostDaemon {
         }
         let result = daemon.stop();
         let _ = std::fs::remove_file(pool.pid_file());
+        logs.forget_segments();
         if !pool.spec().nvm.is_memory() {
             // Empty if every session is digested; else it stays, with the logs.
             let _ = std::fs::remove_dir(pool.live());
@@ -181,7 +184,8 @@ pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
     }
 }
 
-/// The pool's socket, for its owner and root. Hold the lock: a socket that is there is a dead one.
+/// The pool's socket, for its owner and root, or for all where others may have sessions: who they are is looked at when they say hello.
+/// Hold the lock: a socket that is there is a dead one.
 fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     let path = pool.socket();
     match std::fs::remove_file(&path) {
@@ -196,8 +200,13 @@ fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     // Made under another name, so that nobody connects before its permissions are right.
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
+    let mode = if pool.config().users.is_owner_only() {
+        0o600
+    } else {
+        0o666
+    };
     let made = UnixListener::bind(&new).and_then(|listener| {
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(mode))?;
         std::fs::rename(&new, &path)?;
         Ok(listener)
     });

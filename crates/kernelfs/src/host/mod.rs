@@ -9,6 +9,7 @@ mod logs;
 mod pool;
 mod readonly;
 mod report;
+mod segments;
 mod service;
 pub mod size;
 mod space;
