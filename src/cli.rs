@@ -42,6 +42,10 @@ pub enum Command {
     Umount(UmountArgs),
     /// Show what a pool's daemon does: tiers, sessions, digest, jobs
     Status(PoolJsonArgs),
+    /// Watch a pool's daemon: rates, log fill, leases and who waits for whom
+    Top(TopArgs),
+    /// The same numbers for Prometheus, printed or over HTTP
+    Metrics(MetricsArgs),
     /// Have everything that is logged digested into the shared area now
     Digest(PoolJsonArgs),
     /// Check every structure and cross-reference of a pool
@@ -93,6 +97,9 @@ pub struct UpArgs {
     /// Let other users use the mount (an ordinary user needs `user_allow_other` in /etc/fuse.conf)
     #[arg(long)]
     pub allow_other: bool,
+    /// Give the daemon's metrics out over HTTP at this address (see `varve metrics --help`)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<std::net::SocketAddr>,
     /// Make a memory-only pool (--nvm shm:…) again, empty, after a reboot took its memory
     #[arg(long)]
     pub recreate: bool,
@@ -146,6 +153,9 @@ digests all logs and ends. `varve up` runs this and `varve mount` for you. Setti
 pub struct ServeArgs {
     /// The pool: its directory or its TOML file
     pub pool: PathBuf,
+    /// Give metrics out over HTTP at this address (see `varve metrics --help`)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<std::net::SocketAddr>,
     /// End when the process that started this one ends.
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -196,6 +206,55 @@ pub struct PoolJsonArgs {
     pub json: bool,
 }
 
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve top ./pool                      until q
+  varve top ./pool --once               two looks a second apart, as text
+  varve top ./pool --json | jq .rates   the same as JSON: status (as `status --json`), programs by pid, rates
+
+`full` is the share of a session's log that waits to be digested (… while it is being digested); `asked` counts leases that
+the session was asked to give back and has not; `waits` its requests that wait for others. Lines under the table say for
+which inode, since when, and who has it (`find DIR -inum N` names it).")]
+pub struct TopArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Print one screen and end (also when standard output is no terminal)
+    #[arg(long)]
+    pub once: bool,
+    /// Print it as JSON, and end
+    #[arg(long)]
+    pub json: bool,
+    /// Seconds between looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub interval: f64,
+}
+
+/// A time between looks that is neither a busy loop nor for ever.
+fn interval(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.05..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0.05 to 3600".into()),
+    }
+}
+
+/// Arguments of `metrics`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve metrics ./pool                                 once, on standard output
+  varve metrics ./pool --listen 127.0.0.1:9185         for Prometheus, at http://127.0.0.1:9185/metrics
+  varve serve ./pool --metrics 127.0.0.1:9185          the same from within the daemon (also `up --metrics`)
+
+The numbers are those of `status --json`; docs/OPERATIONS.md lists them. A listener of its own goes on when the daemon is
+away and then says varve_up 0. There is no password: choose an address that only your monitoring reaches.")]
+pub struct MetricsArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Give them out over HTTP at this address until Ctrl-C
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<std::net::SocketAddr>,
+}
+
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 #[command(
@@ -226,8 +285,8 @@ pub struct FsckArgs {
 /// Arguments of `debug`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The pool must be stopped (`varve down DIR`); nothing on it is changed. What the journal holds beyond the last
-checkpoint is shown as if it were in place."
+    after_help = "The pool must be stopped (`varve down DIR`), but for `session`, which asks its daemon; nothing is changed. What the
+journal holds beyond the last checkpoint is shown as if it were in place."
 )]
 pub struct DebugArgs {
     /// What to print.
@@ -235,7 +294,7 @@ pub struct DebugArgs {
     pub what: DebugWhat,
 }
 
-/// Structures that `debug` prints. The pool must be stopped.
+/// Structures that `debug` prints.
 #[derive(Debug, Subcommand)]
 pub enum DebugWhat {
     /// The superblock
@@ -250,6 +309,16 @@ pub enum DebugWhat {
     Log {
         /// The pool
         pool: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// A session of a running pool: its log, its leases, what it waits for and who waits for it
+    Session {
+        /// The pool
+        pool: PathBuf,
+        /// Number of the session (see `varve status`)
+        id: u64,
         /// Print JSON
         #[arg(long)]
         json: bool,

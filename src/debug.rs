@@ -1,6 +1,7 @@
-//! `varve debug`: structures of a stopped pool as they lie on the media.
+//! `varve debug`: structures of a stopped pool as they lie on the media, and sessions of a running one.
 
 mod log;
+mod session;
 
 use crate::cli::DebugWhat;
 use crate::out;
@@ -22,6 +23,7 @@ pub fn debug(what: &DebugWhat) -> anyhow::Result<()> {
     match what {
         DebugWhat::Super { pool, json } => superblock(pool, *json),
         DebugWhat::Log { pool, json } => log::print(pool, *json),
+        DebugWhat::Session { pool, id, json } => session::print(pool, *id, *json),
         DebugWhat::Inode { pool, ino, json } => with_store(pool, |store| inode(store, Ino(*ino), *json)),
         DebugWhat::Dir { pool, ino, json } => with_store(pool, |store| dir(store, Ino(*ino), *json)),
         DebugWhat::Tree { pool, ino, json } => with_store(pool, |store| tree(store, Ino(*ino), *json)),

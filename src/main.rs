@@ -4,8 +4,10 @@ mod bench;
 mod check;
 mod cli;
 mod debug;
+mod metrics;
 mod mkfs;
 mod mount;
+mod observe;
 mod out;
 mod pool;
 mod run;
@@ -13,6 +15,7 @@ mod serve;
 mod signals;
 mod status;
 mod supervise;
+mod top;
 mod up;
 
 use clap::Parser;
@@ -84,6 +87,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Mount(args) => mount::mount(&args).map(done),
         Command::Umount(args) => mount::umount(&args).map(done),
         Command::Status(args) => status::status(&args).map(done),
+        Command::Top(args) => top::top(&args).map(done),
+        Command::Metrics(args) => metrics::metrics(&args).map(done),
         Command::Digest(args) => status::digest(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),

@@ -20,6 +20,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     let stop = Stop::install()?;
     let pool = Pool::open(&args.pool)?;
+    // Before the pool is touched: an address that is taken is the operator's to change.
+    let listener = args.metrics.map(crate::metrics::listen).transpose()?;
     let daemon = HostDaemon::start(pool.host())?;
     let recovered = daemon.recovered();
     let report = daemon.report();
@@ -35,6 +37,12 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             "{} logs were taken from disk, since their copies in memory are gone (a power cut or reboot): what was fsynced is there",
             recovered.backing
         );
+    }
+    if let Some(listener) = listener {
+        let bound = crate::metrics::serve_beside(listener, &pool)?;
+        if !args.supervised {
+            out::line(&format!("metrics on http://{bound}/metrics"));
+        }
     }
     if !args.supervised {
         out::line(&format!(

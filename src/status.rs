@@ -1,6 +1,7 @@
 //! `varve status` and `varve digest`: what the daemon says, as a table or as it came.
 
 use crate::cli::PoolJsonArgs;
+use crate::observe::Look;
 use crate::out;
 use crate::pool::Pool;
 use anyhow::Context;
@@ -13,15 +14,16 @@ use varve_kernelfs::host::size::show;
 /// `varve status`.
 pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
     let pool = Pool::open(&args.pool)?;
-    let json = pool.ask(Admin::Status)?;
-    let value: Value = serde_json::from_str(&json).context("the daemon's answer is not JSON")?;
+    let Look {
+        json: mut value,
+        status,
+        ..
+    } = Look::at(&pool)?;
     if args.json {
-        let mut value = value;
         add_up(&pool, &mut value);
         out::line(&format!("{value:#}"));
         return Ok(());
     }
-    let status: Status = serde_json::from_value(value.clone()).context("the daemon is of another version")?;
     out::line(table(&pool, &status, &value["host"]).trim_end());
     Ok(())
 }

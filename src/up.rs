@@ -212,8 +212,12 @@ struct Run {
 impl Run {
     fn start(args: &UpArgs, pool: &Pool, stop: &Stop) -> anyhow::Result<Self> {
         let dir = pool.dir().as_os_str().to_owned();
-        let mut serve =
-            Supervised::start("daemon", vec!["serve".into(), "--supervised".into(), dir.clone()])?;
+        let mut words: Vec<OsString> = vec!["serve".into(), "--supervised".into()];
+        if let Some(address) = args.metrics {
+            words.extend(["--metrics".into(), address.to_string().into()]);
+        }
+        words.push(dir.clone());
+        let mut serve = Supervised::start("daemon", words)?;
         let pid = serve.pid();
         let ready = || pool.daemon_pid() == Some(pid) && pool.has_daemon();
         if let Err(error) = wait_for("the daemon", &mut serve, stop, ready) {
@@ -430,6 +434,9 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
     let start = log.metadata()?.len();
     let mut command = std::process::Command::new(std::env::current_exe()?);
     command.args(["up", "--detach", "--background"]).arg(pool.dir());
+    if let Some(address) = args.metrics {
+        command.args(["--metrics", &address.to_string()]);
+    }
     if args.allow_other {
         command.arg("--allow-other");
     }

@@ -64,14 +64,14 @@ fn help_teaches_every_command() {
     let top = text_of(varve().arg("--help"));
     assert!(top.contains("Exit codes"), "{top}");
     for command in [
-        "up", "down", "mkfs", "serve", "mount", "umount", "status", "digest", "fsck", "scrub", "debug",
-        "bench", "run", "vm",
+        "up", "down", "mkfs", "serve", "mount", "umount", "status", "top", "metrics", "digest", "fsck",
+        "scrub", "debug", "bench", "run", "vm",
     ] {
         assert!(top.contains(command), "{command} is listed");
         let help = text_of(varve().args([command, "--help"]));
         assert!(help.contains("Usage:") && help.lines().count() > 5, "{help}");
     }
-    for what in ["super", "log", "inode", "dir", "tree"] {
+    for what in ["super", "log", "session", "inode", "dir", "tree"] {
         assert!(text_of(varve().args(["debug", what, "--help"])).contains("Usage:"));
     }
 }

@@ -448,6 +448,8 @@ fn attack_with(owners: &[bool], kills: u64) {
     let secs = if long > 0 { long } else { SHORT_SECS };
     let mut most = before;
     let mut killed = 0;
+    // Of the daemons that were killed, and of this one before the attack.
+    let (mut ticks, mut ticks_before) = (0, daemon.ticks());
     while hostile.iter_mut().any(Hostile::runs) {
         assert!(
             daemon.lives(),
@@ -466,8 +468,10 @@ fn attack_with(owners: &[bool], kills: u64) {
             began.elapsed().as_secs_f64() > (killed + 1) as f64 * secs as f64 / (2 * (kills + 1)) as f64;
         if killed < kills && due {
             killed += 1;
+            ticks += daemon.ticks() - ticks_before;
             daemon.kill();
             daemon = Daemon::start(&place.pool(), place.said());
+            ticks_before = 0;
         }
         assert!(
             began.elapsed() < Duration::from_secs(secs + 120),
@@ -475,6 +479,8 @@ fn attack_with(owners: &[bool], kills: u64) {
         );
         std::thread::sleep(Duration::from_millis(20));
     }
+    ticks += daemon.ticks() - ticks_before;
+    let attacked = began.elapsed();
     let mut acts = String::new();
     for (attacker, job) in hostile.into_iter().zip(&jobs) {
         let output = attacker.said();
@@ -516,12 +522,27 @@ fn attack_with(owners: &[bool], kills: u64) {
     });
     let after = daemon.uses();
     assert!(
-        most.memory_kib < before.memory_kib + 512 * 1024 && after.memory_kib < before.memory_kib + 256 * 1024,
+        most.memory_kib < before.memory_kib + 256 * 1024 && after.memory_kib < before.memory_kib + 128 * 1024,
         "memory: {before:?}, at most {most:?}, {after:?}"
     );
+    // 64 sessions of a few descriptors, and connections that never became one.
+    assert!(
+        most.descriptors < before.descriptors + 640 && most.threads < before.threads + 640,
+        "descriptors, threads: {before:?}, at most {most:?}"
+    );
+    // Each of its operations was right; that there were any is looked at too.
+    assert!(
+        honest.ops > 20,
+        "the honest client got nowhere: {} operations",
+        honest.ops
+    );
     println!(
-        "seed {seed}, {killed} kills, honest: {} operations, {} trees, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}",
-        honest.ops, honest.trees, honest.slowest
+        "seed {seed}, {killed} kills, honest: {} operations, {} trees, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}; {:.1} s of processor in {:.1} s",
+        honest.ops,
+        honest.trees,
+        honest.slowest,
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        attacked.as_secs_f64()
     );
     print!("{acts}");
     honest.fs.unmount().expect("an orderly end");

@@ -5,8 +5,10 @@
 //! ([`Embedded::start`]) or, for deterministic tests, when [`tick`](Embedded::tick) is called.
 #![forbid(unsafe_code)]
 
+mod host;
 mod sim;
 
+pub use host::PoolHere;
 pub use sim::{SimPool, power_cut_logs};
 
 use parking_lot::Mutex;

@@ -347,6 +347,8 @@ pub enum Admin {
     Scrub,
     /// Ends the daemon after a last digest.
     Shutdown,
+    /// One session: its leases, and who waits for whom. `ENOENT` if there is none of that number.
+    Session(u64),
 }
 
 /// Free and total space in blocks, as `statvfs`.

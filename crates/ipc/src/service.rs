@@ -142,6 +142,18 @@ impl UpcallQueue {
         }
     }
 
+    /// Upcalls that were not taken yet.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        lock(&self.state).waiting.len()
+    }
+
+    /// Whether all were taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether it was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {

@@ -85,6 +85,8 @@ pub struct KernelFs {
     /// One move of a directory to another parent at a time.
     pub(crate) rename: Mutex<()>,
     pub(crate) counters: Counters,
+    /// When it was opened, by the monotonic clock.
+    pub(crate) started_ms: u64,
     /// No inode without a name is freed before.
     pub(crate) grace_until_ms: AtomicU64,
     /// Somebody else runs [`tick`](Self::tick), so that work may be left to it.
@@ -158,6 +160,7 @@ impl KernelFs {
         };
         let kernel = Self {
             core: Mutex::new(Core::new(Table::new(limits, first_lease))),
+            started_ms: clock.monotonic_ms(),
             grace_until_ms: AtomicU64::new(clock.monotonic_ms() + config.grace_ms),
             store,
             logs,

@@ -49,6 +49,7 @@ pub use daemon::Daemon;
 pub use error::{KernelError, errno};
 pub use hello::LocalSession;
 pub use kernel::{Hook, HostRoom, KernelFs, Parts, Tokens};
+pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
 pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;
-pub use status::{DigestStatus, LeaseStatus, SessionStatus, Status, TierStatus};
+pub use status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};

@@ -98,6 +98,10 @@ impl KernelFs {
                 Some(hook) => hook(self).map_err(IpcError::Protocol)?,
                 None => return Err(no(libc::ENOSYS)),
             },
+            Admin::Session(id) => {
+                let detail = self.session_detail(SessionId(id)).ok_or(no(libc::ENOENT))?;
+                serde_json::to_string(&detail).map_err(|_| no(libc::EIO))?
+            }
             Admin::Shutdown => {
                 self.shutdown_asked
                     .store(true, std::sync::atomic::Ordering::Release);

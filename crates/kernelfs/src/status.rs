@@ -1,6 +1,8 @@
 //! State and counters for operators. Counts and shows; decides nothing.
 
 use crate::KernelFs;
+use crate::core::{Core, Member, Phase};
+use crate::leases::{LeaseDetail, WaitStatus};
 use crate::placement::PlacementStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -102,6 +104,9 @@ pub struct SessionStatus {
     pub holds: u64,
     /// Requests that wait for a lease.
     pub waits: u64,
+    /// Leases that it was asked to give back and has not.
+    #[serde(default)]
+    pub asked_back: u64,
     /// Blocks reserved for it.
     pub credits: u64,
 }
@@ -150,6 +155,9 @@ pub struct Status {
     pub pool: String,
     /// The daemon's process.
     pub pid: u32,
+    /// Since the daemon started, in milliseconds: what counters grew by in between, over the difference of two of these, is a rate.
+    #[serde(default)]
+    pub uptime_ms: u64,
     /// Newest transaction.
     pub newest_tx: u64,
     /// Why the pool is read-only, if it is.
@@ -173,6 +181,9 @@ pub struct Status {
     pub digest: DigestStatus,
     /// Leases.
     pub leases: LeaseStatus,
+    /// Who waits for whom, the oldest request first.
+    #[serde(default)]
+    pub waiting: Vec<WaitStatus>,
     /// Background jobs and what they wait for.
     pub jobs: Vec<String>,
     /// The jobs of them that move data between tiers.
@@ -180,7 +191,53 @@ pub struct Status {
     pub placement: Vec<PlacementStatus>,
 }
 
+/// What `varve debug session` shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionDetail {
+    /// As in the status.
+    pub session: SessionStatus,
+    /// Opened, in nanoseconds since 1970.
+    pub created_ns: i64,
+    /// It may act for any credentials and reads NVM by itself.
+    pub privileged: bool,
+    /// Its leases, oldest first; at most 1000.
+    pub leases: Vec<LeaseDetail>,
+    /// What it waits for.
+    pub waiting: Vec<WaitStatus>,
+    /// Who waits for it.
+    pub awaited: Vec<WaitStatus>,
+    /// Messages of the daemon that it has not taken.
+    pub upcalls: u64,
+    /// Messages about moved blocks that it has not answered.
+    pub barriers: u64,
+}
+
+/// Most leases that [`SessionDetail`] names.
+pub const LEASES_SHOWN: usize = 1000;
+
 impl KernelFs {
+    /// One session at the moment; `None`: there is none of that number.
+    #[must_use]
+    pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
+        let used = self.log_fill();
+        let now_ms = self.now_ms();
+        let core = self.locked();
+        let member = core.members.get(&id)?;
+        let waits = core.table.waits(now_ms);
+        let (waiting, others): (Vec<_>, Vec<_>) = waits.into_iter().partition(|wait| wait.session == id.0);
+        let in_the_way = |wait: &WaitStatus| wait.holders.iter().any(|holder| holder.session == id.0);
+        Some(SessionDetail {
+            session: session_status(&core, member, &used),
+            created_ns: member.session.created_ns,
+            privileged: member.session.privileged,
+            leases: core.table.leases_of(id, LEASES_SHOWN, now_ms),
+            waiting,
+            awaited: others.into_iter().filter(in_the_way).collect(),
+            upcalls: member.session.upcalls.len() as u64,
+            barriers: member.barriers.len() as u64,
+        })
+    }
+
     /// State and counters at the moment.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -216,30 +273,7 @@ impl KernelFs {
         let mut sessions: Vec<_> = core
             .members
             .values()
-            .map(|member| {
-                let session = &member.session;
-                SessionStatus {
-                    id: session.id.0,
-                    pid: session.peer.pid,
-                    uid: session.peer.uid,
-                    kind: match session.kind {
-                        varve_ipc::ClientKind::Shim => "shim".into(),
-                        varve_ipc::ClientKind::Linked => "linked".into(),
-                    },
-                    state: match member.phase {
-                        crate::core::Phase::Live => "live".into(),
-                        crate::core::Phase::Sealing => "sealing".into(),
-                    },
-                    read_only: session.read_only,
-                    log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
-                    log_used_bytes: used.get(&session.id).copied(),
-                    digested: varve_ipc::SessionPage::digested(&*session.page).0,
-                    leases: core.table.count(session.id) as u64,
-                    holds: core.holds.count(session.id) as u64,
-                    waits: core.table.waiting(session.id) as u64,
-                    credits: get(&session.credits),
-                }
-            })
+            .map(|member| session_status(&core, member, &used))
             .collect();
         sessions.sort_unstable_by_key(|session| session.id);
         let mut jobs = if core.unheld.is_empty() {
@@ -269,6 +303,7 @@ impl KernelFs {
                 .map(|byte| format!("{byte:02x}"))
                 .collect(),
             pid: std::process::id(),
+            uptime_ms: self.now_ms().saturating_sub(self.started_ms),
             newest_tx: self.store.newest_tx().0,
             latched: self.store.latched().map(|reason| reason.to_string()),
             journal_state: state_text(&devices.journal.state()),
@@ -295,6 +330,7 @@ impl KernelFs {
                 seals: get(&counters.seals),
                 rows: core.rows.len() as u64,
             },
+            waiting: core.table.waits(self.now_ms()),
             jobs,
             placement,
         }
@@ -318,6 +354,32 @@ impl KernelFs {
             }
         }
         fill
+    }
+}
+
+fn session_status(core: &Core, member: &Member, used: &HashMap<SessionId, u64>) -> SessionStatus {
+    let session = &member.session;
+    SessionStatus {
+        id: session.id.0,
+        pid: session.peer.pid,
+        uid: session.peer.uid,
+        kind: match session.kind {
+            varve_ipc::ClientKind::Shim => "shim".into(),
+            varve_ipc::ClientKind::Linked => "linked".into(),
+        },
+        state: match member.phase {
+            Phase::Live => "live".into(),
+            Phase::Sealing => "sealing".into(),
+        },
+        read_only: session.read_only,
+        log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
+        log_used_bytes: used.get(&session.id).copied(),
+        digested: varve_ipc::SessionPage::digested(&*session.page).0,
+        leases: core.table.count(session.id) as u64,
+        holds: core.holds.count(session.id) as u64,
+        waits: core.table.waiting(session.id) as u64,
+        asked_back: core.table.asked_back(session.id) as u64,
+        credits: session.credits.load(Ordering::Relaxed),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::names::{self, Making};
 use crate::open::OpenFile;
 use crate::options::{Connector, FsOptions, MountError};
 use crate::session::Mount;
+use crate::transaction::Transaction;
 use crate::{setattr, xattrs};
 
 /// What a mount has done since it began.
@@ -220,6 +221,12 @@ impl Fs {
     /// As the system call of that name.
     pub fn open(&self, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<OpenFile> {
         OpenFile::open(&self.mount, key, flags, cred)
+    }
+
+    /// Begins a group of calls that take effect together or not at all, with the rights of `cred`.
+    #[must_use]
+    pub fn transaction(&self, cred: &Cred) -> Transaction {
+        Transaction::new(Arc::clone(&self.mount), cred.clone())
     }
 
     /// Value of an extended attribute.

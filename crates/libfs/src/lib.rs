@@ -23,6 +23,7 @@ pub mod seeded;
 mod session;
 mod setattr;
 mod sync;
+mod transaction;
 mod worker;
 mod xattrs;
 
@@ -33,4 +34,5 @@ pub use fs::{Counters, Fs};
 pub use open::OpenFile;
 pub use options::{CacheObserver, Connection, Connector, FsOptions, MountError};
 pub use posix::Posix;
+pub use transaction::{GROUP_BYTES_MAX, GROUP_ENTRIES_MAX, Made, Transaction, TxDir, TxFile};
 pub use varve_ipc::{Cred, DirEntry, StatFs};

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod crash;
+mod group;
 pub mod lockstep;
 pub mod model;
 pub mod ops;

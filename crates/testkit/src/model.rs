@@ -409,6 +409,12 @@ impl Model {
                 self.node_mut(id).xattr.take().map(|_| ()).ok_or(libc::ENODATA)
             }
             Op::Fsync(path) => self.find(path).map(|_| ()),
+            Op::Together(ops) => {
+                let mut after = self.clone();
+                ops.iter().try_for_each(|op| after.apply(op))?;
+                *self = after;
+                Ok(())
+            }
         }
     }
 

@@ -92,6 +92,8 @@ pub enum Op {
     RemoveXattr(Path),
     /// Makes everything before it durable.
     Fsync(Path),
+    /// All of these in one transaction, or none.
+    Together(Vec<Op>),
 }
 
 /// The bytes of pattern `seed` from `offset` on: they differ by position, so misplaced data is seen.
@@ -150,6 +152,10 @@ impl fmt::Display for Op {
             Self::SetXattr(path, len, seed) => write!(f, "setxattr {} len={len} seed={seed}", show(path)),
             Self::RemoveXattr(path) => write!(f, "removexattr {}", show(path)),
             Self::Fsync(path) => write!(f, "fsync {}", show(path)),
+            Self::Together(ops) => {
+                let all: Vec<_> = ops.iter().map(ToString::to_string).collect();
+                write!(f, "together [{}]", all.join("; "))
+            }
         }
     }
 }

@@ -39,7 +39,7 @@ fn parent<'p>(fs: &Fs, path: &'p Path) -> Outcome<(InodeKey, &'p [u8])> {
     }
 }
 
-fn open(fs: &Fs, path: &Path) -> Outcome<OpenFile> {
+pub(crate) fn open(fs: &Fs, path: &Path) -> Outcome<OpenFile> {
     let attr = find(fs, path)?;
     match attr.kind() {
         FileKind::Regular => {}
@@ -177,6 +177,7 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
         }
         Op::RemoveXattr(path) => fs.removexattr(find(fs, path)?.key, XATTR_NAME, &root),
         Op::Fsync(path) => fs.fsync(find(fs, path)?.key, false),
+        Op::Together(ops) => crate::group::together(fs, ops),
     }
 }
 

@@ -8,4 +8,6 @@ mod table;
 mod tests;
 
 pub use holds::Holds;
-pub use table::{Decision, GrantedLease, Limits, Refusal, Revocation, Table, Ticket};
+pub use table::{
+    Decision, GrantedLease, HolderStatus, LeaseDetail, Limits, Refusal, Revocation, Table, Ticket, WaitStatus,
+};

@@ -10,6 +10,10 @@
 //! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a holder that does not answer
 //! within `lease_ms` shows up in [`Table::expired`].
 
+mod view;
+
+pub use view::{HolderStatus, LeaseDetail, WaitStatus};
+
 use super::contention::Contention;
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
@@ -134,6 +138,7 @@ const UNAWAITED_LEASES: u64 = 8;
 #[derive(Debug)]
 struct Waiter {
     session: SessionId,
+    since_ms: u64,
     wants: Vec<Want>,
 }
 
@@ -228,6 +233,7 @@ impl Table {
             ticket,
             Waiter {
                 session,
+                since_ms: now_ms,
                 wants: wants.to_vec(),
             },
         );

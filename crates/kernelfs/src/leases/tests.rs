@@ -406,3 +406,49 @@ proptest! {
         assert!(waiting.is_empty(), "not served: {waiting:?}");
     }
 }
+
+#[test]
+fn waits_name_the_holders_in_the_way_and_who_is_before() {
+    let mut table = table();
+    grant(&mut table, A, &[write(5), read(6)], 0);
+    table.request(B, &[write(5), write(6)], 10).unwrap();
+    table.request(SessionId(3), &[read(5)], 20).unwrap();
+    assert!(table.decide(20).is_empty());
+    table.revocations(20);
+    let waits = table.waits(50);
+    let brief: Vec<_> = waits
+        .iter()
+        .map(|wait| {
+            (
+                wait.session,
+                wait.inode,
+                &*wait.mode,
+                wait.waited_ms,
+                wait.before,
+                wait.holders.len(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        brief,
+        [
+            (2, 5, "write", 40, 0, 1),
+            (2, 6, "write", 40, 0, 1),
+            (3, 5, "read", 30, 1, 1)
+        ]
+    );
+    let holder = &waits[0].holders[0];
+    assert_eq!(
+        (holder.session, &*holder.state, holder.asked_ms),
+        (1, "asked back", Some(30))
+    );
+    assert_eq!(table.asked_back(A), 2);
+    let leases = table.leases_of(A, 10, 50);
+    assert_eq!(leases.len(), 2);
+    assert!(leases.iter().all(|lease| lease.awaited));
+    assert_eq!(table.leases_of(A, 1, 50).len(), 1);
+    give_back(&mut table, A, 5, 60);
+    give_back(&mut table, A, 6, 60);
+    assert_eq!(table.decide(60).len(), 1, "the first of the two");
+    assert_eq!(table.waits(60).len(), 1);
+}

@@ -13,6 +13,7 @@ mod write;
 
 pub(crate) use extents::ExtentCache;
 pub(crate) use places::Places;
+pub(crate) use write::{changed, cut_short, publish_data};
 
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;

@@ -376,12 +376,7 @@ impl DataPlane {
         let committed = slot.append(&LogOp::Truncate { key: inode.key, size }, clear, stamp)?;
         if committed.live {
             self.list(inode);
-            if size < body.attr.size_bytes {
-                body.pieces.zero(size, u64::MAX, committed.seqs.last);
-                let kept = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
-                body.attr.sectors = body.attr.sectors.min(kept);
-            }
-            body.attr.size_bytes = size;
+            cut_short(&mut body, size, committed.seqs.last);
             changed(&mut body, stamp, clear, committed.seqs.last);
         }
         committed.check(())
@@ -489,7 +484,14 @@ fn cut(at: u64, left: usize, room: usize) -> usize {
 
 /// Puts one entry's data into the overlay and lets the file reach to its end.
 #[inline]
-fn publish_data(inode: &Inode, body: &mut InodeWrite<'_>, start: u64, len: u64, addr: u64, seq: LogSeq) {
+pub(crate) fn publish_data(
+    inode: &Inode,
+    body: &mut InodeWrite<'_>,
+    start: u64,
+    len: u64,
+    addr: u64,
+    seq: LogSeq,
+) {
     let end = start + len;
     let mut pos = start;
     while pos < end {
@@ -526,9 +528,19 @@ fn grow(body: &mut InodeWrite<'_>, start: u64, end: u64) {
     }
 }
 
+/// The length is `size` from entry `seq` on; what lay beyond reads as zeros if the file grows again.
+pub(crate) fn cut_short(body: &mut InodeWrite<'_>, size: u64, seq: LogSeq) {
+    if size < body.attr.size_bytes {
+        body.pieces.zero(size, u64::MAX, seq);
+        let kept = size.div_ceil(BLOCK_BYTES) * (BLOCK_BYTES / 512);
+        body.attr.sectors = body.attr.sectors.min(kept);
+    }
+    body.attr.size_bytes = size;
+}
+
 /// Times, set-id bits and number after a change of the data.
 #[inline]
-fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags, last: LogSeq) {
+pub(crate) fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags, last: LogSeq) {
     let body = &mut **body;
     body.attr.mtime_ns = stamp.time_ns;
     body.attr.ctime_ns = stamp.time_ns;

@@ -27,7 +27,7 @@ pub(crate) struct Making<'a> {
 }
 
 /// A number for a new inode in a pinned directory.
-fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, LeaseNo), T> {
+pub(super) fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, LeaseNo), T> {
     loop {
         if let Some(number) = session.leases.take_number(dir) {
             return Ok(number);
@@ -36,7 +36,7 @@ fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(InodeKey, Lea
     }
 }
 
-fn new_attr(
+pub(super) fn new_attr(
     dir: &InodeAttr,
     key: InodeKey,
     making: &Making<'_>,
@@ -63,7 +63,7 @@ fn new_attr(
     }
 }
 
-fn create_op<'a>(attr: &InodeAttr, dir: InodeKey, name: &'a [u8], target: &'a [u8]) -> LogOp<'a> {
+pub(super) fn create_op<'a>(attr: &InodeAttr, dir: InodeKey, name: &'a [u8], target: &'a [u8]) -> LogOp<'a> {
     LogOp::Create {
         dir,
         name,

@@ -6,12 +6,14 @@ mod list;
 mod remove;
 mod rename;
 mod table;
+mod together;
 
 pub(crate) use create::{Making, create, link, tmpfile};
 pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
 pub(crate) use rename::rename;
 pub(crate) use table::{DirNames, Target};
+pub(crate) use together::{Call, Group, check_new_name, commit_together};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,6 +70,11 @@ impl<'n> Locked<'n> {
     fn get(&mut self, key: InodeKey) -> Result<&mut InodeBody> {
         let found = self.guards.iter_mut().find(|(other, _)| *other == key);
         found.map(|(_, guard)| &mut **guard).ok_or(Errno(libc::EIO))
+    }
+
+    fn write(&mut self, key: InodeKey) -> Result<&mut InodeWrite<'n>> {
+        let found = self.guards.iter_mut().find(|(other, _)| *other == key);
+        found.map(|(_, guard)| guard).ok_or(Errno(libc::EIO))
     }
 
     fn attr(&mut self, key: InodeKey) -> Result<&mut InodeAttr> {

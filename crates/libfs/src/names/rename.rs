@@ -16,12 +16,12 @@ use crate::session::{Mediated, Mount, Session};
 
 /// One rename as it was called.
 #[derive(Clone, Copy)]
-struct Move<'a> {
-    dir: InodeKey,
-    name: &'a [u8],
-    new_dir: InodeKey,
-    new_name: &'a [u8],
-    exchange: bool,
+pub(super) struct Move<'a> {
+    pub dir: InodeKey,
+    pub name: &'a [u8],
+    pub new_dir: InodeKey,
+    pub new_name: &'a [u8],
+    pub exchange: bool,
 }
 
 /// What the two names name.
@@ -145,15 +145,15 @@ fn entry<'a>(moving: &Move<'a>, ends: Ends) -> LogOp<'a> {
 }
 
 /// The attributes that the rules look at.
-struct Views {
-    parent: InodeAttr,
-    new_parent: InodeAttr,
-    from: InodeAttr,
-    to: Option<InodeAttr>,
+pub(super) struct Views {
+    pub parent: InodeAttr,
+    pub new_parent: InodeAttr,
+    pub from: InodeAttr,
+    pub to: Option<InodeAttr>,
 }
 
 /// Linux' order: removal of the source, then creation or removal at the target, then kinds.
-fn check(session: &Session, moving: &Move<'_>, views: &Views, cred: &Cred) -> Result<()> {
+pub(super) fn check(session: &Session, moving: &Move<'_>, views: &Views, cred: &Cred) -> Result<()> {
     let checks = session.options.check_permissions;
     may_change(session, &views.parent, cred)?;
     if checks {

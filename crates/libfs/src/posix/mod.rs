@@ -7,10 +7,12 @@
 mod files;
 mod path;
 mod table;
+mod together;
 mod tree;
 
 pub use files::Whence;
 pub use table::Fd;
+pub use together::{PosixTransaction, TX_FD_FIRST};
 
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicU32, Ordering};

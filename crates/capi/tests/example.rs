@@ -1,0 +1,129 @@
+//! The example in C, compiled with the header and linked with the library as a user would, and run on a pool of its own and on a daemon's.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// The directory of `libvarve.so`: cargo leaves it beside, or above, the directory of this test.
+fn library_dir() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let deps = exe.parent().unwrap();
+    let found = [deps, deps.parent().unwrap()]
+        .into_iter()
+        .find(|dir| dir.join("libvarve.so").is_file());
+    found
+        .unwrap_or_else(|| panic!("no libvarve.so in {} or above", deps.display()))
+        .to_owned()
+}
+
+/// Runs the C compiler; `None` where there is none.
+fn cc(arguments: &[&std::ffi::OsStr]) -> Option<Output> {
+    match Command::new("cc").args(arguments).output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            eprintln!("SKIPPED: no C compiler here ({error}); Debian: apt-get install gcc");
+            None
+        }
+    }
+}
+
+fn good(output: &Output, what: &str) {
+    assert!(
+        output.status.success(),
+        "{what}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn compile(to: &Path) -> bool {
+    let (include, source) = (
+        format!("-I{ROOT}/crates/capi/include"),
+        format!("{ROOT}/examples/c/varve_example.c"),
+    );
+    let (library, at_run) = (
+        format!("-L{}", library_dir().display()),
+        format!("-Wl,-rpath,{}", library_dir().display()),
+    );
+    let arguments = [
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pedantic",
+        "-D_GNU_SOURCE",
+        &include,
+        &source,
+        &library,
+        &at_run,
+        "-lvarve",
+        "-lpthread",
+        "-o",
+    ];
+    let mut arguments: Vec<_> = arguments.iter().map(std::ffi::OsStr::new).collect();
+    arguments.push(to.as_os_str());
+    let Some(output) = cc(&arguments) else {
+        return false;
+    };
+    good(&output, "cc");
+    true
+}
+
+#[test]
+fn example_in_c_runs_on_a_pool_of_its_own_and_on_one_that_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("example");
+    if !compile(&program) {
+        return;
+    }
+    let own = dir.path().join("own");
+    let output = Command::new(&program).arg("--embed").arg(&own).output().unwrap();
+    good(&output, "example --embed");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
+    // The same pool, served by another process: this one.
+    let here = varve_embed::PoolHere::open(&own).unwrap();
+    let output = Command::new(&program).arg(&own).output().unwrap();
+    good(&output, "example with a daemon");
+    here.stop().unwrap();
+}
+
+#[test]
+fn header_is_good_c_and_cpp_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    for (language, standard) in [("c", "-std=c99"), ("c++", "-std=c++17")] {
+        let out = dir.path().join("header.o");
+        let header = format!("{ROOT}/crates/capi/include/varve.h");
+        let arguments = [
+            "-x",
+            language,
+            standard,
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            &header,
+            "-o",
+        ];
+        let mut arguments: Vec<_> = arguments.iter().map(std::ffi::OsStr::new).collect();
+        arguments.push(out.as_os_str());
+        let Some(output) = cc(&arguments) else { return };
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if language == "c++" && (text.contains("cc1plus") || text.contains("unrecognized")) {
+            eprintln!("SKIPPED: no C++ compiler here; Debian: apt-get install g++");
+            continue;
+        }
+        good(&output, language);
+    }
+}
+
+#[test]
+fn pkg_config_file_names_every_place_it_is_asked_for() {
+    let text = std::fs::read_to_string(format!("{ROOT}/crates/capi/varve.pc.in")).unwrap();
+    for place in ["@PREFIX@", "@LIBDIR@", "@VERSION@"] {
+        assert_eq!(text.matches(place).count(), 1, "{place}");
+    }
+    assert!(text.contains("-lvarve"));
+}

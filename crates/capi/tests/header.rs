@@ -1,0 +1,69 @@
+//! `include/varve.h` is what cbindgen makes of the sources, and says everything that the library exports. `VARVE_BLESS=1 cargo test -p
+//! varve-capi --test header` writes it anew.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+fn sources() -> Vec<String> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ffi");
+    let mut files: Vec<_> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|file| file.unwrap().path())
+        .collect();
+    files.sort();
+    files
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect()
+}
+
+#[test]
+fn header_is_up_to_date() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(dir.join("cbindgen.toml")).unwrap();
+    // It finds the other files from there.
+    let builder = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(dir.join("src/ffi/mod.rs"));
+    let mut made = Vec::new();
+    builder.generate().unwrap().write(&mut made);
+    let made = String::from_utf8(made).unwrap();
+    let path = dir.join("include/varve.h");
+    if std::env::var_os("VARVE_BLESS").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let there = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        there == made,
+        "include/varve.h is not what the sources say: VARVE_BLESS=1 cargo test -p varve-capi --test header"
+    );
+}
+
+#[test]
+fn every_exported_function_is_declared_once_and_documented() {
+    let header =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("include/varve.h")).unwrap();
+    let mut exported = BTreeSet::new();
+    for source in sources() {
+        let mut lines = source.lines().peekable();
+        let mut documented = false;
+        while let Some(line) = lines.next() {
+            if line == "#[unsafe(no_mangle)]" {
+                let signature = lines.next().unwrap();
+                let name = signature.split("fn ").nth(1).unwrap().split('(').next().unwrap();
+                assert!(documented, "{name} has no documentation");
+                exported.insert(name.to_owned());
+            }
+            documented = line.starts_with("///");
+        }
+    }
+    assert!(exported.len() > 40, "{exported:?}");
+    for name in exported {
+        assert_eq!(
+            header.matches(&format!("{name}(")).count(),
+            1,
+            "declarations of {name}"
+        );
+    }
+}

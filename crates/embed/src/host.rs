@@ -1,0 +1,75 @@
+//! A pool of files on this host, served by this process: no daemon to start, and yet others may come (a mount, `varve status`).
+
+use std::path::Path;
+use std::sync::Arc;
+use varve_ipc::ClientKind;
+use varve_kernelfs::KernelError;
+use varve_kernelfs::host::{HostDaemon, HostPool, PoolSpec, TOML, create_pool};
+use varve_libfs::{Connector, Fs, FsOptions, MountError, SocketConnector};
+
+/// A pool directory that this process serves until [`stop`](Self::stop). A drop leaves the logs to the next start.
+pub struct PoolHere {
+    daemon: HostDaemon,
+    pool: HostPool,
+}
+
+impl PoolHere {
+    /// Serves the pool in `dir`.
+    ///
+    /// # Errors
+    /// As [`HostDaemon::start`]: another process serves it, files are missing or damaged.
+    pub fn open(dir: &Path) -> Result<Self, KernelError> {
+        let pool = HostPool::find(dir)?;
+        Ok(Self {
+            daemon: HostDaemon::start(&pool)?,
+            pool,
+        })
+    }
+
+    /// Serves the pool in `dir`, which is made of `spec` first if there is none.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open) and [`create_pool`].
+    pub fn open_or_create(dir: &Path, spec: &PoolSpec) -> Result<Self, KernelError> {
+        if !dir.join(TOML).exists() {
+            create_pool(dir, spec)?;
+        }
+        Self::open(dir)
+    }
+
+    /// The pool.
+    #[must_use]
+    pub const fn pool(&self) -> &HostPool {
+        &self.pool
+    }
+
+    /// Makes sessions with it.
+    #[must_use]
+    pub fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(SocketConnector {
+            path: self.pool.socket(),
+        })
+    }
+
+    /// A session of this process, with default options.
+    ///
+    /// # Errors
+    /// As [`Fs::mount`].
+    pub fn mount(&self) -> Result<Fs, MountError> {
+        Fs::mount(
+            self.connector(),
+            FsOptions {
+                kind: ClientKind::Linked,
+                ..FsOptions::default()
+            },
+        )
+    }
+
+    /// Ends in order: all sessions, then the rest; everything is digested. Unmount your own sessions before.
+    ///
+    /// # Errors
+    /// A device failed; what is not digested stays in the logs.
+    pub fn stop(self) -> Result<(), varve_store::StoreError> {
+        self.daemon.stop()
+    }
+}

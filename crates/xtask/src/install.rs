@@ -1,0 +1,125 @@
+//! `cargo xtask install`: builds the release and puts program, library, header and pkg-config file under a prefix.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where to.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Options {
+    prefix: PathBuf,
+    /// Put before every path when files are copied, and in none of them (packagers' DESTDIR).
+    destdir: PathBuf,
+}
+
+impl Options {
+    /// Reads the arguments.
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self {
+            prefix: "/usr/local".into(),
+            destdir: std::env::var_os("DESTDIR").unwrap_or_default().into(),
+        };
+        while let Some(word) = args.next() {
+            let mut value = || args.next().ok_or(format!("{word} needs a directory"));
+            match &*word {
+                "--prefix" => options.prefix = value()?.into(),
+                "--destdir" => options.destdir = value()?.into(),
+                other => return Err(format!("`{other}` is no argument of install")),
+            }
+        }
+        if !options.prefix.is_absolute() {
+            return Err(format!("--prefix {} is not absolute", options.prefix.display()));
+        }
+        Ok(options)
+    }
+
+    fn to(&self, part: &str) -> PathBuf {
+        let inside = self.prefix.join(part);
+        if self.destdir.as_os_str().is_empty() {
+            return inside;
+        }
+        self.destdir.join(inside.strip_prefix("/").unwrap_or(&inside))
+    }
+}
+
+/// The pkg-config file of a library under `prefix`.
+fn pkg_config(template: &str, prefix: &Path) -> String {
+    template
+        .replace("@PREFIX@", &prefix.display().to_string())
+        .replace("@LIBDIR@", "${prefix}/lib")
+        .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
+}
+
+/// Builds and copies; says what went where.
+pub fn run(options: &Options) -> Result<(), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "-p", "varve", "-p", "varve-capi"])
+        .current_dir(&root)
+        .status()
+        .map_err(|error| format!("cargo does not start: {error}"))?;
+    if !built.success() {
+        return Err("the build failed".into());
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let release = target.join("release");
+    let capi = root.join("crates/capi");
+    let template = capi.join("varve.pc.in");
+    let template =
+        std::fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
+    put(&release.join("varve"), &options.to("bin/varve"))?;
+    put(&release.join("libvarve.so"), &options.to("lib/libvarve.so"))?;
+    put(&capi.join("include/varve.h"), &options.to("include/varve.h"))?;
+    let file = options.to("lib/pkgconfig/varve.pc");
+    make_parent(&file)?;
+    std::fs::write(&file, pkg_config(&template, &options.prefix))
+        .map_err(|error| format!("{}: {error}", file.display()))?;
+    println!("{}", file.display());
+    Ok(())
+}
+
+fn make_parent(file: &Path) -> Result<(), String> {
+    let Some(dir) = file.parent() else { return Ok(()) };
+    std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))
+}
+
+/// Copies over a file that may be in use: under another name first.
+fn put(from: &Path, to: &Path) -> Result<(), String> {
+    make_parent(to)?;
+    let new = to.with_extension("varve-new");
+    std::fs::copy(from, &new)
+        .and_then(|_| std::fs::rename(&new, to))
+        .map_err(|error| format!("{} to {}: {error}", from.display(), to.display()))?;
+    println!("{}", to.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{Options, pkg_config};
+    use std::path::Path;
+
+    fn parse(words: &[&str]) -> Result<Options, String> {
+        Options::parse(words.iter().map(|word| (*word).to_owned()))
+    }
+
+    #[test]
+    fn prefix_is_absolute_and_destdir_is_before_it() {
+        let options = parse(&["--prefix", "/opt/v", "--destdir", "/tmp/stage"]).unwrap();
+        assert_eq!(options.to("lib/x.so"), Path::new("/tmp/stage/opt/v/lib/x.so"));
+        assert!(parse(&["--prefix", "here"]).is_err());
+        assert!(parse(&["--prefix"]).is_err());
+        assert!(parse(&["--perfix", "/x"]).is_err());
+    }
+
+    #[test]
+    fn pkg_config_file_is_filled_in() {
+        let text = pkg_config(include_str!("../../capi/varve.pc.in"), Path::new("/opt/v"));
+        assert!(
+            text.starts_with("prefix=/opt/v\n") && text.contains("libdir=${prefix}/lib\n"),
+            "{text}"
+        );
+        assert!(!text.contains('@'), "{text}");
+    }
+}

@@ -1,0 +1,453 @@
+//! `varve metrics`: the status in the text form of Prometheus, printed or given out over HTTP. Shows what `observe` found.
+
+use crate::cli::MetricsArgs;
+use crate::observe::Look;
+use crate::out;
+use crate::pool::{NoDaemon, Pool};
+use anyhow::Context;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+use varve_kernelfs::{SessionStatus, TierStatus};
+
+/// Time that a scraper has to say what it wants, and to take the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest request head.
+const HEAD_MAX: usize = 8 << 10;
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// `varve metrics`.
+pub fn metrics(args: &MetricsArgs) -> anyhow::Result<()> {
+    let pool = Pool::open(&args.pool)?;
+    let Some(address) = args.listen else {
+        out::line(text(Some(&Look::at(&pool)?)).trim_end());
+        return Ok(());
+    };
+    let listener = listen(address)?;
+    out::line(&format!(
+        "metrics on http://{}/metrics; Ctrl-C ends",
+        listener.local_addr()?
+    ));
+    answer_all(&listener, &pool);
+    Ok(())
+}
+
+/// Takes an address for the metrics.
+pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).with_context(|| format!("no metrics on {address}"))
+}
+
+/// Gives metrics out from a thread of this process.
+pub fn serve_beside(listener: TcpListener, pool: &Pool) -> anyhow::Result<SocketAddr> {
+    let bound = listener.local_addr()?;
+    let pool = pool.clone();
+    std::thread::Builder::new()
+        .name("varve-metrics".into())
+        .spawn(move || answer_all(&listener, &pool))?;
+    Ok(bound)
+}
+
+fn answer_all(listener: &TcpListener, pool: &Pool) {
+    for stream in listener.incoming() {
+        match stream {
+            Ok(stream) => {
+                if let Err(error) = answer(stream, pool) {
+                    tracing::debug!(%error, "a scraper went away");
+                }
+            }
+            // No descriptors, or the like: not at once again.
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream, pool: &Pool) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let head = head(&mut stream)?;
+    let mut words = head.split(|byte| *byte == b' ');
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (status, body) = match (method, path) {
+        (b"GET" | b"HEAD", b"/metrics" | b"/") => match Look::at(pool) {
+            Ok(look) => ("200 OK", text(Some(&look))),
+            // That it is away is a fact to be seen, not a fault of the exporter.
+            Err(error) if error.is::<NoDaemon>() => ("200 OK", text(None)),
+            Err(error) => ("500 Internal Server Error", format!("{error:#}\n")),
+        },
+        (b"GET" | b"HEAD", _) => ("404 Not Found", "the metrics are at /metrics\n".into()),
+        _ => ("405 Method Not Allowed", String::new()),
+    };
+    let kind = if status.starts_with("200") {
+        KIND
+    } else {
+        "text/plain; charset=utf-8"
+    };
+    let length = body.len();
+    let mut answer = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    if method != b"HEAD" {
+        answer.push_str(&body);
+    }
+    stream.write_all(answer.as_bytes())
+}
+
+/// The request up to the empty line, within a bound of bytes and time.
+fn head(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let until = Instant::now() + PATIENCE;
+    let mut head = Vec::new();
+    let mut part = [0; 1024];
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < HEAD_MAX {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part)? {
+            0 => break,
+            got => head.extend_from_slice(&part[..got]),
+        }
+    }
+    Ok(head)
+}
+
+type Labels = Vec<(String, String)>;
+type Rows = Vec<(Labels, u64)>;
+
+fn one(value: u64) -> Rows {
+    vec![(Labels::new(), value)]
+}
+
+fn tagged(rows: &[(&str, u64)], label: &str) -> Rows {
+    let row = |(tag, value): &(&str, u64)| (vec![(label.to_owned(), (*tag).to_owned())], *value);
+    rows.iter().map(row).collect()
+}
+
+struct Page {
+    registry: Registry,
+}
+
+impl Page {
+    fn gauge(&mut self, name: &str, help: &str, rows: Rows) {
+        // A family would write `name{}`.
+        if let [(labels, value)] = &*rows
+            && labels.is_empty()
+        {
+            let gauge = Gauge::<u64, AtomicU64>::default();
+            gauge.set(*value);
+            self.registry.register(name, help, gauge);
+            return;
+        }
+        let family = Family::<Labels, Gauge<u64, AtomicU64>>::default();
+        for (labels, value) in rows {
+            family.get_or_create(&labels).set(value);
+        }
+        self.registry.register(name, help, family);
+    }
+
+    /// The encoder adds `_total` to the name.
+    fn counter(&mut self, name: &str, help: &str, rows: Rows) {
+        if let [(labels, value)] = &*rows
+            && labels.is_empty()
+        {
+            let counter: Counter = Counter::default();
+            counter.inc_by(*value);
+            self.registry.register(name, help, counter);
+            return;
+        }
+        let family = Family::<Labels, Counter>::default();
+        for (labels, value) in rows {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        self.registry.register(name, help, family);
+    }
+}
+
+/// A look in the text form of Prometheus (OpenMetrics); `None`: no daemon serves the pool.
+fn text(look: Option<&Look>) -> String {
+    let mut page = Page {
+        registry: Registry::with_prefix("varve"),
+    };
+    page.gauge(
+        "up",
+        "Whether a daemon serves the pool",
+        one(u64::from(look.is_some())),
+    );
+    if let Some(look) = look {
+        pool_metrics(&mut page, look);
+        tier_metrics(&mut page, look);
+        session_metrics(&mut page, look);
+        lease_metrics(&mut page, look);
+    }
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut out, &page.registry);
+    out
+}
+
+fn pool_metrics(page: &mut Page, look: &Look) {
+    let (status, digest) = (&look.status, &look.status.digest);
+    page.gauge(
+        "uptime_milliseconds",
+        "Since the daemon started",
+        one(status.uptime_ms),
+    );
+    page.gauge(
+        "latched",
+        "1: the pool is read-only since a device failed",
+        one(u64::from(status.latched.is_some())),
+    );
+    page.gauge(
+        "journal_failed",
+        "1: the journal's device failed",
+        one(u64::from(status.journal_state != "ok")),
+    );
+    page.counter(
+        "transactions",
+        "Newest transaction of the journal",
+        one(status.newest_tx),
+    );
+    page.gauge("inodes_used", "Inodes in use", one(status.inodes_used));
+    page.gauge(
+        "inodes_free",
+        "Inodes that can still be made",
+        one(status.inodes_free),
+    );
+    page.gauge(
+        "reserved_blocks",
+        "Blocks of 4 KiB reserved for sessions",
+        one(status.reserved_blocks),
+    );
+    page.gauge("jobs", "Background jobs", one(status.jobs.len() as u64));
+    page.gauge(
+        "host_missing_bytes",
+        "Bytes that the tiers could still take and the host does not have",
+        look.json["host"]["missing_bytes"]
+            .as_u64()
+            .map_or_else(Rows::new, one),
+    );
+    page.counter("digest_batches", "Batches digested", one(digest.batches));
+    page.counter("digest_operations", "Operations digested", one(digest.operations));
+    page.counter(
+        "digest_refused",
+        "Operations refused by the digest",
+        one(digest.refused),
+    );
+    page.counter(
+        "digest_bytes",
+        "Bytes of file data: logged, written by the digest, dropped before",
+        tagged(
+            &[
+                ("logged", digest.bytes_in),
+                ("written", digest.bytes_out),
+                ("dropped", digest.dropped_bytes),
+            ],
+            "kind",
+        ),
+    );
+    page.counter(
+        "digest_merged_writes",
+        "Writes merged with a neighbour",
+        one(digest.merged),
+    );
+    page.counter(
+        "digest_vanished_inodes",
+        "Inodes made and deleted before they were written",
+        one(digest.vanished),
+    );
+}
+
+fn tier_metrics(page: &mut Page, look: &Look) {
+    let of = |f: &dyn Fn(&TierStatus) -> u64| -> Rows {
+        let tiers = look.status.tiers.iter();
+        tiers
+            .map(|tier| (vec![("tier".to_owned(), tier.tier.clone())], f(tier)))
+            .collect()
+    };
+    page.gauge(
+        "tier_capacity_bytes",
+        "Capacity of a tier",
+        of(&|t| t.capacity_bytes),
+    );
+    page.gauge("tier_used_bytes", "In use of a tier", of(&|t| t.used_bytes));
+    page.gauge(
+        "tier_pending_bytes",
+        "Freed, but not to be used again yet",
+        of(&|t| t.pending_bytes),
+    );
+    page.gauge(
+        "tier_failed",
+        "1: the tier's device failed",
+        of(&|t| u64::from(t.state != "ok")),
+    );
+    page.counter("tier_read_bytes", "Read by the daemon", of(&|t| t.read_bytes));
+    page.counter(
+        "tier_written_bytes",
+        "Written by the daemon",
+        of(&|t| t.written_bytes),
+    );
+    page.counter(
+        "tier_moved_in_bytes",
+        "Moved here from other tiers",
+        of(&|t| t.moved_in_bytes),
+    );
+    page.counter(
+        "tier_moved_out_bytes",
+        "Moved away to other tiers",
+        of(&|t| t.moved_out_bytes),
+    );
+}
+
+fn session_metrics(page: &mut Page, look: &Look) {
+    let sessions = &look.status.sessions;
+    page.gauge("sessions", "Sessions at the moment", one(sessions.len() as u64));
+    page.gauge(
+        "sessions_ended",
+        "Sealed sessions whose client may come back",
+        one(look.status.ended_sessions),
+    );
+    let labels = |session: &SessionStatus| {
+        let program = look.programs.get(&session.pid).cloned().unwrap_or_default();
+        vec![
+            ("session".to_owned(), session.id.to_string()),
+            ("pid".to_owned(), session.pid.to_string()),
+            ("uid".to_owned(), session.uid.to_string()),
+            ("kind".to_owned(), session.kind.clone()),
+            ("program".to_owned(), program),
+        ]
+    };
+    let of = |f: &dyn Fn(&SessionStatus) -> u64| -> Rows {
+        sessions
+            .iter()
+            .map(|session| (labels(session), f(session)))
+            .collect()
+    };
+    page.gauge(
+        "session_log_bytes",
+        "Length of a session's log",
+        of(&|s| s.log_bytes),
+    );
+    let filled = sessions
+        .iter()
+        .filter_map(|s| Some((labels(s), s.log_used_bytes?)));
+    page.gauge(
+        "session_log_used_bytes",
+        "Of them, what is not digested yet; left out while it is being digested",
+        filled.collect(),
+    );
+    page.counter(
+        "session_digested_entries",
+        "Entries of its log that are digested",
+        of(&|s| s.digested),
+    );
+    page.gauge("session_leases", "Leases of a session", of(&|s| s.leases));
+    page.gauge(
+        "session_leases_asked_back",
+        "Leases that it was asked to give back and has not",
+        of(&|s| s.asked_back),
+    );
+    page.gauge(
+        "session_waits",
+        "Its requests that wait for leases",
+        of(&|s| s.waits),
+    );
+    page.gauge(
+        "session_held_inodes",
+        "Inodes that it keeps alive",
+        of(&|s| s.holds),
+    );
+    page.gauge(
+        "session_credits_blocks",
+        "Blocks of 4 KiB reserved for it",
+        of(&|s| s.credits),
+    );
+}
+
+fn lease_metrics(page: &mut Page, look: &Look) {
+    let leases = &look.status.leases;
+    page.counter("lease_grants", "Lease requests granted", one(leases.grants));
+    page.counter("lease_waits", "Of them, after a wait", one(leases.waits));
+    page.counter(
+        "mediated_operations",
+        "Operations done by the daemon because sessions contended",
+        one(leases.mediated),
+    );
+    page.counter("sessions_sealed", "Sessions sealed", one(leases.seals));
+    page.gauge(
+        "lease_rows",
+        "Durable write grants at the moment",
+        one(leases.rows),
+    );
+    let waiting = &look.status.waiting;
+    page.gauge(
+        "leases_waited_for",
+        "Inodes that requests wait for",
+        one(waiting.len() as u64),
+    );
+    page.gauge(
+        "lease_longest_wait_milliseconds",
+        "How long the oldest of these requests has waited",
+        one(waiting.iter().map(|wait| wait.waited_ms).max().unwrap_or(0)),
+    );
+    let mut pairs: std::collections::BTreeMap<(u64, u64), u64> = std::collections::BTreeMap::new();
+    for wait in waiting {
+        for holder in &wait.holders {
+            *pairs.entry((wait.session, holder.session)).or_default() += 1;
+        }
+    }
+    let pair = |((waiter, holder), inodes): ((u64, u64), u64)| {
+        let labels = vec![
+            ("waiter".to_owned(), waiter.to_string()),
+            ("holder".to_owned(), holder.to_string()),
+        ];
+        (labels, inodes)
+    };
+    page.gauge(
+        "lease_waits_for",
+        "Inodes for which session `waiter` waits for session `holder` (0: the daemon)",
+        pairs.into_iter().map(pair).collect(),
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text;
+    use crate::observe::example;
+
+    #[test]
+    fn every_number_of_the_status_is_a_metric() {
+        let text = text(Some(&example()));
+        for wanted in [
+            "varve_up 1\n",
+            "varve_uptime_milliseconds 60000\n",
+            "varve_latched 0\n",
+            "varve_digest_operations_total 100\n",
+            "varve_digest_bytes_total{kind=\"dropped\"} 524288\n",
+            "varve_tier_used_bytes{tier=\"nvm\"} 268435456\n",
+            "varve_tier_moved_out_bytes_total{tier=\"nvm\"} 8192\n",
+            "varve_session_log_used_bytes{session=\"4\",pid=\"1\",uid=\"0\",kind=\"shim\",program=\"redis\"} 1048576\n",
+            "varve_session_waits{session=\"5\"",
+            "varve_lease_waits_for{waiter=\"5\",holder=\"4\"} 1\n",
+            "varve_lease_longest_wait_milliseconds 120\n",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in\n{text}");
+        }
+        // While a log is digested its fill is not known.
+        assert!(!text.contains("varve_session_log_used_bytes{session=\"5\""));
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn daemon_that_is_away_is_a_metric_too() {
+        let text = text(None);
+        assert!(
+            text.contains("varve_up 0\n") && !text.contains("varve_tier"),
+            "{text}"
+        );
+    }
+}
