@@ -36,6 +36,8 @@ pub(crate) struct Leases {
     spare: Mutex<Spare>,
     /// Inodes that are gone for good when their entry is digested, oldest first.
     dead: Mutex<VecDeque<(LogSeq, InodeKey)>>,
+    /// How many those are.
+    buried: AtomicUsize,
     events: Sender<Event>,
     /// Directories that will soon need more numbers.
     asks: Sender<Weak<Node>>,
@@ -142,6 +144,7 @@ impl Leases {
             reserved: Mutex::new(KeySet::default()),
             spare: Mutex::new(Spare::default()),
             dead: Mutex::new(VecDeque::new()),
+            buried: AtomicUsize::new(0),
             events,
             asks,
             held: AtomicUsize::new(0),
@@ -393,10 +396,23 @@ impl Leases {
     fn install(&self, node: &Arc<Node>, grant: Grant) -> bool {
         let had = node.mode().is_some();
         let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), true);
-        if installed && !had && self.held.fetch_add(1, Ordering::Relaxed) >= self.leases_max {
-            self.ask_trim();
+        if installed && !had {
+            self.held.fetch_add(1, Ordering::Relaxed);
+            self.trim_if_too_many();
         }
         installed
+    }
+
+    /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back would only cost a digest.
+    fn living(&self) -> usize {
+        let buried = self.buried.load(Ordering::Relaxed);
+        self.held.load(Ordering::Relaxed).saturating_sub(buried)
+    }
+
+    fn trim_if_too_many(&self) {
+        if self.living() > self.leases_max {
+            self.ask_trim();
+        }
     }
 
     fn ask_trim(&self) {
@@ -499,10 +515,12 @@ impl Leases {
         }
         let mut dead = self.dead.lock();
         dead.push_back((seq, key));
+        self.buried.store(dead.len(), Ordering::Relaxed);
         let digested = self.page.digested();
         if dead.front().is_some_and(|(seq, _)| *seq <= digested) {
             let count = dead.partition_point(|(seq, _)| *seq <= digested);
             let gone: Vec<_> = dead.drain(..count).collect();
+            self.buried.store(dead.len(), Ordering::Relaxed);
             drop(dead);
             for (_, key) in gone {
                 self.forget_dead(key);
@@ -543,9 +561,7 @@ impl Leases {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.nodes.write().insert(node.key(), Arc::clone(&node));
         self.unreserve(node.key());
-        if self.held.load(Ordering::Relaxed) > self.leases_max {
-            self.ask_trim();
-        }
+        self.trim_if_too_many();
         Pins {
             leases: self,
             nodes: vec![node],
@@ -611,11 +627,11 @@ impl Leases {
         }
     }
 
-    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names.
-    /// Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
+    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names;
+    /// and what has no name, which goes by itself. Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
     pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
-        let held = self.held.load(Ordering::Relaxed).saturating_sub(under_way);
+        let held = self.living().saturating_sub(under_way);
         let target = self.leases_max - self.leases_max / 8;
         let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();
@@ -626,7 +642,11 @@ impl Leases {
                     return false;
                 }
                 let used = node.recent.swap(false, Ordering::Relaxed) && round % 2 == 0;
-                if used || (round < 2 && node.inode.read().attr.is_dir()) {
+                let last = || {
+                    let attr = &node.inode.read().attr;
+                    attr.is_dir() || (attr.nlink == 0 && !self.kernel)
+                };
+                if used || (round < 2 && last()) {
                     return true;
                 }
                 let state = node.state();
