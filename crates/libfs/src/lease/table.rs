@@ -23,6 +23,8 @@ const ROUNDS_MAX: usize = 1000;
 
 /// Numbers that a directory asks for at first.
 const NUMBERS_MIN: u16 = 16;
+/// Numbers that are kept unused, all directories together, before each asks for few only.
+const SPARE_MAX: usize = 8192;
 
 /// The leases of one session.
 pub(crate) struct Leases {
@@ -424,12 +426,17 @@ impl Leases {
     /// Has `dir` keep more numbers for new inodes, with their leases: twice as many as the last time, since it seems to need them.
     pub(crate) fn alloc<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
         let near = dir.key();
+        let many = {
+            let mut spare = self.spare.lock();
+            spare.asking += 1;
+            spare.keepers.len() >= SPARE_MAX
+        };
         let count = {
             let mut numbers = dir.numbers.lock();
-            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, NUMBERS_MAX);
+            let most = if many { 4 * NUMBERS_MIN } else { NUMBERS_MAX };
+            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, most);
             numbers.asked
         };
-        self.spare.lock().asking += 1;
         let answer = self
             .call(Request::AllocInodes { near, count })
             .map_err(OpError::from);

@@ -408,7 +408,7 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
         Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
     }));
     let mut used = 0;
-    for _ in 0..8000 {
+    for _ in 0..32_000 {
         let number = match rig.leases.take_number(&dir) {
             Some(number) => number,
             None => {
