@@ -23,6 +23,8 @@ const ROUNDS_MAX: usize = 1000;
 
 /// Numbers that a directory asks for at first.
 const NUMBERS_MIN: u16 = 16;
+/// Deleted files that are forgotten with each one that is deleted.
+const FORGOTTEN_AT_ONCE: usize = 4;
 /// Numbers that are kept unused, all directories together, before each asks for few only.
 const SPARE_MAX: usize = 8192;
 
@@ -522,16 +524,21 @@ impl Leases {
         }
         let mut dead = self.dead.lock();
         dead.push_back((seq, key));
-        self.buried.store(dead.len(), Ordering::Relaxed);
+        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
         let digested = self.page.digested();
-        if dead.front().is_some_and(|(seq, _)| *seq <= digested) {
-            let count = dead.partition_point(|(seq, _)| *seq <= digested);
-            let gone: Vec<_> = dead.drain(..count).collect();
-            self.buried.store(dead.len(), Ordering::Relaxed);
-            drop(dead);
-            for (_, key) in gone {
-                self.forget_dead(key);
-            }
+        let count = dead
+            .iter()
+            .take(FORGOTTEN_AT_ONCE)
+            .take_while(|(seq, _)| *seq <= digested)
+            .count();
+        let mut gone = [None; FORGOTTEN_AT_ONCE];
+        for (place, (_, key)) in gone.iter_mut().zip(dead.drain(..count)) {
+            *place = Some(key);
+        }
+        self.buried.store(dead.len(), Ordering::Relaxed);
+        drop(dead);
+        for key in gone.into_iter().flatten() {
+            self.forget_dead(key);
         }
     }
 
