@@ -13,7 +13,7 @@ pub const PROTOCOL_VERSION: u32 = 2;
 pub const ITEMS_MAX: usize = 64;
 
 /// Most numbers for new inodes in one request.
-pub const NUMBERS_MAX: u16 = 256;
+pub const NUMBERS_MAX: u16 = 4096;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].

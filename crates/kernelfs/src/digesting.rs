@@ -22,7 +22,8 @@ const BARRIER_KEYS_MAX: usize = 4096;
 const NO_SPACE_TOLD_MS: u64 = 60_000;
 
 /// How much is digested at once. Two batches are under way at a time, one gathered and one applied; the client must have chunks to write to
-/// meanwhile. And they pass from one processor to the other: what is small enough does that in the cache.
+/// meanwhile. And they pass from one processor to the other: what is small enough does that in the cache. Of entries
+/// no more than there are by default, so that what waits for the transaction (requests for leases and numbers, of anybody) soon goes on.
 fn batch_limits(log_bytes: u64) -> GatherLimits {
     let limits = GatherLimits::default();
     GatherLimits {

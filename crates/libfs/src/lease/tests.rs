@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{IpcError, LeaseMode, Link, Page, ReleaseItem, Request, Response, SessionPage, Upcall};
+use varve_ipc::{
+    IpcError, LeaseMode, Link, NUMBERS_MAX, Page, ReleaseItem, Request, Response, SessionPage, Upcall,
+};
 
 const DIR: InodeKey = InodeKey::new(5, 1);
 
@@ -345,6 +347,37 @@ fn directory_is_the_last_to_be_given_back_for_want_of_room() {
 }
 
 #[test]
+fn leases_of_the_dead_are_not_given_back_for_want_of_room() {
+    let rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    for n in 0..200 {
+        let mut attr = InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0);
+        attr.nlink = 0;
+        let node = Arc::new(Node::new(attr));
+        drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100 + n)));
+        rig.leases.bury(node.key(), LogSeq(1 + n));
+    }
+    assert!(!rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
+    assert!(rig.leases.idle(0).is_empty());
+    // Where the living are too many, those are given back.
+    for n in 0..80 {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500 + n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(node, LeaseNo(500 + n)));
+    }
+    assert!(rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
+    let idle = rig.leases.idle(0);
+    assert_eq!(idle.len(), 81 - 56);
+    assert!(
+        idle.iter()
+            .all(|node| node.key().ino.0 >= 500 && node.key() != dir.key())
+    );
+    // Digested, they are not counted any more.
+    rig.page.set_digested(LogSeq(1000));
+    rig.leases.bury(idle[0].key(), LogSeq(1001));
+    assert_eq!(rig.leases.idle(0).len(), 81 - 56 - 1);
+}
+
+#[test]
 fn leases_on_their_way_back_are_not_trimmed_for_again() {
     let mut rig = rig();
     let dir = rig.held(LeaseMode::Write);
@@ -375,7 +408,7 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
         Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
     }));
     let mut used = 0;
-    for _ in 0..2000 {
+    for _ in 0..32_000 {
         let number = match rig.leases.take_number(&dir) {
             Some(number) => number,
             None => {
@@ -393,7 +426,7 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     }
     let counts = std::mem::take(&mut *counts.lock());
     assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
-    assert_eq!(counts.iter().max(), Some(&256));
+    assert_eq!(counts.iter().max(), Some(&NUMBERS_MAX));
     assert!(counts.len() < 20, "{counts:?}");
     // A directory that goes takes them with it, and begins anew.
     rig.revoke(1);

@@ -12,6 +12,7 @@ pub(crate) use create::{Making, create, link, tmpfile};
 pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
 pub(crate) use rename::rename;
+use table::Asking;
 pub(crate) use table::{DirNames, Target};
 pub(crate) use together::{Call, Group, check_new_name, commit_together};
 
@@ -164,10 +165,13 @@ fn may_change(session: &Session, attr: &InodeAttr, cred: &Cred) -> Result<()> {
 
 /// What `name` names in a directory that is pinned in any mode.
 fn resolve<T>(mount: &Mount, session: &Session, dir: &Node, name: &[u8]) -> OpResult<Option<Target>, T> {
-    if let Some(known) = dir.names.lock().get(name) {
-        mount.names_hit.fetch_add(1, Ordering::Relaxed);
-        return Ok(known);
-    }
+    let _asking = match Asking::unless_known(&dir.names, name) {
+        Ok(known) => {
+            mount.names_hit.fetch_add(1, Ordering::Relaxed);
+            return Ok(known);
+        }
+        Err(asking) => asking,
+    };
     mount.names_missed.fetch_add(1, Ordering::Relaxed);
     let answer = session.call(Request::Lookup {
         dir: dir.key(),

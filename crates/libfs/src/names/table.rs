@@ -1,5 +1,6 @@
 //! What is known of one directory's names, while its lease is held. Pure.
 
+use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
 use varve_format::{FileKind, InodeKey, LogSeq};
@@ -8,6 +9,8 @@ use crate::hash::KeyHasher;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
 const NAMES_MAX: usize = 65_536;
+/// Removed names kept before those whose removal is digested are looked for.
+const GONE_MIN: usize = 1024;
 /// Forgotten names of which it is kept that they may be there (64 MiB of memory).
 const SHED_MAX: usize = 4 << 20;
 
@@ -34,6 +37,42 @@ pub(crate) struct DirNames {
     /// Hashes of names that were forgotten, so that others are still known not to be there: else each creation in a large directory
     /// would ask the daemon first. A name whose hash is here is asked for.
     shed: HashSet<u64, BuildHasherDefault<KeyHasher>>,
+    /// About so many of `names` were removed since the last look for those that need not be kept.
+    gone: usize,
+    /// So many of them had to stay at that look.
+    stayed: usize,
+    /// The daemon is being asked about names: its answer may be older than what was removed meanwhile, so that stays known.
+    asking: usize,
+}
+
+/// A question about a directory's names, from before it is sent until its answer was taken in.
+pub(super) struct Asking<'n>(&'n Mutex<DirNames>);
+
+impl<'n> Asking<'n> {
+    /// What is known of `name`, or the question.
+    pub(super) fn unless_known(
+        names: &'n Mutex<DirNames>,
+        name: &[u8],
+    ) -> std::result::Result<Option<Target>, Self> {
+        let mut table = names.lock();
+        if let Some(known) = table.get(name) {
+            return Ok(known);
+        }
+        table.asking += 1;
+        Err(Self(names))
+    }
+
+    /// A question about all names.
+    pub(super) fn all(names: &'n Mutex<DirNames>) -> Self {
+        names.lock().asking += 1;
+        Self(names)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.lock().asking -= 1;
+    }
 }
 
 impl DirNames {
@@ -42,6 +81,7 @@ impl DirNames {
         self.names = HashMap::new();
         self.shed = HashSet::default();
         self.complete = false;
+        (self.gone, self.stayed) = (0, 0);
     }
 
     /// A directory that was just made.
@@ -94,6 +134,21 @@ impl DirNames {
     pub(crate) fn set(&mut self, name: &[u8], target: Option<Target>, seq: LogSeq, digested: LogSeq) {
         self.make_room(digested);
         self.names.insert(name.into(), Known { target, seq });
+        self.gone += usize::from(target.is_none());
+        if self.asking == 0 && self.gone >= GONE_MIN.max(self.stayed).max(self.names.len() / 4) {
+            self.forget_gone(digested);
+        }
+    }
+
+    /// Forgets removed names that the daemon knows of too: the table of a directory that files come and go in stays small.
+    fn forget_gone(&mut self, digested: LogSeq) {
+        let mut stayed = 0;
+        self.names.retain(|_, known| {
+            let stays = known.target.is_some() || known.seq > digested;
+            stayed += usize::from(stays && known.target.is_none());
+            stays
+        });
+        (self.gone, self.stayed) = (0, stayed);
     }
 
     /// What the daemon once said may be wrong: forgets it, so that it is asked again.
@@ -112,9 +167,9 @@ impl DirNames {
         if self.names.len() < NAMES_MAX || !self.names.len().is_power_of_two() {
             return;
         }
-        let (hasher, shed) = (self.names.hasher().clone(), &mut self.shed);
+        let (hasher, shed, asking) = (self.names.hasher().clone(), &mut self.shed, self.asking > 0);
         self.names.retain(|name, known| {
-            let stays = known.seq > digested;
+            let stays = known.seq > digested || (asking && known.target.is_none());
             if !stays && known.target.is_some() && self.complete {
                 shed.insert(hasher.hash_one(&**name));
             }
@@ -129,7 +184,9 @@ impl DirNames {
 
 #[cfg(test)]
 mod tests {
-    use super::{DirNames, NAMES_MAX, Target};
+    #![allow(clippy::unwrap_used)]
+    use super::{Asking, DirNames, GONE_MIN, NAMES_MAX, Target};
+    use parking_lot::Mutex;
     use varve_format::{FileKind, InodeKey, LogSeq};
 
     fn target(ino: u64) -> Target {
@@ -180,6 +237,60 @@ mod tests {
         );
         names.set(&9_u64.to_le_bytes(), None, LogSeq(1 << 41), LogSeq(10));
         assert_eq!(names.get(&9_u64.to_le_bytes()), Some(None));
+    }
+
+    #[test]
+    fn removed_names_are_forgotten_when_their_removal_is_digested() {
+        let mut names = DirNames::default();
+        names.set_complete();
+        names.set(b"stays", Some(target(1)), LogSeq(1), LogSeq(0));
+        for seq in 2..100_000_u64 {
+            // Digested up to 5,000 entries ago.
+            names.set(
+                &seq.to_le_bytes(),
+                None,
+                LogSeq(seq),
+                LogSeq(seq.saturating_sub(5000)),
+            );
+            assert!(names.names.len() < 3 * 5000 + GONE_MIN, "{}", names.names.len());
+        }
+        // Kept as long as the daemon may still say that they are there.
+        assert_eq!(
+            names.learn(&99_000_u64.to_le_bytes(), Some(target(9)), LogSeq(0)),
+            None
+        );
+        assert_eq!(names.get(b"stays"), Some(Some(target(1))));
+        assert_eq!(names.get(&9_u64.to_le_bytes()), Some(None));
+        let mut partly = DirNames::default();
+        for seq in 1..10_000_u64 {
+            partly.set(&seq.to_le_bytes(), None, LogSeq(seq), LogSeq(seq));
+        }
+        assert_eq!(partly.get(&9_u64.to_le_bytes()), None, "the daemon is asked");
+    }
+
+    #[test]
+    fn removal_stays_known_while_an_older_answer_may_come() {
+        let names = Mutex::new(DirNames::default());
+        assert!(names.lock().learn(b"known", Some(target(3)), LogSeq(0)).is_some());
+        assert_eq!(
+            Asking::unless_known(&names, b"known").map_err(|_| ()),
+            Ok(Some(target(3)))
+        );
+        let asking = Asking::unless_known(&names, b"f").err().unwrap();
+        for seq in 0..2 * NAMES_MAX as u64 {
+            names
+                .lock()
+                .set(&seq.to_le_bytes(), None, LogSeq(seq + 1), LogSeq(seq + 1));
+        }
+        // The answer was given before the removal.
+        let first = 0_u64.to_le_bytes();
+        assert_eq!(names.lock().learn(&first, Some(target(9)), LogSeq(1 << 20)), None);
+        drop(asking);
+        assert_eq!(names.lock().asking, 0);
+        for seq in 0..GONE_MIN as u64 {
+            names.lock().set(b"x", None, LogSeq(seq), LogSeq(1 << 20));
+        }
+        assert_eq!(names.lock().get(&first), None);
     }
 
     #[test]
