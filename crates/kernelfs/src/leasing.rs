@@ -502,7 +502,7 @@ impl KernelFs {
             let digested = if round == 0 {
                 self.digest_session(session, None).map(|_| ())
             } else {
-                self.free_unheld();
+                self.free_unheld_for(self.config.wait_ms);
                 self.digest_all()
             };
             digested.map_err(|error| self.refused(&error))?;

@@ -268,6 +268,33 @@ fn goodbye_leaves_no_rows() {
     world.check();
 }
 
+/// Each in a transaction of its own kept the thread that ends sessions busy for minutes after a crash, on a slow disk.
+#[test]
+fn open_files_of_a_dead_client_are_freed_many_at_once() {
+    let world = World::new();
+    let inodes = world.kernel.status().inodes_used;
+    let mut a = world.client();
+    for n in 0..200_u32 {
+        let name = n.to_le_bytes();
+        let key = write_file(&mut a, &name, b"x");
+        a.log_op(&LogOp::Unlink {
+            dir: ROOT,
+            name: &name,
+            key,
+        });
+    }
+    world.kernel.digest_all().unwrap();
+    assert_eq!(world.kernel.status().inodes_used, inodes + 200);
+    drop(a);
+    let before = world.kernel.store().newest_tx();
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    world.kernel.tick();
+    assert_eq!(world.kernel.status().inodes_used, inodes);
+    let spent = world.kernel.store().newest_tx().0 - before.0;
+    assert!(spent < 40, "{spent} transactions");
+    world.check();
+}
+
 #[test]
 fn entries_without_a_grant_are_refused_and_stop_nobody() {
     let world = World::new();
