@@ -44,6 +44,21 @@ impl Link for Script {
 #[derive(Default)]
 struct Around {
     at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    caches: Option<Arc<Caches>>,
+}
+
+/// Counts how often the kernel was told to drop a file's data.
+#[derive(Default)]
+struct Caches(AtomicU64);
+
+impl CacheObserver for Caches {
+    fn invalidate_data(&self, _: InodeKey, _: u64, _: u64) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn company(&self) {}
+
+    fn solo(&self) {}
 }
 
 impl Surroundings for Around {
@@ -63,7 +78,8 @@ impl Surroundings for Around {
     }
 
     fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
-        None
+        let caches = self.caches.clone()?;
+        Some(caches as Arc<dyn CacheObserver>)
     }
 }
 
@@ -323,6 +339,36 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert_eq!(released[0], (DIR, LeaseNo(1)));
     assert_eq!(released.len(), 5);
     assert!(rig.leases.take_number(&node).is_none());
+}
+
+/// A lease goes although the kernel may have read under it since it was told to drop what it had: it is told once more, afterwards.
+#[test]
+fn what_the_kernel_read_while_a_lease_went_does_not_stay() {
+    let mut rig = rig();
+    let caches = Arc::new(Caches::default());
+    rig.around.caches = Some(Arc::clone(&caches));
+    let told = |rig: &Rig| {
+        let event = rig.inbox.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(event, Event::Dropped(..)));
+        (event, caches.0.load(Ordering::SeqCst))
+    };
+    let node = rig.held(LeaseMode::Read);
+    node.kernel_data.store(true, Ordering::SeqCst);
+    rig.revoke(1);
+    let (dropped, times) = told(&rig);
+    assert_eq!(times, 1);
+    // It reads meanwhile: once more.
+    node.data_used.store(true, Ordering::SeqCst);
+    rig.take(dropped);
+    let (_late, times) = told(&rig);
+    assert_eq!((times, rig.released().len()), (2, 0));
+    // It reads again, and a request of our own may be what it waits for.
+    node.data_used.store(true, Ordering::SeqCst);
+    node.waiters.store(1, Ordering::SeqCst);
+    rig.take(Event::Look(DIR));
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    assert_eq!(told(&rig).1, 3);
 }
 
 /// Eighty files, where there is room for 64 leases.

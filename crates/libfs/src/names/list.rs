@@ -9,7 +9,7 @@ use crate::errno::{Errno, OpError, Result};
 use crate::session::Mount;
 
 /// Most entries asked for at once.
-const PAGE_MAX: usize = 1024;
+pub(super) const PAGE_MAX: usize = 1024;
 
 /// A page of a directory. Our own changes of it are digested first, so that the daemon's order and cookies are the only ones.
 pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {

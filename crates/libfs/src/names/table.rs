@@ -9,6 +9,8 @@ use crate::hash::KeyHasher;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
 const NAMES_MAX: usize = 65_536;
+/// Names that are asked for between two pages of the directory that are read to know them all. A page costs about as much as these.
+const MISSES_A_PAGE: u32 = 16;
 /// Removed names kept before those whose removal is digested are looked for.
 const GONE_MIN: usize = 1024;
 /// Forgotten names of which it is kept that they may be there (64 MiB of memory).
@@ -41,8 +43,21 @@ pub(crate) struct DirNames {
     gone: usize,
     /// So many of them had to stay at that look.
     stayed: usize,
+    /// How far the directory was read to know which names are there.
+    fill: Fill,
     /// The daemon is being asked about names: its answer may be older than what was removed meanwhile, so that stays known.
     asking: usize,
+}
+
+/// A directory that was not made here is read page by page, the more of it the more of its names are asked for: in the end those that are
+/// not there are known, and a creation asks nothing.
+#[derive(Debug, Default)]
+struct Fill {
+    /// The next page starts here.
+    cookie: u64,
+    misses: u32,
+    /// It cannot be read, or is too large.
+    off: bool,
 }
 
 /// A question about a directory's names, from before it is sent until its answer was taken in.
@@ -81,6 +96,7 @@ impl DirNames {
         self.names = HashMap::new();
         self.shed = HashSet::default();
         self.complete = false;
+        self.fill = Fill::default();
         (self.gone, self.stayed) = (0, 0);
     }
 
@@ -160,6 +176,50 @@ impl DirNames {
         {
             self.names.remove(name);
             self.complete = false;
+            self.fill = Fill::default();
+        }
+    }
+
+    /// The daemon had to be asked for a name. Answers where the page of the directory starts that should be read now, if any.
+    pub(super) fn missed(&mut self) -> Option<u64> {
+        self.fill.misses += 1;
+        let due = self.fill.misses.is_multiple_of(MISSES_A_PAGE) && !self.complete && !self.fill.off;
+        due.then_some(self.fill.cookie)
+    }
+
+    /// Takes in the names of the page that starts at `cookie`, while the lease was held and the question stood; the next one starts at
+    /// `next`. No names: that was all. A name of a page is asked for once more when it is needed.
+    pub(super) fn take_page<'p>(
+        &mut self,
+        cookie: u64,
+        names: impl Iterator<Item = &'p [u8]>,
+        next: Option<u64>,
+    ) {
+        // Another thread reads it too, or it is read from the start again.
+        if self.fill.cookie != cookie || self.complete {
+            return;
+        }
+        for name in names {
+            let hash = self.hash(name);
+            self.shed.insert(hash);
+        }
+        match next {
+            Some(next) => self.fill.cookie = next,
+            None => self.complete = true,
+        }
+        self.bound_shed();
+    }
+
+    /// The directory cannot be read.
+    pub(super) fn stop_reading(&mut self) {
+        self.fill.off = true;
+    }
+
+    fn bound_shed(&mut self) {
+        if self.shed.len() > SHED_MAX {
+            self.shed = HashSet::default();
+            self.complete = false;
+            self.fill.off = true;
         }
     }
 
@@ -168,24 +228,24 @@ impl DirNames {
             return;
         }
         let (hasher, shed, asking) = (self.names.hasher().clone(), &mut self.shed, self.asking > 0);
+        // Also those of pages that were read before they were made, or asked for.
+        let reading = self.fill.misses >= MISSES_A_PAGE && !self.fill.off;
+        let counts = self.complete || reading;
         self.names.retain(|name, known| {
             let stays = known.seq > digested || (asking && known.target.is_none());
-            if !stays && known.target.is_some() && self.complete {
+            if !stays && known.target.is_some() && counts {
                 shed.insert(hasher.hash_one(&**name));
             }
             stays
         });
-        if shed.len() > SHED_MAX {
-            self.shed = HashSet::default();
-            self.complete = false;
-        }
+        self.bound_shed();
     }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Asking, DirNames, GONE_MIN, NAMES_MAX, Target};
+    use super::{Asking, DirNames, GONE_MIN, MISSES_A_PAGE, NAMES_MAX, Target};
     use parking_lot::Mutex;
     use varve_format::{FileKind, InodeKey, LogSeq};
 
@@ -266,6 +326,35 @@ mod tests {
             partly.set(&seq.to_le_bytes(), None, LogSeq(seq), LogSeq(seq));
         }
         assert_eq!(partly.get(&9_u64.to_le_bytes()), None, "the daemon is asked");
+    }
+
+    #[test]
+    fn directory_that_was_read_knows_that_names_are_missing() {
+        let mut names = DirNames::default();
+        let due: Vec<_> = (0..3 * MISSES_A_PAGE).filter_map(|_| names.missed()).collect();
+        assert_eq!(due, [0; 3]);
+        names.take_page(0, [&b"a"[..], b"b"].into_iter(), Some(7));
+        assert_eq!(names.get(b"x"), None, "there may be more");
+        // Made and digested between the pages, and forgotten.
+        for i in 0..=NAMES_MAX as u64 {
+            names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(1), LogSeq(1));
+        }
+        assert_eq!(names.get(&5_u64.to_le_bytes()), None);
+        names.take_page(0, [&b"late"[..]].into_iter(), None);
+        assert!(!names.complete, "another thread's answer");
+        names.take_page(7, [&b"c"[..]].into_iter(), Some(9));
+        names.take_page(9, std::iter::empty(), None);
+        assert_eq!(names.get(b"x"), Some(None));
+        for there in [&b"a"[..], b"b", b"c", &5_u64.to_le_bytes()] {
+            assert_eq!(names.get(there), None, "it is asked for");
+        }
+        assert_eq!(names.missed(), None);
+        // What the daemon said was wrong: from the start.
+        names.learn(b"a", Some(target(1)), LogSeq(1));
+        names.doubt(b"a", target(1), LogSeq(2));
+        assert_eq!(names.get(b"x"), None);
+        assert_eq!((1..MISSES_A_PAGE).find_map(|_| names.missed()), None);
+        assert_eq!(names.missed(), Some(0));
     }
 
     #[test]
