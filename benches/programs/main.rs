@@ -5,6 +5,7 @@
 //! cargo bench --bench programs -- --quick             # the same with few operations, about 3 minutes
 //! cargo bench --bench programs -- --publish           # and docs/results/programs-speed.md with its plots
 //! cargo bench --bench programs -- --rows sqlite,redis --sides run,tmpfs --json out.json
+//! cargo bench --bench programs -- --from-json memory.json,disk.json   # the document, of a run in parts
 //! ```
 //!
 //! *run* is the program under `varve run` on a pool whose NVM is memory, *mount* the same program on that pool's plain mount, *tmpfs* persists
@@ -58,8 +59,8 @@ pub struct Options {
     pub state: Option<String>,
     /// The program under test.
     pub varve: PathBuf,
-    /// Only the document is made anew, from the JSON of a run.
-    pub from_json: Option<PathBuf>,
+    /// Only the document is made anew, from the JSON of runs.
+    pub from_json: Vec<String>,
 }
 
 fn wanted(names: &[String], name: &str) -> bool {
@@ -67,7 +68,7 @@ fn wanted(names: &[String], name: &str) -> bool {
 }
 
 const HELP: &str = "Options: --quick, --rows NAMES, --sides NAMES, --tables memory,disk, --rounds N, --json PATH, --publish, \
-                    --from-json PATH, --state TEXT, --varve PATH";
+                    --from-json PATHS, --state TEXT, --varve PATH";
 
 fn parse() -> Result<Option<Options>, String> {
     let mut options = Options {
@@ -80,7 +81,7 @@ fn parse() -> Result<Option<Options>, String> {
         publish: false,
         state: None,
         varve: env!("CARGO_BIN_EXE_varve").into(),
-        from_json: None,
+        from_json: Vec::new(),
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -96,7 +97,7 @@ fn parse() -> Result<Option<Options>, String> {
             "--sides" => options.sides = split(value()?),
             "--tables" => options.tables = split(value()?),
             "--json" => options.json = Some(value()?.into()),
-            "--from-json" => options.from_json = Some(value()?.into()),
+            "--from-json" => options.from_json = split(value()?),
             "--state" => options.state = Some(value()?),
             "--varve" => options.varve = value()?.into(),
             "--rounds" => {
@@ -211,8 +212,13 @@ fn main() -> anyhow::Result<()> {
             std::process::exit(2);
         }
     };
-    match &options.from_json {
-        Some(path) => report::publish(&serde_json::from_str(&std::fs::read_to_string(path)?)?),
-        None => run(&options),
+    if options.from_json.is_empty() {
+        return run(&options);
     }
+    let values: anyhow::Result<Vec<serde_json::Value>> = options
+        .from_json
+        .iter()
+        .map(|path| Ok(serde_json::from_str(&std::fs::read_to_string(path)?)?))
+        .collect();
+    report::publish(&report::together(values?)?)
 }

@@ -393,6 +393,34 @@ fn results() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/results")
 }
 
+/// One result of runs with different rows; the machine is that of the first.
+pub fn together(values: Vec<Value>) -> anyhow::Result<Value> {
+    let mut values = values.into_iter();
+    let mut all = values.next().context("no result")?;
+    for mut more in values {
+        for key in ["remarks", "failures", "served"] {
+            let (Some(old), Some(new)) = (all[key].as_array_mut(), more[key].as_array_mut()) else {
+                continue;
+            };
+            new.retain(|value| !old.contains(value));
+            old.append(new);
+        }
+        for table in more["tables"].as_array().into_iter().flatten() {
+            let tables = all["tables"].as_array_mut().context("no tables")?;
+            match tables.iter_mut().find(|known| known["name"] == table["name"]) {
+                Some(known) => {
+                    let rows = known["rows"].as_array_mut().context("no rows")?;
+                    rows.extend_from_slice(rows_of(table));
+                }
+                None => tables.push(table.clone()),
+            }
+        }
+        let seconds = |value: &Value| value["seconds"].as_u64().unwrap_or_default();
+        all["seconds"] = (seconds(&all) + seconds(&more)).into();
+    }
+    Ok(all)
+}
+
 /// Writes the document and its plots.
 pub fn publish(value: &Value) -> anyhow::Result<()> {
     let page = results().join("programs-speed.md");
