@@ -223,7 +223,9 @@ fn what_the_daemon_wrote_for_the_mount_does_not_stay_in_its_cache() {
         // What the kernel keeps of the mount's write goes when that has been answered, on a thread of its own.
         let expected = format!("s{i:06}\n");
         wait_until("the mount shows what the program wrote", || {
-            std::fs::read(&path).expect("readable").starts_with(expected.as_bytes())
+            std::fs::read(&path)
+                .expect("readable")
+                .starts_with(expected.as_bytes())
         });
     }
     drop(input);
