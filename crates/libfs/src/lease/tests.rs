@@ -485,6 +485,43 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
 }
 
 #[test]
+fn threads_that_find_no_number_ask_once_together() {
+    let rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    let asked = Arc::new(AtomicU64::new(0));
+    let (leases, seen) = (Arc::clone(&rig.leases), Arc::clone(&asked));
+    let _ = rig.script.answer.set(Box::new(move |request| {
+        let Request::AllocInodes { count, .. } = request else {
+            return Response::Done;
+        };
+        let asks = seen.fetch_add(1, Ordering::Relaxed);
+        // So that the others come upon a directory without numbers.
+        std::thread::sleep(Duration::from_millis(20));
+        let first = 100 + 1000 * asks;
+        let range = first..first + u64::from(*count);
+        Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
+    }));
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (leases, dir) = (Arc::clone(&leases), Arc::clone(&dir));
+            std::thread::spawn(move || {
+                loop {
+                    if let Some(number) = leases.take_number(&dir) {
+                        return number.0;
+                    }
+                    leases.provide::<()>(&dir).unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    assert_eq!(taken.len(), 8, "each its own");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+#[test]
 fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
     let mut rig = rig();
     let files: Vec<_> = (0..3_u64)
