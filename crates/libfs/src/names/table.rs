@@ -1,11 +1,11 @@
 //! What is known of one directory's names, while its lease is held. Pure.
 
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
 use varve_format::{FileKind, InodeKey, LogSeq};
 
 use crate::hash::KeyHasher;
+use crate::sync::Mutex;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
 const NAMES_MAX: usize = 65_536;
@@ -246,7 +246,7 @@ impl DirNames {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{Asking, DirNames, GONE_MIN, MISSES_A_PAGE, NAMES_MAX, Target};
-    use parking_lot::Mutex;
+    use crate::sync::Mutex;
     use varve_format::{FileKind, InodeKey, LogSeq};
 
     fn target(ino: u64) -> Target {
