@@ -198,6 +198,41 @@ fn what_a_served_program_wrote_is_seen_through_the_mount_at_once() {
 }
 
 #[test]
+fn what_the_daemon_wrote_for_the_mount_does_not_stay_in_its_cache() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let path = pool.mnt().join("data");
+    std::fs::write(&path, "begin..\n").expect("written");
+    let mut child = served(&pool, "while read line; do echo $line 1<>data; echo done; done")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut input = child.stdin.take().expect("piped");
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    // By turns, so often that the daemon makes the writes itself.
+    for i in 0..200 {
+        // First the length, which gives the lease back, then a page, which the kernel keeps without one.
+        let line = format!("m{i:06}\n");
+        std::fs::write(&path, format!("{line:.<4096}")).expect("written");
+        writeln!(input, "s{i:06}").expect("it reads");
+        assert_eq!(lines.next().expect("an answer").expect("text"), "done");
+        // What the kernel keeps of the mount's write goes when that has been answered, on a thread of its own.
+        let expected = format!("s{i:06}\n");
+        wait_until("the mount shows what the program wrote", || {
+            std::fs::read(&path)
+                .expect("readable")
+                .starts_with(expected.as_bytes())
+        });
+    }
+    drop(input);
+    assert!(child.wait_with_output().expect("it ends").status.success());
+}
+
+#[test]
 fn a_program_goes_on_when_the_daemon_is_killed_meanwhile() {
     if cannot_run() {
         return;

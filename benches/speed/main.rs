@@ -1,10 +1,10 @@
-//! `cargo bench`: LibFS beside the medium's own limit, tmpfs, and ext4 with fsync, in one run on the same memory.
+//! `cargo bench --bench speed`: LibFS beside the medium's own limit, tmpfs, and ext4 with fsync, in one run on the same memory.
 //!
 //! ```console
-//! cargo bench                         # everything, about 20 minutes
-//! cargo bench -- --quick              # the table of small calls, less than 3 minutes
-//! cargo bench -- --only data --json out.json
-//! cargo bench -- --only data --rows sequential --sides LibFS   # for a profiler
+//! cargo bench --bench speed                         # everything, about 20 minutes
+//! cargo bench --bench speed -- --quick              # the table of small calls, less than 3 minutes
+//! cargo bench --bench speed -- --only data --json out.json
+//! cargo bench --bench speed -- --only data --rows sequential --sides LibFS   # for a profiler
 //! ```
 //!
 //! Every row runs its sides in rounds, one side after the other, so that noise hits all of them; medians over the rounds are shown. *LibFS* is

@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Child;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use varve_libfs::{Cred, Fs, FsOptions, Posix, SocketConnector};
 use varve_media::{Backing, MappedRegion, Region};
 use varve_testkit::workload::Rng;
@@ -397,6 +398,9 @@ fn every_way_sees_what_another_did_when_its_call_has_returned() {
     });
 }
 
+/// How late a page may be on a machine that is busy with other things.
+const LATE: Duration = Duration::from_secs(20);
+
 #[test]
 fn mapping_of_one_way_shows_what_another_wrote() {
     let seed = number("VARVE_SEED", 1);
@@ -428,14 +432,23 @@ fn mapping_of_one_way_shows_what_another_wrote() {
             ways[way].write(&opens[way], Some(at), &data).unwrap();
             must[at as usize..(at + len) as usize].copy_from_slice(&data);
             for (name, map) in &maps {
-                let mut is = vec![0; MAPPED_BYTES as usize];
-                map.read(0, &mut is).unwrap();
-                let first = is.iter().zip(&must).position(|(a, b)| a != b);
-                assert!(
-                    first.is_none(),
-                    "VARVE_SEED={seed}, step {step}: {name} has another byte at {first:?} after a write of {} to {at}..+{len}",
+                let wrong = || {
+                    let mut is = vec![0; MAPPED_BYTES as usize];
+                    map.read(0, &mut is).unwrap();
+                    is.iter().zip(&must).position(|(a, b)| a != b)
+                };
+                let Some(first) = wrong() else { continue };
+                // A lease goes without waiting for the kernel when the machine gets to nothing within half its time: then a moment later.
+                let since = Instant::now();
+                while wrong().is_some() && since.elapsed() < LATE {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let what = format!(
+                    "VARVE_SEED={seed}, step {step}: {name} has another byte at {first} after a write of {} to {at}..+{len}",
                     ways[way].name()
                 );
+                assert_eq!(wrong(), None, "{what}, for good");
+                println!("{what}, for {:?}", since.elapsed());
             }
         }
         for (way, open) in ways.iter().zip(opens) {

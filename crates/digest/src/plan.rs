@@ -99,15 +99,21 @@ impl<'a, V: View> Fold<'a, V> {
             }
         }
         changes.sort_by_key(|(order, change)| (change.new.is_some(), *order));
-        let mut inodes: Vec<InodePlan<'a>> = Vec::new();
-        for known in nodes.into_values() {
-            if let Known::Node(node) = known
-                && node.changed
-            {
-                inodes.push(node.plan(&mut counts));
-            }
-        }
-        inodes.sort_by_key(|inode| inode.attr.key.ino);
+        // Sorted by their places: the plans themselves are large, and each is moved once.
+        let changed = |known: Known<'a>| match known {
+            Known::Node(node) if node.changed => Some(node),
+            _ => None,
+        };
+        let mut plans: Vec<_> = nodes
+            .into_values()
+            .filter_map(changed)
+            .map(|node| Some(node.plan(&mut counts)))
+            .collect();
+        let mut order: Vec<_> = (plans.iter().enumerate())
+            .filter_map(|(at, plan)| Some((plan.as_ref()?.attr.key.ino, at)))
+            .collect();
+        order.sort_unstable();
+        let inodes = order.iter().filter_map(|(_, at)| plans[*at].take()).collect();
         Plan {
             names: changes.into_iter().map(|(_, change)| change).collect(),
             inodes,

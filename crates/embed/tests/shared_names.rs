@@ -112,3 +112,58 @@ fn mounts_that_fight_over_names_agree_in_the_end() {
     let findings = parts(&world).store.check().unwrap();
     assert!(findings.is_empty(), "{findings:?}");
 }
+
+/// A directory from before, in which names are made: it is read once, then the daemon is asked no more.
+#[test]
+fn creations_in_a_directory_from_before_soon_ask_nothing() {
+    let world = SimWorld::new();
+    SimPool::default().mkfs(&world).unwrap();
+    let embedded = SimPool::default().open(&world, Config::default()).unwrap();
+    embedded.start().unwrap();
+    let me = Cred::root();
+    let name = |n: u32| format!("name-{n:05}").into_bytes();
+    let maker = embedded.mount().unwrap();
+    let dir = maker
+        .create(maker.root(), b"dir", libc::S_IFDIR | 0o755, 0, &me)
+        .unwrap()
+        .key;
+    for n in 0..3000 {
+        maker
+            .create(dir, &name(n), libc::S_IFREG | 0o644, 0, &me)
+            .unwrap();
+    }
+    maker.unmount().unwrap();
+
+    let fs = embedded.mount().unwrap();
+    assert_eq!(fs.lookup(fs.root(), b"dir", &me).unwrap().key, dir);
+    for n in 3000..5000 {
+        fs.create(dir, &name(n), libc::S_IFREG | 0o644, 0, &me).unwrap();
+        // Between the pages, too: digested ones, and ones that go.
+        if n % 7 == 0 {
+            embedded.kernel().digest_all().unwrap();
+            fs.unlink(dir, &name(n - 3), &me).unwrap();
+        }
+    }
+    let missed = fs.counters().names_missed;
+    assert!(missed < 100, "{missed} names were asked for");
+    for n in 0..5000 {
+        let there = n < 3000 || (n + 3) % 7 != 0 || n + 3 >= 5000;
+        let found = fs.lookup(dir, &name(n), &me).map(|attr| attr.nlink);
+        assert_eq!(found, if there { Ok(1) } else { Err(Errno(libc::ENOENT)) }, "{n}");
+        let again = fs.create(dir, &name(n), libc::S_IFREG | 0o644, 0, &me);
+        assert_eq!(again.err(), there.then_some(Errno(libc::EEXIST)), "{n}");
+    }
+    // Another session's names are not missed.
+    let other = embedded.mount().unwrap();
+    other
+        .create(dir, b"theirs", libc::S_IFREG | 0o644, 0, &me)
+        .unwrap();
+    assert!(fs.lookup(dir, b"theirs", &me).is_ok());
+    assert_eq!(fs.lookup(dir, b"nobody's", &me).err(), Some(Errno(libc::ENOENT)));
+    for fs in [fs, other] {
+        fs.unmount().unwrap();
+    }
+    assert_eq!(embedded.kernel().status().digest.refused, 0);
+    assert!(embedded.kernel().store().check().unwrap().is_empty());
+    embedded.shutdown().unwrap();
+}

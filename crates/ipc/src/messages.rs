@@ -13,7 +13,7 @@ pub const PROTOCOL_VERSION: u32 = 3;
 pub const ITEMS_MAX: usize = 64;
 
 /// Most numbers for new inodes in one request.
-pub const NUMBERS_MAX: u16 = 256;
+pub const NUMBERS_MAX: u16 = 4096;
 /// Ordinary users' sessions are told a file's map in windows of so many blocks, from multiples of it on.
 pub const WINDOW_BLOCKS: u64 = 64;
 /// Most bytes of file data in one message.

@@ -19,11 +19,16 @@ use varve_store::StoreError;
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;
 
+/// Inodes without a name that are freed in one transaction at most.
+const FREED_AT_ONCE: usize = 64;
+/// Milliseconds after which freeing them makes way for other work.
+const FREE_MS: u64 = 50;
 /// How often it is told that there is no space, in milliseconds.
 const NO_SPACE_TOLD_MS: u64 = 60_000;
 
 /// How much is digested at once. Two batches are under way at a time, one gathered and one applied; the client must have chunks to write to
-/// meanwhile. And they pass from one processor to the other: what is small enough does that in the cache.
+/// meanwhile. And they pass from one processor to the other: what is small enough does that in the cache. Of entries
+/// no more than there are by default, so that what waits for the transaction (requests for leases and numbers, of anybody) soon goes on.
 fn batch_limits(log_bytes: u64) -> GatherLimits {
     let limits = GatherLimits::default();
     GatherLimits {
@@ -337,53 +342,96 @@ impl KernelFs {
         self.store.set_reader_horizon(core.reader_horizon());
     }
 
-    /// Frees inodes that lost their last hold and have no name.
+    /// Frees inodes that lost their last hold and have no name, for about [`FREE_MS`]: sessions that ended, and whoever waits for their
+    /// leases, wait for the thread that does this. The rest is left to the next tick.
     pub(crate) fn free_unheld(&self) {
+        self.free_unheld_for(FREE_MS);
+    }
+
+    /// As [`free_unheld`](Self::free_unheld), for so many milliseconds.
+    pub(crate) fn free_unheld_for(&self, ms: u64) {
         if self.in_grace() || self.store.latched().is_some() {
             return;
         }
+        let started_ms = self.now_ms();
         loop {
-            let Some(key) = self.locked().unheld.pop_first() else {
-                return;
+            let keys: Vec<_> = {
+                let mut core = self.locked();
+                let next = || core.unheld.pop_first();
+                std::iter::from_fn(next).take(FREED_AT_ONCE).collect()
             };
-            let change = self.begin_change();
-            let freed = digest::free_orphan(&self.store, key, &LeaseView(self));
-            drop(change);
-            match freed {
-                Ok(true) => {
-                    let sessions: Vec<_> = {
-                        let mut core = self.locked();
-                        core.table.forget_inode(key);
-                        core.holds.forget(key);
-                        let with_row = |session: &Arc<Session>| core.rows.find(session.id, key).is_some();
-                        let sessions = core.members.values().map(|member| Arc::clone(&member.session));
-                        sessions.filter(with_row).collect()
-                    };
-                    for session in sessions {
-                        // The session cannot end between the two: rows end before their session.
-                        let _one_at_a_time = session.row_changes.lock();
-                        let change = {
-                            let mut core = self.locked();
-                            let change = core.rows.end_change(session.id, key);
-                            core.rows.end(session.id, key);
-                            change
-                        };
-                        if let Err(error) = self.write_rows(&change.into_iter().collect::<Vec<_>>()) {
-                            self.note_error(&error);
-                        }
-                    }
+            if keys.is_empty() || !self.free_these(&keys) {
+                return;
+            }
+            if self.now_ms() >= started_ms.saturating_add(ms) {
+                self.bell.ring();
+                return;
+            }
+        }
+    }
+
+    /// Frees those of `keys` that may be freed; what needs more than one transaction is unheld again. `false`: not now.
+    fn free_these(&self, keys: &[InodeKey]) -> bool {
+        let change = self.begin_change();
+        let freed = digest::free_orphans(&self.store, keys, &LeaseView(self));
+        drop(change);
+        match freed {
+            Ok(freed) => {
+                self.locked().unheld.extend(freed.left);
+                self.forget_freed(&freed.gone);
+                true
+            }
+            // One that is damaged, or that there is no space for, keeps no other.
+            Err(error) if keys.len() > 1 && !error.is_device() => {
+                let kept = keys
+                    .iter()
+                    .position(|key| !self.free_these(std::slice::from_ref(key)));
+                if let Some(kept) = kept {
+                    self.locked().unheld.extend(&keys[kept + 1..]);
                 }
-                Ok(false) => {}
-                Err(error) if error.is_no_space() => {
-                    self.locked().unheld.insert(key);
-                    self.wait_for_space(&error);
-                    return;
+                kept.is_none()
+            }
+            Err(error) if error.is_no_space() => {
+                self.locked().unheld.extend(keys);
+                self.wait_for_space(&error);
+                false
+            }
+            Err(error) => {
+                tracing::error!("inode {:?} without a name cannot be freed: {error}", keys.first());
+                self.note_error(&error);
+                !error.is_device()
+            }
+        }
+    }
+
+    /// Leases, holds and rows of inodes that are gone.
+    fn forget_freed(&self, keys: &[InodeKey]) {
+        let sessions: Vec<_> = {
+            let mut core = self.locked();
+            for key in keys {
+                core.table.forget_inode(*key);
+                core.holds.forget(*key);
+            }
+            let with_row = |session: &Arc<Session>| {
+                let row = |key: &InodeKey| core.rows.find(session.id, *key).is_some();
+                keys.iter().any(row)
+            };
+            let sessions = core.members.values().map(|member| Arc::clone(&member.session));
+            sessions.filter(with_row).collect()
+        };
+        for session in sessions {
+            // The session cannot end between the two: rows end before their session.
+            let _one_at_a_time = session.row_changes.lock();
+            let mut changes = Vec::new();
+            {
+                let mut core = self.locked();
+                for key in keys {
+                    changes.extend(core.rows.end_change(session.id, *key));
+                    core.rows.end(session.id, *key);
                 }
-                Err(error) => {
-                    tracing::error!("inode {key} without a name cannot be freed: {error}");
-                    self.note_error(&error);
-                    return;
-                }
+            }
+            if let Err(error) = self.write_rows(&changes) {
+                self.note_error(&error);
             }
         }
     }

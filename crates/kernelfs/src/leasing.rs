@@ -57,12 +57,12 @@ impl KernelFs {
         }
     }
 
-    /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but counts no spare numbers.
+    /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but counts neither spare numbers nor
+    /// files that are deleted and not digested yet.
     fn make_room(&self, session: &Session) {
         let mut core = self.locked();
-        let revocations =
-            core.table
-                .revoke_excess(session.id, 2 * self.config.leases_max as usize, self.now_ms());
+        let most = 4 * self.config.leases_max as usize;
+        let revocations = core.table.revoke_excess(session.id, most, self.now_ms());
         core.send_revocations(&revocations);
     }
 
@@ -519,7 +519,7 @@ impl KernelFs {
             let digested = if round == 0 {
                 self.digest_session(session, None).map(|_| ())
             } else {
-                self.free_unheld();
+                self.free_unheld_for(self.config.wait_ms);
                 self.digest_all()
             };
             digested.map_err(|error| self.refused(&error))?;

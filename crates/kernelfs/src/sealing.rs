@@ -347,6 +347,10 @@ impl KernelFs {
 
     fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
         let rows = self.store.sessions()?;
+        if rows.is_empty() {
+            // Nobody can come back: what is deleted needs not to be kept for them.
+            self.grace_until_ms.store(0, Ordering::Release);
+        }
         let ending: HashSet<_> = rows
             .iter()
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))

@@ -200,7 +200,7 @@ pub struct SessionDetail {
     pub created_ns: i64,
     /// It may act for any credentials and reads NVM by itself.
     pub privileged: bool,
-    /// Its leases, oldest first; at most [`LEASES_SHOWN`].
+    /// Its leases, oldest first; at most 1000.
     pub leases: Vec<LeaseDetail>,
     /// What it waits for.
     pub waiting: Vec<WaitStatus>,

@@ -289,7 +289,9 @@ impl OpenFile {
             data,
         };
         let end = op_end(offset.unwrap_or(attr.size_bytes), data.len())?;
-        match session.mediate(attempt, &[key], &op, clears(&attr, cred), offset.is_none(), cred)? {
+        let mediated = session.mediate(attempt, &[key], &op, clears(&attr, cred), offset.is_none(), cred)?;
+        session.wrote_without_lease(key);
+        match mediated {
             Mediated::Done(result) => Ok((offset.unwrap_or(result.offset), data.len())),
             // Where an append went is not known any more; its end is not before ours.
             Mediated::DoneBefore => Ok((offset.unwrap_or(end - data.len() as u64), data.len())),

@@ -5,7 +5,7 @@ use super::{Cursors, LogBytes, ScanError};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use varve_format::log::{TX_ENTRIES_MAX, entry_size};
+use varve_format::log::{OpCode, TX_ENTRIES_MAX, entry_size};
 use varve_format::{
     EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
 };
@@ -20,7 +20,7 @@ const SPARE_BLOCKS_MAX: usize = 12;
 pub struct GatherLimits {
     /// Payload bytes; a batch may pass it by one transaction.
     pub bytes: usize,
-    /// Entries; a batch may pass it by one transaction.
+    /// Entries, those that are not writes twice: they cost more. A batch may pass it by one transaction.
     pub entries: usize,
 }
 
@@ -412,7 +412,11 @@ pub fn gather<L: LogBytes>(
         heads.refill(&walker, head.chunk)?;
         expect.next = wanted + 1;
         taken_bytes += head.payload_len();
-        taken_entries += 1;
+        taken_entries += if head.header.op == OpCode::Write as u8 {
+            1
+        } else {
+            2
+        };
         let entry = Entry {
             header: head.header,
             block: block as u32,

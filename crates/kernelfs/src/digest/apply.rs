@@ -372,24 +372,51 @@ pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError
     Err(StoreError::Damaged("an inode is never freed".into()))
 }
 
-/// Frees an inode that has no name, unless somebody holds it; says whether it is gone. For the last close, and for the orphans found at
-/// start. Grant rows that name it are the caller's to remove before.
+/// What [`free_orphans`] did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// These are gone.
+    pub gone: Vec<InodeKey>,
+    /// These need another transaction.
+    pub left: Vec<InodeKey>,
+}
+
+/// Frees inodes that have no name, unless somebody holds them, as many as find room in one transaction. For the last close, and for the
+/// orphans found at start. Grant rows that name them are the caller's to remove.
 ///
 /// # Errors
-/// The store's.
-pub fn free_orphan(store: &Store, key: InodeKey, leases: &dyn Leases) -> Result<bool, StoreError> {
-    match store.get_key(key) {
-        Ok(inode) if inode.attr.nlink == 0 => {}
-        Ok(_) => return Ok(false),
-        // It may be a number that is held, of an inode that is only in a log yet.
-        Err(StoreError::NoInode(_)) => return Ok(!leases.held(key, &[])),
-        Err(error) => return Err(error),
+/// The store's: nothing is freed then.
+pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Result<Freed, StoreError> {
+    let mut freed = Freed::default();
+    let mut tx = store.begin()?;
+    for key in keys {
+        match tx.get_key(*key) {
+            Ok(inode) if inode.attr.nlink == 0 => {
+                if leases.held(*key, &[]) {
+                    continue;
+                }
+                if tx.room() < OP_ROOM {
+                    freed.left.push(*key);
+                    continue;
+                }
+                match tx.continue_free(key.ino, FREE_BUDGET)? {
+                    Progress::Done => freed.gone.push(*key),
+                    Progress::More => freed.left.push(*key),
+                }
+            }
+            Ok(_) => {}
+            // It may be a number that is held, of an inode that is only in a log yet.
+            Err(StoreError::NoInode(_)) => {
+                if !leases.held(*key, &[]) {
+                    freed.gone.push(*key);
+                }
+            }
+            Err(error) => return Err(error),
+        }
     }
-    if leases.held(key, &[]) {
-        return Ok(false);
-    }
-    finish_free(store, key)?;
-    Ok(true)
+    // A commit with nothing in it costs nothing.
+    tx.commit()?;
+    Ok(freed)
 }
 
 /// The client as an actor whose rights were checked.

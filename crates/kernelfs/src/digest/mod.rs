@@ -14,7 +14,7 @@ mod types;
 mod view;
 
 pub use crate::placement::{Hierarchy, Placement};
-pub use apply::{digest, free_orphan};
+pub use apply::{Freed, digest, free_orphans};
 pub use log::SessionLog;
 pub use mediate::{MediateError, apply_mediated};
 pub use types::{Applied, Client, Environment, Leases, Source, rights};

@@ -86,7 +86,7 @@ pub struct Applied {
     pub freed: Vec<InodeKey>,
     /// Grant rows that the record changed because of that (`None`: removed). Only the daemon's memory of them is left to change.
     pub rows: Vec<(LeaseNo, Option<GrantRow>)>,
-    /// Inodes that have no name any more but are held: to be freed with [`free_orphan`](super::free_orphan) when the last hold goes.
+    /// Inodes that have no name any more but are held: to be freed with [`free_orphans`](super::free_orphans) when the last hold goes.
     pub orphans: Vec<InodeKey>,
     /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the blocks are used again.
     pub remapped: Vec<InodeKey>,

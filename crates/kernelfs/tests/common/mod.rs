@@ -58,8 +58,6 @@ impl World {
         let logs = Arc::new(SimLogs::new(sim.clone(), SimMedium::Dax));
         let clock = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
         let kernel = start(&sim, &logs, &clock, &config);
-        // Past the grace time, in which nothing is freed.
-        clock.advance_ms(config.grace_ms + 1);
         Self {
             sim,
             logs,
@@ -236,6 +234,10 @@ impl Client {
 
     /// Logs an operation; durable when this returns.
     pub fn log_op(&mut self, op: &LogOp<'_>) -> LogSeq {
+        self.log_flagged(op, EntryFlags::empty())
+    }
+
+    pub fn log_flagged(&mut self, op: &LogOp<'_>, flags: EntryFlags) -> LogSeq {
         self.seq += 1;
         let meta = EntryMeta {
             seq: LogSeq(self.seq),
@@ -243,7 +245,7 @@ impl Client {
             base: self.page.committed_tx(),
             tx_left: 0,
             time_ns: START_NS + 5,
-            flags: EntryFlags::empty(),
+            flags,
         };
         self.log_raw(op, &meta);
         LogSeq(self.seq)

@@ -87,6 +87,8 @@ pub(crate) struct Node {
     pub target: OnceLock<Vec<u8>>,
     /// Numbers for new inodes in this directory.
     pub numbers: Mutex<Numbers>,
+    /// Held by the one thread that asks for numbers because there are none.
+    pub provider: Mutex<()>,
 }
 
 /// Numbers for new inodes that a directory keeps.
@@ -128,6 +130,7 @@ impl Node {
             parent: Mutex::new(None),
             target: OnceLock::new(),
             numbers: Mutex::new(Numbers::default()),
+            provider: Mutex::new(()),
         }
     }
 

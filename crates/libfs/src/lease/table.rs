@@ -23,6 +23,10 @@ const ROUNDS_MAX: usize = 1000;
 
 /// Numbers that a directory asks for at first.
 const NUMBERS_MIN: u16 = 16;
+/// Deleted files that are forgotten with each one that is deleted.
+const FORGOTTEN_AT_ONCE: usize = 4;
+/// Numbers that are kept unused, all directories together, before each asks for few only.
+const SPARE_MAX: usize = 8192;
 
 /// The leases of one session.
 pub(crate) struct Leases {
@@ -36,6 +40,8 @@ pub(crate) struct Leases {
     spare: Mutex<Spare>,
     /// Inodes that are gone for good when their entry is digested, oldest first.
     dead: Mutex<VecDeque<(LogSeq, InodeKey)>>,
+    /// How many those are.
+    buried: AtomicUsize,
     events: Sender<Event>,
     /// Directories that will soon need more numbers.
     asks: Sender<Weak<Node>>,
@@ -142,6 +148,7 @@ impl Leases {
             reserved: Mutex::new(KeySet::default()),
             spare: Mutex::new(Spare::default()),
             dead: Mutex::new(VecDeque::new()),
+            buried: AtomicUsize::new(0),
             events,
             asks,
             held: AtomicUsize::new(0),
@@ -393,10 +400,23 @@ impl Leases {
     fn install(&self, node: &Arc<Node>, grant: Grant) -> bool {
         let had = node.mode().is_some();
         let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), true);
-        if installed && !had && self.held.fetch_add(1, Ordering::Relaxed) >= self.leases_max {
-            self.ask_trim();
+        if installed && !had {
+            self.held.fetch_add(1, Ordering::Relaxed);
+            self.trim_if_too_many();
         }
         installed
+    }
+
+    /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back would only cost a digest.
+    fn living(&self) -> usize {
+        let buried = self.buried.load(Ordering::Relaxed);
+        self.held.load(Ordering::Relaxed).saturating_sub(buried)
+    }
+
+    fn trim_if_too_many(&self) {
+        if self.living() > self.leases_max {
+            self.ask_trim();
+        }
     }
 
     fn ask_trim(&self) {
@@ -408,12 +428,17 @@ impl Leases {
     /// Has `dir` keep more numbers for new inodes, with their leases: twice as many as the last time, since it seems to need them.
     pub(crate) fn alloc<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
         let near = dir.key();
+        let many = {
+            let mut spare = self.spare.lock();
+            spare.asking += 1;
+            spare.keepers.len() >= SPARE_MAX
+        };
         let count = {
             let mut numbers = dir.numbers.lock();
-            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, NUMBERS_MAX);
+            let most = if many { 4 * NUMBERS_MIN } else { NUMBERS_MAX };
+            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, most);
             numbers.asked
         };
-        self.spare.lock().asking += 1;
         let answer = self
             .call(Request::AllocInodes { near, count })
             .map_err(OpError::from);
@@ -440,6 +465,16 @@ impl Leases {
             spare.denied = KeySet::default();
         }
         answer
+    }
+
+    /// Has `dir` keep numbers after it had none, unless another thread has seen to that meanwhile: of many threads that make files in a
+    /// directory at once, one asks. Were each to ask, for twice as many as the one before, a session of 50 threads would hold tens of thousands.
+    pub(crate) fn provide<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
+        let _one = dir.provider.lock();
+        if dir.numbers.lock().kept.is_empty() {
+            self.alloc(dir)?;
+        }
+        Ok(())
     }
 
     /// What [`take_number`](Self::take_number) asked for: numbers before they are needed, for a directory that is still held.
@@ -499,14 +534,21 @@ impl Leases {
         }
         let mut dead = self.dead.lock();
         dead.push_back((seq, key));
+        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
         let digested = self.page.digested();
-        if dead.front().is_some_and(|(seq, _)| *seq <= digested) {
-            let count = dead.partition_point(|(seq, _)| *seq <= digested);
-            let gone: Vec<_> = dead.drain(..count).collect();
-            drop(dead);
-            for (_, key) in gone {
-                self.forget_dead(key);
-            }
+        let count = dead
+            .iter()
+            .take(FORGOTTEN_AT_ONCE)
+            .take_while(|(seq, _)| *seq <= digested)
+            .count();
+        let mut gone = [None; FORGOTTEN_AT_ONCE];
+        for (place, (_, key)) in gone.iter_mut().zip(dead.drain(..count)) {
+            *place = Some(key);
+        }
+        self.buried.store(dead.len(), Ordering::Relaxed);
+        drop(dead);
+        for key in gone.into_iter().flatten() {
+            self.forget_dead(key);
         }
     }
 
@@ -543,9 +585,7 @@ impl Leases {
         self.held.fetch_add(1, Ordering::Relaxed);
         self.nodes.write().insert(node.key(), Arc::clone(&node));
         self.unreserve(node.key());
-        if self.held.load(Ordering::Relaxed) > self.leases_max {
-            self.ask_trim();
-        }
+        self.trim_if_too_many();
         Pins {
             leases: self,
             nodes: vec![node],
@@ -611,11 +651,11 @@ impl Leases {
         }
     }
 
-    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names.
-    /// Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
+    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names;
+    /// and what has no name, which goes by itself. Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
     pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
-        let held = self.held.load(Ordering::Relaxed).saturating_sub(under_way);
+        let held = self.living().saturating_sub(under_way);
         let target = self.leases_max - self.leases_max / 8;
         let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();
@@ -626,7 +666,11 @@ impl Leases {
                     return false;
                 }
                 let used = node.recent.swap(false, Ordering::Relaxed) && round % 2 == 0;
-                if used || (round < 2 && node.inode.read().attr.is_dir()) {
+                let last = || {
+                    let attr = &node.inode.read().attr;
+                    attr.is_dir() || (attr.nlink == 0 && !self.kernel)
+                };
+                if used || (round < 2 && last()) {
                     return true;
                 }
                 let state = node.state();

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{IpcError, LeaseMode, Link, Page, ReleaseItem, Request, Response, SessionPage, Upcall};
+use varve_ipc::{
+    IpcError, LeaseMode, Link, NUMBERS_MAX, Page, ReleaseItem, Request, Response, SessionPage, Upcall,
+};
 
 const DIR: InodeKey = InodeKey::new(5, 1);
 
@@ -42,6 +44,21 @@ impl Link for Script {
 #[derive(Default)]
 struct Around {
     at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    caches: Option<Arc<Caches>>,
+}
+
+/// Counts how often the kernel was told to drop a file's data.
+#[derive(Default)]
+struct Caches(AtomicU64);
+
+impl CacheObserver for Caches {
+    fn invalidate_data(&self, _: InodeKey, _: u64, _: u64) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn company(&self) {}
+
+    fn solo(&self) {}
 }
 
 impl Surroundings for Around {
@@ -61,7 +78,8 @@ impl Surroundings for Around {
     }
 
     fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
-        None
+        let caches = self.caches.clone()?;
+        Some(caches as Arc<dyn CacheObserver>)
     }
 }
 
@@ -323,6 +341,36 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
+/// A lease goes although the kernel may have read under it since it was told to drop what it had: it is told once more, afterwards.
+#[test]
+fn what_the_kernel_read_while_a_lease_went_does_not_stay() {
+    let mut rig = rig();
+    let caches = Arc::new(Caches::default());
+    rig.around.caches = Some(Arc::clone(&caches));
+    let told = |rig: &Rig| {
+        let event = rig.inbox.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(event, Event::Dropped(..)));
+        (event, caches.0.load(Ordering::SeqCst))
+    };
+    let node = rig.held(LeaseMode::Read);
+    node.kernel_data.store(true, Ordering::SeqCst);
+    rig.revoke(1);
+    let (dropped, times) = told(&rig);
+    assert_eq!(times, 1);
+    // It reads meanwhile: once more.
+    node.data_used.store(true, Ordering::SeqCst);
+    rig.take(dropped);
+    let (_late, times) = told(&rig);
+    assert_eq!((times, rig.released().len()), (2, 0));
+    // It reads again, and a request of our own may be what it waits for.
+    node.data_used.store(true, Ordering::SeqCst);
+    node.waiters.store(1, Ordering::SeqCst);
+    rig.take(Event::Look(DIR));
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    assert_eq!(told(&rig).1, 3);
+}
+
 /// Eighty files, where there is room for 64 leases.
 fn too_many(rig: &Rig) {
     for n in 0..80 {
@@ -342,6 +390,37 @@ fn directory_is_the_last_to_be_given_back_for_want_of_room() {
         assert!(idle.iter().all(|node| node.key() != dir.key()));
     }
     assert!(matches!(rig.inbox.try_iter().last(), Some(Event::Trim)));
+}
+
+#[test]
+fn leases_of_the_dead_are_not_given_back_for_want_of_room() {
+    let rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    for n in 0..200 {
+        let mut attr = InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0);
+        attr.nlink = 0;
+        let node = Arc::new(Node::new(attr));
+        drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100 + n)));
+        rig.leases.bury(node.key(), LogSeq(1 + n));
+    }
+    assert!(!rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
+    assert!(rig.leases.idle(0).is_empty());
+    // Where the living are too many, those are given back.
+    for n in 0..80 {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500 + n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(node, LeaseNo(500 + n)));
+    }
+    assert!(rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
+    let idle = rig.leases.idle(0);
+    assert_eq!(idle.len(), 81 - 56);
+    assert!(
+        idle.iter()
+            .all(|node| node.key().ino.0 >= 500 && node.key() != dir.key())
+    );
+    // Digested, they are not counted any more.
+    rig.page.set_digested(LogSeq(1000));
+    rig.leases.bury(idle[0].key(), LogSeq(1001));
+    assert_eq!(rig.leases.idle(0).len(), 81 - 56 - 1);
 }
 
 #[test]
@@ -375,7 +454,7 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
         Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
     }));
     let mut used = 0;
-    for _ in 0..2000 {
+    for _ in 0..32_000 {
         let number = match rig.leases.take_number(&dir) {
             Some(number) => number,
             None => {
@@ -393,7 +472,7 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     }
     let counts = std::mem::take(&mut *counts.lock());
     assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
-    assert_eq!(counts.iter().max(), Some(&256));
+    assert_eq!(counts.iter().max(), Some(&NUMBERS_MAX));
     assert!(counts.len() < 20, "{counts:?}");
     // A directory that goes takes them with it, and begins anew.
     rig.revoke(1);
@@ -403,6 +482,43 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     rig.leases.ask_ahead(&dir);
     assert!(rig.leases.take_number(&dir).is_none(), "it is not held");
     assert_eq!(dir.numbers.lock().asked, 0);
+}
+
+#[test]
+fn threads_that_find_no_number_ask_once_together() {
+    let rig = rig();
+    let dir = rig.held(LeaseMode::Write);
+    let asked = Arc::new(AtomicU64::new(0));
+    let (leases, seen) = (Arc::clone(&rig.leases), Arc::clone(&asked));
+    let _ = rig.script.answer.set(Box::new(move |request| {
+        let Request::AllocInodes { count, .. } = request else {
+            return Response::Done;
+        };
+        let asks = seen.fetch_add(1, Ordering::Relaxed);
+        // So that the others come upon a directory without numbers.
+        std::thread::sleep(Duration::from_millis(20));
+        let first = 100 + 1000 * asks;
+        let range = first..first + u64::from(*count);
+        Response::Inodes(range.map(|n| (InodeKey::new(n, 1), LeaseNo(n))).collect())
+    }));
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let (leases, dir) = (Arc::clone(&leases), Arc::clone(&dir));
+            std::thread::spawn(move || {
+                loop {
+                    if let Some(number) = leases.take_number(&dir) {
+                        return number.0;
+                    }
+                    leases.provide::<()>(&dir).unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut taken: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    taken.sort_unstable();
+    taken.dedup();
+    assert_eq!(taken.len(), 8, "each its own");
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
 }
 
 #[test]

@@ -15,6 +15,8 @@ use crate::seeded::{Bug, armed};
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
+/// The kernel is asked to drop a file's data at least so often before it is not waited for any more, however long that takes.
+const DROPS_MIN: u32 = 8;
 
 /// What moves the worker.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,10 @@ struct Withdrawal {
     drop_data: bool,
     /// The kernel has been told, and has not answered.
     dropping: bool,
+    /// How often it was told.
+    drops: u32,
+    /// It may still have some of the data when the lease goes: it is told once more afterwards.
+    drop_late: bool,
     started: Instant,
 }
 
@@ -132,7 +138,10 @@ impl Withdrawals {
                 {
                     withdrawal.dropping = false;
                     let again = withdrawal.node.data_used.load(Ordering::Acquire);
-                    withdrawal.drop_data = again && withdrawal.started.elapsed() < self.patience;
+                    let patient =
+                        withdrawal.drops < DROPS_MIN || withdrawal.started.elapsed() < self.patience;
+                    withdrawal.drop_data = again && patient;
+                    withdrawal.drop_late = again && !patient;
                     close(&withdrawal.node);
                 }
                 self.look(key, around);
@@ -184,6 +193,8 @@ impl Withdrawals {
                 number,
                 drop_data,
                 dropping: false,
+                drops: 0,
+                drop_late: false,
                 started: Instant::now(),
             },
         );
@@ -216,6 +227,7 @@ impl Withdrawals {
             state.phase = Phase::Draining;
             node.publish(&state, true);
             withdrawal.drop_data = false;
+            withdrawal.drop_late = true;
         }
         if state.phase != Phase::Draining || node.pins() > 0 {
             return;
@@ -223,12 +235,14 @@ impl Withdrawals {
         if withdrawal.drop_data && !withdrawal.dropping {
             node.data_used.store(false, Ordering::Release);
             withdrawal.dropping = true;
+            withdrawal.drops += 1;
             if let Some(observer) = around.observer() {
                 self.drop_kernel_data(observer, key, state.number);
             }
             if let Some(withdrawal) = self.under_way.get_mut(&key) {
                 if wanted {
                     withdrawal.drop_data = false;
+                    withdrawal.drop_late = true;
                 } else {
                     state.phase = Phase::Dropping;
                     node.publish(&state, false);
@@ -346,6 +360,12 @@ impl Withdrawals {
             self.leases.gone(node.key());
         }
         node.open_gate();
+        // What the kernel read meanwhile under the lease that is gone must not stay.
+        if withdrawal.drop_late
+            && let Some(observer) = around.observer()
+        {
+            self.drop_kernel_data(observer, node.key(), withdrawal.number);
+        }
     }
 
     /// What is on its way back, for the log.

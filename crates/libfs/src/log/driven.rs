@@ -235,7 +235,7 @@ fn sync_covers_what_was_committed() {
     let log = Log::new(Arc::clone(&region), Arc::clone(&page) as _, options);
     let stage = Arc::new(Stage { log, page, region });
     world.start_recording();
-    let threads: Vec<_> = (0..2_u8)
+    let threads: Vec<_> = (0..3_u8)
         .map(|thread| {
             let (stage, world) = (Arc::clone(&stage), world.clone());
             thread::spawn(move || {

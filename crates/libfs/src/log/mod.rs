@@ -114,10 +114,10 @@ impl Log {
             shared: Mutex::new(()),
             seed: crc_seed(options.session),
             pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
+            syncs: Syncs::new(&*region),
             region,
             page,
             options,
-            syncs: Syncs::default(),
         }
     }
 

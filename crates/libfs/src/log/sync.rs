@@ -1,17 +1,26 @@
 //! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one round. Knows ranges only.
+//!
+//! A round has a range for each lane. Where the medium makes each of them wait, those who wait for the round write them with its leader, side by
+//! side: one after the other, sixteen threads would wait for sixteen writes.
 
 use super::{Log, slots};
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
+use varve_media::{MediaError, MediumKind, Region};
 
 /// Rounds of synchronisation, numbered.
 #[derive(Default)]
 pub(super) struct Syncs {
     state: Mutex<Rounds>,
+    /// A round ended, or has parts that nobody writes yet.
     ended: Condvar,
+    /// The last part of a round is written.
+    written: Condvar,
+    /// Whether a write waits for a device.
+    slow: bool,
 }
 
 #[derive(Default)]
@@ -20,6 +29,21 @@ struct Rounds {
     started: u64,
     /// Highest round that succeeded.
     done: u64,
+    /// Parts of the running round that nobody writes yet.
+    parts: Vec<(u64, u64)>,
+    /// Parts of it that are not written.
+    left: usize,
+    failed: Option<MediaError>,
+}
+
+impl Syncs {
+    /// For a log in `region`.
+    pub(super) fn new(region: &dyn Region) -> Self {
+        Self {
+            slow: !matches!(region.info().kind, MediumKind::Shm | MediumKind::Dax),
+            ..Self::default()
+        }
+    }
 }
 
 impl Log {
@@ -38,6 +62,10 @@ impl Log {
         loop {
             if rounds.done >= needed {
                 return Ok(());
+            }
+            if let Some(part) = rounds.parts.pop() {
+                rounds = self.write_part(rounds, part);
+                continue;
             }
             if !rounds.running {
                 rounds.running = true;
@@ -79,9 +107,13 @@ impl Log {
         if armed(Bug::NoSyncAtFsync) {
             ranges.clear();
         }
-        let synced = ranges
-            .iter()
-            .try_for_each(|(from, end)| self.region.sync(*from, end - from));
+        let synced = if self.syncs.slow && ranges.len() > 1 {
+            self.write_together(&ranges)
+        } else {
+            ranges
+                .iter()
+                .try_for_each(|(from, end)| self.region.sync(*from, end - from))
+        };
         let mut pool = self.pool.lock();
         match synced {
             Ok(()) => {
@@ -100,5 +132,42 @@ impl Log {
                 Err(Errno(libc::EIO))
             }
         }
+    }
+
+    /// Writes the parts of the running round with those who wait for it or for the next one.
+    fn write_together(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        let mut rounds = self.syncs.state.lock();
+        rounds.parts.extend_from_slice(ranges);
+        rounds.left = ranges.len();
+        for _ in 1..ranges.len() {
+            self.syncs.ended.notify_one();
+        }
+        while rounds.left > 0 {
+            if let Some(part) = rounds.parts.pop() {
+                rounds = self.write_part(rounds, part);
+            } else {
+                self.syncs.written.wait(&mut rounds);
+            }
+        }
+        rounds.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Writes one part of the running round.
+    fn write_part<'s>(
+        &'s self,
+        rounds: MutexGuard<'s, Rounds>,
+        (from, end): (u64, u64),
+    ) -> MutexGuard<'s, Rounds> {
+        drop(rounds);
+        let written = self.region.sync(from, end - from);
+        let mut rounds = self.syncs.state.lock();
+        rounds.left -= 1;
+        if let Err(error) = written {
+            rounds.failed.get_or_insert(error);
+        }
+        if rounds.left == 0 {
+            self.syncs.written.notify_all();
+        }
+        rounds
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn take_number<T>(session: &Session, dir: &Arc<Node>) -> OpResult<(In
         if let Some(number) = session.leases.take_number(dir) {
             return Ok(number);
         }
-        session.leases.alloc(dir)?;
+        session.leases.provide(dir)?;
     }
 }
 

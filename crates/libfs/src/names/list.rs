@@ -3,12 +3,13 @@
 use varve_format::{FileKind, InodeKey};
 use varve_ipc::{Cred, DirEntry, Request, Response};
 
+use super::table::Asking;
 use super::{Target, directory};
 use crate::errno::{Errno, OpError, Result};
 use crate::session::Mount;
 
 /// Most entries asked for at once.
-const PAGE_MAX: usize = 1024;
+pub(super) const PAGE_MAX: usize = 1024;
 
 /// A page of a directory. Our own changes of it are digested first, so that the daemon's order and cookies are the only ones.
 pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
@@ -19,6 +20,7 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
         directory(session, node, &Cred::root(), 0)?;
         let last = node.inode.read().last_seq;
         session.digest(last)?;
+        let _asking = Asking::all(&node.names);
         let answer = session.call(Request::ReadDir { dir, cookie, max })?;
         let Response::Entries(mut entries) = answer else {
             return Err(OpError::Failed(Errno(libc::EIO)));

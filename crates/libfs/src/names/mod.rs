@@ -12,6 +12,7 @@ pub(crate) use create::{Making, create, link, tmpfile};
 pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
 pub(crate) use rename::rename;
+use table::Asking;
 pub(crate) use table::{DirNames, Target};
 pub(crate) use together::{Call, Group, check_new_name, commit_together};
 
@@ -164,10 +165,13 @@ fn may_change(session: &Session, attr: &InodeAttr, cred: &Cred) -> Result<()> {
 
 /// What `name` names in a directory that is pinned in any mode.
 fn resolve<T>(mount: &Mount, session: &Session, dir: &Node, name: &[u8]) -> OpResult<Option<Target>, T> {
-    if let Some(known) = dir.names.lock().get(name) {
-        mount.names_hit.fetch_add(1, Ordering::Relaxed);
-        return Ok(known);
-    }
+    let _asking = match Asking::unless_known(&dir.names, name) {
+        Ok(known) => {
+            mount.names_hit.fetch_add(1, Ordering::Relaxed);
+            return Ok(known);
+        }
+        Err(asking) => asking,
+    };
     mount.names_missed.fetch_add(1, Ordering::Relaxed);
     let answer = session.call(Request::Lookup {
         dir: dir.key(),
@@ -180,7 +184,42 @@ fn resolve<T>(mount: &Mount, session: &Session, dir: &Node, name: &[u8]) -> OpRe
         key: attr.key,
         kind: attr.kind(),
     });
-    Ok(dir.names.lock().learn(name, target, session.page.digested()))
+    let (known, due) = {
+        let mut names = dir.names.lock();
+        let known = names.learn(name, target, session.page.digested());
+        (known, names.missed())
+    };
+    if let Some(cookie) = due {
+        read_ahead(session, dir, cookie)?;
+    }
+    Ok(known)
+}
+
+/// Reads on in a pinned directory of which names are asked for again and again. The caller's question stands.
+fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(), T> {
+    // Of a small one all at once: the second page says that the first was all.
+    for _ in 0..2 {
+        let answer = session.call(Request::ReadDir {
+            dir: dir.key(),
+            cookie,
+            max: list::PAGE_MAX as u32,
+        });
+        match answer {
+            Ok(Response::Entries(entries)) => {
+                let next = entries.last().map(|entry| entry.next_cookie);
+                let names = entries.iter().map(|entry| &*entry.name);
+                dir.names.lock().take_page(cookie, names, next);
+                let Some(next) = next else { return Ok(()) };
+                cookie = next;
+            }
+            Err(OpError::Failed(_)) | Ok(_) => {
+                dir.names.lock().stop_reading();
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What `name` names, with no pin before or after.

@@ -5,9 +5,14 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use varve_format::{FileKind, InodeKey, LogSeq};
 
 use crate::hash::KeyHasher;
+use crate::sync::Mutex;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
 const NAMES_MAX: usize = 65_536;
+/// Names that are asked for between two pages of the directory that are read to know them all. A page costs about as much as these.
+const MISSES_A_PAGE: u32 = 16;
+/// Removed names kept before those whose removal is digested are looked for.
+const GONE_MIN: usize = 1024;
 /// Forgotten names of which it is kept that they may be there (64 MiB of memory).
 const SHED_MAX: usize = 4 << 20;
 
@@ -34,6 +39,55 @@ pub(crate) struct DirNames {
     /// Hashes of names that were forgotten, so that others are still known not to be there: else each creation in a large directory
     /// would ask the daemon first. A name whose hash is here is asked for.
     shed: HashSet<u64, BuildHasherDefault<KeyHasher>>,
+    /// About so many of `names` were removed since the last look for those that need not be kept.
+    gone: usize,
+    /// So many of them had to stay at that look.
+    stayed: usize,
+    /// How far the directory was read to know which names are there.
+    fill: Fill,
+    /// The daemon is being asked about names: its answer may be older than what was removed meanwhile, so that stays known.
+    asking: usize,
+}
+
+/// A directory that was not made here is read page by page, the more of it the more of its names are asked for: in the end those that are
+/// not there are known, and a creation asks nothing.
+#[derive(Debug, Default)]
+struct Fill {
+    /// The next page starts here.
+    cookie: u64,
+    misses: u32,
+    /// It cannot be read, or is too large.
+    off: bool,
+}
+
+/// A question about a directory's names, from before it is sent until its answer was taken in.
+pub(super) struct Asking<'n>(&'n Mutex<DirNames>);
+
+impl<'n> Asking<'n> {
+    /// What is known of `name`, or the question.
+    pub(super) fn unless_known(
+        names: &'n Mutex<DirNames>,
+        name: &[u8],
+    ) -> std::result::Result<Option<Target>, Self> {
+        let mut table = names.lock();
+        if let Some(known) = table.get(name) {
+            return Ok(known);
+        }
+        table.asking += 1;
+        Err(Self(names))
+    }
+
+    /// A question about all names.
+    pub(super) fn all(names: &'n Mutex<DirNames>) -> Self {
+        names.lock().asking += 1;
+        Self(names)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.lock().asking -= 1;
+    }
 }
 
 impl DirNames {
@@ -42,6 +96,8 @@ impl DirNames {
         self.names = HashMap::new();
         self.shed = HashSet::default();
         self.complete = false;
+        self.fill = Fill::default();
+        (self.gone, self.stayed) = (0, 0);
     }
 
     /// A directory that was just made.
@@ -94,6 +150,21 @@ impl DirNames {
     pub(crate) fn set(&mut self, name: &[u8], target: Option<Target>, seq: LogSeq, digested: LogSeq) {
         self.make_room(digested);
         self.names.insert(name.into(), Known { target, seq });
+        self.gone += usize::from(target.is_none());
+        if self.asking == 0 && self.gone >= GONE_MIN.max(self.stayed).max(self.names.len() / 4) {
+            self.forget_gone(digested);
+        }
+    }
+
+    /// Forgets removed names that the daemon knows of too: the table of a directory that files come and go in stays small.
+    fn forget_gone(&mut self, digested: LogSeq) {
+        let mut stayed = 0;
+        self.names.retain(|_, known| {
+            let stays = known.target.is_some() || known.seq > digested;
+            stayed += usize::from(stays && known.target.is_none());
+            stays
+        });
+        (self.gone, self.stayed) = (0, stayed);
     }
 
     /// What the daemon once said may be wrong: forgets it, so that it is asked again.
@@ -105,6 +176,50 @@ impl DirNames {
         {
             self.names.remove(name);
             self.complete = false;
+            self.fill = Fill::default();
+        }
+    }
+
+    /// The daemon had to be asked for a name. Answers where the page of the directory starts that should be read now, if any.
+    pub(super) fn missed(&mut self) -> Option<u64> {
+        self.fill.misses += 1;
+        let due = self.fill.misses.is_multiple_of(MISSES_A_PAGE) && !self.complete && !self.fill.off;
+        due.then_some(self.fill.cookie)
+    }
+
+    /// Takes in the names of the page that starts at `cookie`, while the lease was held and the question stood; the next one starts at
+    /// `next`. No names: that was all. A name of a page is asked for once more when it is needed.
+    pub(super) fn take_page<'p>(
+        &mut self,
+        cookie: u64,
+        names: impl Iterator<Item = &'p [u8]>,
+        next: Option<u64>,
+    ) {
+        // Another thread reads it too, or it is read from the start again.
+        if self.fill.cookie != cookie || self.complete {
+            return;
+        }
+        for name in names {
+            let hash = self.hash(name);
+            self.shed.insert(hash);
+        }
+        match next {
+            Some(next) => self.fill.cookie = next,
+            None => self.complete = true,
+        }
+        self.bound_shed();
+    }
+
+    /// The directory cannot be read.
+    pub(super) fn stop_reading(&mut self) {
+        self.fill.off = true;
+    }
+
+    fn bound_shed(&mut self) {
+        if self.shed.len() > SHED_MAX {
+            self.shed = HashSet::default();
+            self.complete = false;
+            self.fill.off = true;
         }
     }
 
@@ -112,24 +227,26 @@ impl DirNames {
         if self.names.len() < NAMES_MAX || !self.names.len().is_power_of_two() {
             return;
         }
-        let (hasher, shed) = (self.names.hasher().clone(), &mut self.shed);
+        let (hasher, shed, asking) = (self.names.hasher().clone(), &mut self.shed, self.asking > 0);
+        // Also those of pages that were read before they were made, or asked for.
+        let reading = self.fill.misses >= MISSES_A_PAGE && !self.fill.off;
+        let counts = self.complete || reading;
         self.names.retain(|name, known| {
-            let stays = known.seq > digested;
-            if !stays && known.target.is_some() && self.complete {
+            let stays = known.seq > digested || (asking && known.target.is_none());
+            if !stays && known.target.is_some() && counts {
                 shed.insert(hasher.hash_one(&**name));
             }
             stays
         });
-        if shed.len() > SHED_MAX {
-            self.shed = HashSet::default();
-            self.complete = false;
-        }
+        self.bound_shed();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DirNames, NAMES_MAX, Target};
+    #![allow(clippy::unwrap_used)]
+    use super::{Asking, DirNames, GONE_MIN, MISSES_A_PAGE, NAMES_MAX, Target};
+    use crate::sync::Mutex;
     use varve_format::{FileKind, InodeKey, LogSeq};
 
     fn target(ino: u64) -> Target {
@@ -180,6 +297,89 @@ mod tests {
         );
         names.set(&9_u64.to_le_bytes(), None, LogSeq(1 << 41), LogSeq(10));
         assert_eq!(names.get(&9_u64.to_le_bytes()), Some(None));
+    }
+
+    #[test]
+    fn removed_names_are_forgotten_when_their_removal_is_digested() {
+        let mut names = DirNames::default();
+        names.set_complete();
+        names.set(b"stays", Some(target(1)), LogSeq(1), LogSeq(0));
+        for seq in 2..100_000_u64 {
+            // Digested up to 5,000 entries ago.
+            names.set(
+                &seq.to_le_bytes(),
+                None,
+                LogSeq(seq),
+                LogSeq(seq.saturating_sub(5000)),
+            );
+            assert!(names.names.len() < 3 * 5000 + GONE_MIN, "{}", names.names.len());
+        }
+        // Kept as long as the daemon may still say that they are there.
+        assert_eq!(
+            names.learn(&99_000_u64.to_le_bytes(), Some(target(9)), LogSeq(0)),
+            None
+        );
+        assert_eq!(names.get(b"stays"), Some(Some(target(1))));
+        assert_eq!(names.get(&9_u64.to_le_bytes()), Some(None));
+        let mut partly = DirNames::default();
+        for seq in 1..10_000_u64 {
+            partly.set(&seq.to_le_bytes(), None, LogSeq(seq), LogSeq(seq));
+        }
+        assert_eq!(partly.get(&9_u64.to_le_bytes()), None, "the daemon is asked");
+    }
+
+    #[test]
+    fn directory_that_was_read_knows_that_names_are_missing() {
+        let mut names = DirNames::default();
+        let due: Vec<_> = (0..3 * MISSES_A_PAGE).filter_map(|_| names.missed()).collect();
+        assert_eq!(due, [0; 3]);
+        names.take_page(0, [&b"a"[..], b"b"].into_iter(), Some(7));
+        assert_eq!(names.get(b"x"), None, "there may be more");
+        // Made and digested between the pages, and forgotten.
+        for i in 0..=NAMES_MAX as u64 {
+            names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(1), LogSeq(1));
+        }
+        assert_eq!(names.get(&5_u64.to_le_bytes()), None);
+        names.take_page(0, [&b"late"[..]].into_iter(), None);
+        assert!(!names.complete, "another thread's answer");
+        names.take_page(7, [&b"c"[..]].into_iter(), Some(9));
+        names.take_page(9, std::iter::empty(), None);
+        assert_eq!(names.get(b"x"), Some(None));
+        for there in [&b"a"[..], b"b", b"c", &5_u64.to_le_bytes()] {
+            assert_eq!(names.get(there), None, "it is asked for");
+        }
+        assert_eq!(names.missed(), None);
+        // What the daemon said was wrong: from the start.
+        names.learn(b"a", Some(target(1)), LogSeq(1));
+        names.doubt(b"a", target(1), LogSeq(2));
+        assert_eq!(names.get(b"x"), None);
+        assert_eq!((1..MISSES_A_PAGE).find_map(|_| names.missed()), None);
+        assert_eq!(names.missed(), Some(0));
+    }
+
+    #[test]
+    fn removal_stays_known_while_an_older_answer_may_come() {
+        let names = Mutex::new(DirNames::default());
+        assert!(names.lock().learn(b"known", Some(target(3)), LogSeq(0)).is_some());
+        assert_eq!(
+            Asking::unless_known(&names, b"known").map_err(|_| ()),
+            Ok(Some(target(3)))
+        );
+        let asking = Asking::unless_known(&names, b"f").err().unwrap();
+        for seq in 0..2 * NAMES_MAX as u64 {
+            names
+                .lock()
+                .set(&seq.to_le_bytes(), None, LogSeq(seq + 1), LogSeq(seq + 1));
+        }
+        // The answer was given before the removal.
+        let first = 0_u64.to_le_bytes();
+        assert_eq!(names.lock().learn(&first, Some(target(9)), LogSeq(1 << 20)), None);
+        drop(asking);
+        assert_eq!(names.lock().asking, 0);
+        for seq in 0..GONE_MIN as u64 {
+            names.lock().set(b"x", None, LogSeq(seq), LogSeq(1 << 20));
+        }
+        assert_eq!(names.lock().get(&first), None);
     }
 
     #[test]

@@ -129,18 +129,21 @@ impl Session {
         let _ = self.events.send(Event::Stop);
     }
 
-    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on. On a thread of its own, since
-    /// the kernel may wait for requests, and one of them may be here.
+    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on.
     fn drop_kernel_data(&self) {
-        let Some(observer) = self.observer() else { return };
         let nodes = self.leases.all().into_iter();
         let keys: Vec<_> = nodes
             .filter(|node| node.kernel_data.load(Ordering::SeqCst))
             .map(|node| node.key())
             .collect();
-        if keys.is_empty() {
+        self.drop_kernel_data_of(keys);
+    }
+
+    /// On a thread of its own, since the kernel may wait for requests, and one of them may be here.
+    fn drop_kernel_data_of(&self, keys: Vec<InodeKey>) {
+        let Some(observer) = self.observer().filter(|_| !keys.is_empty()) else {
             return;
-        }
+        };
         let drop_all = move || {
             keys.into_iter()
                 .for_each(|key| observer.invalidate_data(key, 0, 0))
@@ -151,6 +154,12 @@ impl Session {
         {
             tracing::error!(%error, "no thread to drop the kernel's data: what others write may not be seen");
         }
+    }
+
+    /// The daemon wrote to `key` for a call of the kernel above, which keeps what it wrote; no lease covers that, so nobody would ask for it
+    /// back. The kernel has its pages locked until the call is answered, and drops them then.
+    pub(crate) fn wrote_without_lease(&self, key: InodeKey) {
+        self.drop_kernel_data_of(vec![key]);
     }
 
     pub(crate) fn now_ns(&self) -> TimeNs {

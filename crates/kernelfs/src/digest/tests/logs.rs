@@ -1,5 +1,6 @@
 //! Logs digested without a crash.
 
+use super::super::Freed;
 use super::machine::{DIR, FILE, Machine, NONE, ROOT, S, create};
 use varve_digest::Refusal;
 use varve_format::{
@@ -198,12 +199,14 @@ fn unlinked_file_lives_until_nobody_holds_it() {
     machine.digest(1000).unwrap();
     assert_eq!(machine.data(key), b"still here");
     assert_eq!(machine.store.orphans().unwrap(), [key]);
-    assert!(!super::super::free_orphan(&machine.store, key, &machine.leases).unwrap());
+    let free =
+        |machine: &Machine| super::super::free_orphans(&machine.store, &[key], &machine.leases).unwrap();
+    assert_eq!(free(&machine), Freed::default());
     machine.op(LogOp::Forget { key });
     let applied = machine.digest(1000).unwrap();
     assert_eq!(applied[0].unheld, [(S, key)]);
     assert!(matches!(machine.store.get_key(key), Err(StoreError::NoInode(_))));
-    assert!(super::super::free_orphan(&machine.store, key, &machine.leases).unwrap());
+    assert_eq!(free(&machine).gone, [key]);
     machine.dump();
 }
 
