@@ -163,9 +163,8 @@ fn restart_digests_every_log_and_seals_every_session() {
     world.check();
 }
 
-#[test]
-fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
-    let world = World::new();
+/// A client holds a deleted file when everything stops; what is there after the next start.
+fn restarted_with_an_orphan(world: World) -> (World, common::Client, InodeKey) {
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"open");
     a.log_op(&LogOp::Unlink {
@@ -175,6 +174,13 @@ fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
     });
     let world = world.restart();
     world.kernel.tick();
+    (world, a, key)
+}
+
+#[test]
+fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
+    let world = World::new();
+    let (world, a, key) = restarted_with_an_orphan(world);
     let a = a.resume(&world.kernel, vec![key]);
     world.clock.advance_ms(world.config.grace_ms + 1);
     world.kernel.tick();
@@ -211,15 +217,7 @@ fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_ba
     drop(a);
     assert_eq!(world.kernel.status().inodes_used, inodes);
     // After a crash one may: it is kept for a while.
-    let mut a = world.client();
-    let key = write_file(&mut a, b"f", b"open");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    });
-    let world = world.restart();
-    world.kernel.tick();
+    let (world, _client, _) = restarted_with_an_orphan(world);
     assert_eq!(world.kernel.status().inodes_used, inodes + 1);
 }
 

@@ -157,11 +157,7 @@ impl Fs {
     /// As the system call of that name.
     pub fn tmpfile(&self, dir: InodeKey, mode: u32, cred: &Cred) -> Result<OpenFile> {
         let attr = names::tmpfile(&self.mount, dir, mode, cred)?;
-        let flags = OpenFlags {
-            read: true,
-            write: true,
-            ..OpenFlags::default()
-        };
+        let flags = OpenFlags::READ_WRITE;
         Ok(OpenFile::over(&self.mount, attr.key, flags))
     }
 

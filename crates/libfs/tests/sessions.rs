@@ -11,15 +11,7 @@ use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, RenameFlags};
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
-const RW: OpenFlags = OpenFlags {
-    read: true,
-    write: true,
-    append: false,
-    truncate: false,
-    sync: false,
-    dsync: false,
-    direct: false,
-};
+const RW: OpenFlags = OpenFlags::READ_WRITE;
 
 fn mount(fake: &Arc<Fake>) -> Fs {
     Fs::mount(fake.connector(), FsOptions::default()).unwrap()
@@ -31,16 +23,7 @@ fn me() -> Cred {
 
 fn contents(fs: &Fs, name: &[u8]) -> Vec<u8> {
     let key = fs.lookup(fs.root(), name, &me()).unwrap().key;
-    let file = fs
-        .open(
-            key,
-            OpenFlags {
-                read: true,
-                ..OpenFlags::default()
-            },
-            &me(),
-        )
-        .unwrap();
+    let file = fs.open(key, OpenFlags::READ, &me()).unwrap();
     let mut out = vec![0; 1 << 16];
     let count = file.read_at(0, &mut out).unwrap();
     out.truncate(count);

@@ -5,6 +5,7 @@ use super::pool::{HostPool, PoolLock};
 use super::report::CheckReport;
 use super::service::HostService;
 use super::space::HostSpace;
+use super::touch::Touching;
 use super::{devices, live};
 use crate::{Daemon, Hook, KernelError, KernelFs, Parts};
 use std::io;
@@ -24,6 +25,7 @@ pub struct HostDaemon {
     logs: Arc<HostLogs>,
     report: OpenReport,
     remarks: Vec<String>,
+    touching: Option<Touching>,
     _lock: PoolLock,
 }
 
@@ -51,6 +53,11 @@ impl HostDaemon {
         }
         let logs = Arc::new(pool.logs()?);
         logs.forget_segments();
+        let memory = if pool.spec().nvm.is_memory() {
+            vec![Arc::clone(&devices.nvm), Arc::clone(&devices.journal)]
+        } else {
+            Vec::new()
+        };
         let (store, report) = open_store(pool, devices)?;
         if store.pool_uuid() != pool.uuid() {
             return Err(KernelError::Pool(format!(
@@ -82,8 +89,12 @@ impl HostDaemon {
             space,
             remarks.clone(),
         );
-        let daemon = Daemon::start(kernel)
-            .map_err(|error| KernelError::io("cannot start the daemon's threads", error))?;
+        let daemon = Daemon::start(kernel).map_err(threads)?;
+        let touching = if memory.is_empty() {
+            None
+        } else {
+            Some(Touching::start(memory).map_err(threads)?)
+        };
         let listener = listen(pool)?;
         let server = Server::start(listener, Arc::new(service), ServerOptions::default())
             .map_err(|error| KernelError::io("cannot start the socket's threads", error))?;
@@ -94,6 +105,7 @@ impl HostDaemon {
             logs,
             report,
             remarks,
+            touching,
             _lock: lock,
         })
     }
@@ -133,9 +145,11 @@ impl HostDaemon {
             daemon,
             pool,
             logs,
+            touching,
             _lock,
             ..
         } = self;
+        drop(touching);
         let _ = std::fs::remove_file(pool.socket());
         if !server.stop() {
             tracing::warn!("some requests did not end in time");
@@ -149,6 +163,10 @@ impl HostDaemon {
         }
         result
     }
+}
+
+fn threads(error: io::Error) -> KernelError {
+    KernelError::io("cannot start the daemon's threads", error)
 }
 
 fn hook(check: fn(&Store) -> Result<CheckReport, StoreError>) -> Hook {

@@ -14,6 +14,7 @@ mod service;
 pub mod size;
 mod space;
 mod spec;
+mod touch;
 
 pub use daemon::{HostDaemon, explain};
 pub use logs::{HostLogs, LogCopy, Recovered};
