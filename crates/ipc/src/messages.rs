@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs, TxId,
+    BlockNo, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs,
+    TxId,
 };
 
 /// Version of this protocol; both sides must have the same.
@@ -16,6 +17,8 @@ pub const ITEMS_MAX: usize = 64;
 pub const NUMBERS_MAX: u16 = 4096;
 /// Ordinary users' sessions are told a file's map in windows of so many blocks, from multiples of it on.
 pub const WINDOW_BLOCKS: u64 = 64;
+/// Most neighbours of one request.
+pub const NEAR_MAX: u16 = 128;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].
@@ -140,6 +143,17 @@ pub struct Want {
     pub mode: LeaseMode,
 }
 
+/// Inodes that a client is likely to want next: those whose numbers come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Near {
+    /// The numbers behind this one.
+    pub after: Ino,
+    /// So many of them; at most [`NEAR_MAX`].
+    pub count: u16,
+    /// Mode.
+    pub mode: LeaseMode,
+}
+
 /// A granted lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
@@ -249,6 +263,13 @@ pub enum Request {
         /// Wishes; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
     },
+    /// As `Acquire`, and with it leases of neighbours: those that nobody has or waits for, so that nothing is asked back for them.
+    AcquireNear {
+        /// Wishes; at most [`ITEMS_MAX`].
+        wants: Vec<Want>,
+        /// Whose neighbours.
+        near: Near,
+    },
     /// Gives leases back (asked for or not).
     Release {
         /// Leases; at most [`ITEMS_MAX`].
@@ -279,6 +300,8 @@ pub enum Request {
         cookie: u64,
         /// Most entries.
         max: u32,
+        /// Whether attributes are wanted with them.
+        attrs: bool,
     },
     /// Target of a symbolic link.
     ReadLink {
@@ -393,7 +416,7 @@ pub enum Response {
     Entry(Option<InodeAttr>),
     /// To [`Request::GetAttr`].
     Attr(InodeAttr),
-    /// To [`Request::Acquire`], in the order of the wants.
+    /// To [`Request::Acquire`] and [`Request::AcquireNear`], in the order of the wants; then neighbours.
     Granted(Vec<Grant>),
     /// To [`Request::AllocInodes`]: keys and their leases.
     Inodes(Vec<(InodeKey, LeaseNo)>),

@@ -33,15 +33,23 @@ impl KernelFs {
             Request::Lookup { dir, name } => self.lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
             Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
+            Request::AcquireNear { wants, near } => {
+                self.acquire_near(session, &wants, near).map(Response::Granted)
+            }
             Request::Release { items } => self.release(session, &items).map(|()| Response::Done),
             Request::Drop { keys } => self.drop_holds(session, &keys).map(|()| Response::Done),
             Request::Hold { keys } => self.hold(session, &keys).map(|()| Response::Done),
             Request::AllocInodes { near, count } => {
                 self.alloc_inodes(session, near, count).map(Response::Inodes)
             }
-            Request::ReadDir { dir, cookie, max } => {
-                self.read_dir(session, dir, cookie, max).map(Response::Entries)
-            }
+            Request::ReadDir {
+                dir,
+                cookie,
+                max,
+                attrs,
+            } => self
+                .read_dir(session, dir, cookie, max, attrs)
+                .map(Response::Entries),
             Request::ReadLink { key } => self.read_link(session, key).map(Response::Bytes),
             Request::Xattrs { key } => self.xattrs(session, key).map(Response::Xattrs),
             Request::MapExtents { key, from, max } => {

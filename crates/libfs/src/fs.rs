@@ -209,12 +209,20 @@ impl Fs {
         names::readlink(&self.mount, key)
     }
 
-    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..`; an empty list is the end. Attributes are filled in where they are known.
+    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..` and without attributes; an empty list is the end.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        names::readdir(&self.mount, dir, cookie, max)
+        names::readdir(&self.mount, dir, cookie, max, false)
+    }
+
+    /// As [`readdir`](Self::readdir), with attributes where they are known.
+    ///
+    /// # Errors
+    /// As [`readdir`](Self::readdir).
+    pub fn readdir_plus(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
+        names::readdir(&self.mount, dir, cookie, max, true)
     }
 
     /// Opens an inode.

@@ -5,8 +5,8 @@ use crate::client::{Wire, frame};
 use std::fs::File;
 use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
-use varve_format::{FileBlock, LeaseNo, LogSeq, TxId};
-use varve_ipc::{Admin, Cred, LeaseMode, MediatedOp, ReleaseItem, Request, Response, Upcall, Want};
+use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
+use varve_ipc::{Admin, Cred, LeaseMode, MediatedOp, Near, ReleaseItem, Request, Response, Upcall, Want};
 use zerocopy::IntoBytes;
 
 impl Attacker {
@@ -63,8 +63,16 @@ impl Attacker {
                     },
                     mode: if write { LeaseMode::Write } else { LeaseMode::Read },
                 });
-                Request::Acquire {
-                    wants: wants.collect(),
+                let wants = wants.collect();
+                if self.rng.below(2) == 0 {
+                    Request::Acquire { wants }
+                } else {
+                    let near = Near {
+                        after: Ino(extreme(self)),
+                        count: self.rng.next_u64() as u16 % 200,
+                        mode: if write { LeaseMode::Write } else { LeaseMode::Read },
+                    };
+                    Request::AcquireNear { wants, near }
                 }
             }
             6 => {
@@ -100,6 +108,7 @@ impl Attacker {
                 dir: self.any_key(),
                 cookie: extreme(self),
                 max: extreme(self) as u32,
+                attrs: self.rng.below(2) == 0,
             },
             11 => Request::ReadLink { key: self.any_key() },
             12 => Request::Xattrs { key: self.any_key() },
