@@ -11,10 +11,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use varve_format::log::{EntryMeta, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
-use varve_format::{FileBlock, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
+use varve_format::{FileBlock, Ino, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
 use varve_ipc::{
-    ClientKind, Cred, Hello, IpcError, LeaseMode, MediatedOp, PROTOCOL_VERSION, Request, Response, Want,
-    Welcome,
+    ClientKind, Cred, Hello, IpcError, LeaseMode, MediatedOp, NEAR_MAX, Near, PROTOCOL_VERSION, Request,
+    Response, Want, Welcome,
 };
 use zerocopy::IntoBytes;
 
@@ -407,6 +407,7 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
                 dir,
                 cookie: 0,
                 max: 10,
+                attrs: true,
             },
         ),
         ("its attributes", Request::GetAttr { key }),
@@ -425,6 +426,25 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
     ] {
         let answer = session.ask(&request);
         found.if_so(leaks(&answer), format!("by request: {what}: {answer:?}"));
+    }
+    // As the neighbour of what it may have.
+    let near = Request::AcquireNear {
+        wants: vec![Want {
+            key: InodeKey::ROOT,
+            mode: LeaseMode::Read,
+        }],
+        near: Near {
+            after: Ino(key.ino.0 - 1),
+            count: NEAR_MAX,
+            mode: LeaseMode::Read,
+        },
+    };
+    match session.ask(&near) {
+        Ok(Response::Granted(grants)) => {
+            let secret = grants.iter().any(|grant| grant.attr.key == key);
+            found.if_so(secret, "a lease, as a neighbour");
+        }
+        other => panic!("{other:?}"),
     }
     // In root's name.
     let op = LogOp::SetAttr {
