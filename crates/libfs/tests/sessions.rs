@@ -383,3 +383,41 @@ fn acknowledged_change_counts_when_its_directory_is_wanted_back_meanwhile() {
         assert!(seen, "the fault is not seen");
     }
 }
+
+#[test]
+fn lease_that_came_ahead_too_late_is_not_believed() {
+    let fake = Fake::new();
+    let (a, b) = (mount(&fake), mount(&fake));
+    let root = a.root();
+    // Two neighbours, known to the daemon, of which nobody has a lease but who made them.
+    let x = a.create(root, b"x", FILE, 0, &me()).unwrap();
+    let y = a.create(root, b"y", FILE, 0, &me()).unwrap();
+    assert_eq!(y.key.ino.0, x.key.ino.0 + 1);
+    a.unmount().unwrap();
+    let c = mount(&fake);
+    let private = |fs: &Fs, mode| {
+        let change = AttrChange {
+            mode: Some(mode),
+            ..AttrChange::default()
+        };
+        fs.setattr(y.key, &change, &me()).unwrap();
+    };
+    // The second session asks for x, and y comes with it; the answer is late.
+    let answer = fake.hold(2, "acquire", x.key, true);
+    std::thread::scope(|scope| {
+        let seen = scope.spawn(|| b.getattr(x.key).unwrap());
+        assert!(
+            answer.reached(std::time::Duration::from_secs(20)),
+            "x is asked for"
+        );
+        assert!(fake.has(2, y.key), "its neighbour came with it");
+        // Another one wants y: it is asked back before it is known, and given back.
+        private(&c, 0o600);
+        assert!(!fake.has(2, y.key));
+        answer.open();
+        assert_eq!(seen.join().unwrap().key, x.key);
+    });
+    assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o600);
+    private(&c, 0o400);
+    assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o400);
+}

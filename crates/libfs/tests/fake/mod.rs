@@ -373,6 +373,13 @@ impl Fake {
             .count()
     }
 
+    /// Whether a session has a lease on an inode.
+    pub fn has(&self, session: u64, key: InodeKey) -> bool {
+        let state = self.lock();
+        let mut holders = state.leases.get(&key).into_iter().flatten();
+        holders.any(|holder| holder.session == session)
+    }
+
     fn gate(&self, session: SessionId, what: &str, request: &Request) -> Option<Arc<Gate>> {
         let mut gates = self.gates.lock().unwrap();
         let mine =
