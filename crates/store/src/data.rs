@@ -398,7 +398,9 @@ impl Core<'_> {
         let mut spans: Vec<Span> = runs.iter().map(span_of).collect();
         spans.sort_unstable_by_key(|span| (span.tier, span.start));
         let mut rest = spans.into_iter();
-        let Some(mut span) = rest.next() else { return Ok(()) };
+        let Some(mut span) = rest.next() else {
+            return Ok(());
+        };
         for next in rest {
             if next.tier == span.tier && next.start == span.start.saturating_add(span.len) {
                 span.len += next.len;

@@ -54,20 +54,22 @@ impl ExtentTree {
             return Ok(0);
         };
         let before = counts.extents;
-        let taken = self.tree.change_leaf(io, &mut top, first.file_block.0, |node, place| {
-            let lowest = node.view()?.key(0)?;
-            let mut taken = 0;
-            for extent in new {
-                // What touches it begins in this leaf, and ends in it or where no other extent is.
-                let alone = extent.file_block.0 > lowest
-                    && place.upper.is_none_or(|upper| extent.end().0 < upper);
-                if !alone || !replace_one(node, place, extent, &mut counts, freed)? {
-                    break;
+        let taken = self
+            .tree
+            .change_leaf(io, &mut top, first.file_block.0, |node, place| {
+                let lowest = node.view()?.key(0)?;
+                let mut taken = 0;
+                for extent in new {
+                    // What touches it begins in this leaf, and ends in it or where no other extent is.
+                    let alone = extent.file_block.0 > lowest
+                        && place.upper.is_none_or(|upper| extent.end().0 < upper);
+                    if !alone || !replace_one(node, place, extent, &mut counts, freed)? {
+                        break;
+                    }
+                    taken += 1;
                 }
-                taken += 1;
-            }
-            Ok(taken)
-        })?;
+                Ok(taken)
+            })?;
         *root = if counts.extents < before {
             self.settle(io, top, &counts)?
         } else {
@@ -145,11 +147,7 @@ fn replace_one(
     }
     for extent in splice.inserted() {
         let index = node.view()?.lower_bound(extent.file_block.0)?;
-        node.insert(
-            index,
-            extent.file_block.0,
-            ExtentValue::encode(extent).as_bytes(),
-        )?;
+        node.insert(index, extent.file_block.0, ExtentValue::encode(extent).as_bytes())?;
     }
     splice.old.iter().for_each(|extent| counts.sub(extent));
     splice.new.iter().for_each(|extent| counts.add(extent));

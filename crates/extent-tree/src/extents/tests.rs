@@ -145,7 +145,9 @@ impl World {
                         _ => (Tier::ALL[usize::from(kind) / 4], self.next_block),
                     };
                     let mut piece = extent(at, u32::from(len), tier, block);
-                    piece.flags.set(ExtentFlags::UNWRITTEN, unwritten && kind % 4 == 1);
+                    piece
+                        .flags
+                        .set(ExtentFlags::UNWRITTEN, unwritten && kind % 4 == 1);
                     self.next_block += u64::from(len) + u64::from(kind % 2);
                     next = at + u64::from(len);
                     new.push(piece);
@@ -471,7 +473,10 @@ fn leaf_is_read_and_changed_once_for_all_that_is_replaced_in_it() {
         let before = io.reads.get();
         let freed = TREE.replace_each(&mut io, &mut root, &new).unwrap();
         let reads = io.reads.get() - before;
-        assert!(reads <= 20 + 6 * many.min(count / 144), "{reads} reads for {many}");
+        assert!(
+            reads <= 20 + 6 * many.min(count / 144),
+            "{reads} reads for {many}"
+        );
         let lost = |piece: &Extent| drain(&mut model, piece.file_block.0..piece.end().0);
         let mut lost: Vec<_> = new.iter().flat_map(lost).collect();
         lost.sort_unstable();
@@ -486,7 +491,11 @@ fn leaf_is_read_and_changed_once_for_all_that_is_replaced_in_it() {
 fn extents_given_out_of_order_are_refused_with_nothing_changed() {
     let (mut io, mut root) = build(10, None);
     let before = root;
-    for second in [extent(3, 1, Tier::Nvm, 9), extent(4, 1, Tier::Nvm, 9), extent(7, 0, Tier::Nvm, 9)] {
+    for second in [
+        extent(3, 1, Tier::Nvm, 9),
+        extent(4, 1, Tier::Nvm, 9),
+        extent(7, 0, Tier::Nvm, 9),
+    ] {
         let new = [extent(4, 2, Tier::Nvm, 5), second];
         let error = TREE.replace_each(&mut io, &mut root, &new).unwrap_err();
         assert!(matches!(
@@ -544,7 +553,9 @@ fn corrupt_blocks_give_errors_and_never_panics_or_loops() {
             let _ = TREE.remove(&mut changed, &mut root, range(at, 600));
             let new = extent(at, 1, Tier::Hdd, 1);
             let _ = TREE.replace(&mut changed, &mut root, range(at, 1), &[new]);
-            let each: Vec<_> = (0..50).map(|n| extent(at + n * 30, 1, Tier::Ssd, 2 * n)).collect();
+            let each: Vec<_> = (0..50)
+                .map(|n| extent(at + n * 30, 1, Tier::Ssd, 2 * n))
+                .collect();
             let _ = TREE.replace_each(&mut changed, &mut root, &each);
             let _ = TREE.free_some(&mut changed, &mut root, 100);
         }
