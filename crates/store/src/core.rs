@@ -88,6 +88,8 @@ pub(crate) struct Core<'s> {
     saved: Saved,
     touched: [bool; 3],
     nvm_range: Option<(u64, u64)>,
+    /// Bytes written to NVM, counted once: a locked addition after each copy would wait until the copy has left the write buffers.
+    nvm_written: usize,
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     pub(crate) undo: Vec<Undo>,
     /// The tree of the inode file is not as it is committed.
@@ -115,6 +117,7 @@ impl<'s> Core<'s> {
             saved,
             touched: [false; 3],
             nvm_range: None,
+            nvm_written: 0,
             deferred: Vec::new(),
             undo: Vec::new(),
             inode_file_changed: false,
@@ -539,7 +542,7 @@ impl<'s> Core<'s> {
         // Summed while it is copied: one pass over the data.
         let offset = start * BLOCK_BYTES;
         self.touched[Tier::Nvm as usize] = true;
-        self.store.count_write(Tier::Nvm, data.len());
+        self.nvm_written += data.len();
         let end = offset + data.len() as u64;
         let (low, high) = self.nvm_range.unwrap_or((offset, end));
         self.nvm_range = Some((low.min(offset), high.max(end)));
@@ -570,13 +573,14 @@ impl<'s> Core<'s> {
     fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         let offset = start * BLOCK_BYTES;
         self.touched[tier as usize] = true;
-        self.store.count_write(tier, data.len());
         if tier == Tier::Nvm {
+            self.nvm_written += data.len();
             let end = offset + data.len() as u64;
             let (low, high) = self.nvm_range.unwrap_or((offset, end));
             self.nvm_range = Some((low.min(offset), high.max(end)));
             self.store.devices.nvm.write(offset, data)?;
         } else {
+            self.store.count_write(tier, data.len());
             self.store.device(tier)?.write(offset, data)?;
         }
         Ok(())
@@ -743,7 +747,7 @@ impl<'s> Core<'s> {
         )
         .map_err(|_| StoreError::Journal("a record just written makes no sense"))?;
         for (block, offset, bytes) in ranges {
-            store.count_write(Tier::Nvm, bytes.len());
+            self.nvm_written += bytes.len();
             store
                 .devices
                 .nvm
@@ -783,6 +787,7 @@ impl<'s> Core<'s> {
 
 impl Drop for Core<'_> {
     fn drop(&mut self) {
+        self.store.count_write(Tier::Nvm, self.nvm_written);
         if self.done {
             return;
         }

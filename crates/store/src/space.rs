@@ -84,6 +84,9 @@ impl Bits {
     }
 }
 
+/// Rather than a run of fewer blocks than this (and than wanted), space is taken that was never touched.
+const LONG_RUN: u64 = 64;
+
 /// One tier.
 #[derive(Debug)]
 struct TierSpace {
@@ -264,10 +267,15 @@ impl Space {
             nvm.cursor = first;
         }
         let from = near.unwrap_or(nvm.cursor).max(first);
-        let start = nvm
+        let mut start = nvm
             .longest_near(from, end, want)
             .or_else(|| nvm.longest_near(first, end, want))?;
-        let len = nvm.busy.clear_run(start, (start + want).min(end));
+        let mut len = nvm.busy.clear_run(start, (start + want).min(end));
+        let next = start + len;
+        let jump = near.is_none() && len < want.min(LONG_RUN) && start < nvm.high && nvm.high + want <= end;
+        if jump {
+            (start, len) = (nvm.high, want);
+        }
         let span = Span {
             tier: Tier::Nvm,
             start,
@@ -275,7 +283,7 @@ impl Space {
         };
         nvm.take(span);
         if near.is_none() {
-            nvm.cursor = start + len;
+            nvm.cursor = next;
         }
         Some(span)
     }
