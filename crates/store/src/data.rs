@@ -385,7 +385,10 @@ impl Core<'_> {
 
     /// Maps what was written, and frees what was there.
     fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
-        debug_assert!(new.left == 0 && new.sums.len() as u64 == new.span.len);
+        if new.left > 0 || new.sums.len() as u64 != new.span.len {
+            // They would be in use for nobody.
+            return Err(StoreError::Damaged("blocks allocated for a write are left".into()));
+        }
         self.note_checksums(new.span, &new.sums)?;
         let mut root = file_root(inode)?;
         let old = ExtentTree::of(inode.attr.key.ino).replace_each(self, &mut root, &new.extents)?;
