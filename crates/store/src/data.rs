@@ -387,7 +387,9 @@ impl Core<'_> {
     fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
         if new.left > 0 || new.sums.len() as u64 != new.span.len {
             // They would be in use for nobody.
-            return Err(StoreError::Damaged("blocks allocated for a write are left".into()));
+            return Err(StoreError::Damaged(
+                "blocks allocated for a write are left".into(),
+            ));
         }
         self.note_checksums(new.span, &new.sums)?;
         let mut root = file_root(inode)?;
