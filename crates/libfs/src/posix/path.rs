@@ -109,7 +109,8 @@ impl Posix {
         if name.is_empty() || path.len() >= PATH_MAX {
             return None;
         }
-        if above.is_empty() {
+        // No directory in between, at most the root before it.
+        if above.iter().all(|byte| *byte == b'/') {
             return Some((self.base(dirfd, path).ok()?, name));
         }
         let found = self.walk(dirfd, above, true).ok()?.target?;
