@@ -180,6 +180,9 @@ pub struct ReleaseItem {
     pub last_seq: LogSeq,
     /// Whether the client still has it open (it stays held).
     pub open: bool,
+    /// How many changes were logged under it; [`u32::MAX`]: they were not counted. Tells leases that are worth their way from those
+    /// that only go to and fro.
+    pub changes: u32,
 }
 
 /// A directory entry with its attributes.
@@ -215,6 +218,9 @@ pub struct MappedExtent {
 
 /// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload, unsigned, seq 0); the daemon
 /// checks names, permissions (with `cred`) and limits itself.
+///
+/// A rename of inode number 0, with nothing to be replaced, is *by name*: the daemon finds what has the name. It is done in contended directories
+/// only, where no client knows the names; EAGAIN says that it is to be done under leases, or that there is something to be replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediatedOp {
     /// 64 header bytes and the payload.
@@ -237,6 +243,8 @@ pub struct MediatedResult {
     pub offset: u64,
     /// Inode whose name was removed or replaced, if any.
     pub victim: Option<InodeKey>,
+    /// Of the inodes that the operation changed, those that are contended now: what comes next on them soon is to be mediated too.
+    pub contended: Vec<InodeKey>,
 }
 
 /// What a client asks.

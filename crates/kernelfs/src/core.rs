@@ -8,7 +8,7 @@ use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use varve_format::{InodeKey, Seal, SessionId, TxId};
-use varve_ipc::Upcall;
+use varve_ipc::{ReleaseItem, Upcall};
 
 /// Where a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -210,6 +210,15 @@ impl Core {
                 seat.woken.notify_all();
             }
         }
+    }
+
+    /// How many changes a lease that is given back was good for. Where the client did not count them, at most those that it logged at all.
+    pub(crate) fn changes_under(&self, session: SessionId, item: &ReleaseItem) -> u64 {
+        if item.changes != u32::MAX {
+            return u64::from(item.changes);
+        }
+        let row = self.rows.find(session, item.key);
+        row.map_or(0, |row| (item.last_seq.0 + 1).saturating_sub(row.first_seq.0))
     }
 
     /// Whether a session has company.

@@ -418,6 +418,10 @@ impl KernelFs {
                     if mode == LeaseMode::Write && !armed(Bug::LeaseBeforeDigest) {
                         upto = upto.max(item.last_seq);
                     }
+                    if mode == LeaseMode::Write {
+                        let count = core.changes_under(session.id, item);
+                        core.table.note_changes(item.key, count);
+                    }
                     begun.push((*item, mode));
                 }
             }

@@ -16,6 +16,8 @@ use zerocopy::FromBytes;
 
 /// Most supplementary groups of a caller (`NGROUPS_MAX`).
 const GROUPS_MAX: usize = 65_536;
+/// How often what has a name is looked up again because others renamed it meanwhile.
+const LOOKS_MAX: usize = 16;
 
 /// What an operation touches, each once.
 struct Touched {
@@ -46,7 +48,8 @@ fn touched(op: &LogOp<'_>) -> Touched {
             ..
         } => {
             moves = dir != new_dir;
-            let mut keys = vec![dir, new_dir, key];
+            let mut keys = vec![dir, new_dir];
+            keys.extend(Some(key).filter(|key| key.ino.0 != 0));
             keys.extend(victim);
             keys
         }
@@ -54,6 +57,38 @@ fn touched(op: &LogOp<'_>) -> Touched {
     keys.sort_unstable();
     keys.dedup();
     Touched { keys, moves }
+}
+
+/// A rename of whatever has a name.
+struct ByName<'o> {
+    dir: InodeKey,
+    name: &'o [u8],
+    new_dir: InodeKey,
+    new_name: &'o [u8],
+    replaces: bool,
+}
+
+impl<'o> ByName<'o> {
+    const fn of(op: &LogOp<'o>) -> Option<Self> {
+        match *op {
+            LogOp::Rename {
+                dir,
+                name,
+                key,
+                new_dir,
+                new_name,
+                victim,
+                exchange,
+            } if key.ino.0 == 0 => Some(Self {
+                dir,
+                name,
+                new_dir,
+                new_name,
+                replaces: victim.is_some() || exchange,
+            }),
+            _ => None,
+        }
+    }
 }
 
 impl KernelFs {
@@ -121,6 +156,14 @@ impl KernelFs {
                 return Err(no(libc::ESTALE));
             }
         }
+        let by_name = ByName::of(&parsed);
+        if let Some(by_name) = &by_name {
+            self.may_go_by_name(by_name)?;
+            // In this order: what was missing when nobody was changing the directory, or went later, was missing at some moment of this call.
+            if self.is_as_digested(by_name) && self.find_by_name(by_name, op)?.is_none() {
+                return Err(no(libc::ENOENT));
+            }
+        }
         let wait = Duration::from_millis(self.config.wait_ms);
         // Two moves with disjoint leases could otherwise make a cycle.
         let _moving = match touched.moves {
@@ -134,9 +177,26 @@ impl KernelFs {
         if self.locked().live(session.id).is_none() {
             return Err(IpcError::Sealed);
         }
+        let result = match &by_name {
+            None => self.under_leases(session, op, &touched.keys, None)?,
+            Some(by_name) => self.mediate_by_name(session, op, by_name)?,
+        };
+        if let Some(attr) = &result.attr {
+            session.learn(attr.key);
+        }
+        Ok(result)
+    }
+
+    /// Takes exclusive leases on `keys` for as long as the operation takes, and does it.
+    fn under_leases(
+        &self,
+        session: &Arc<Session>,
+        op: &MediatedOp,
+        keys: &[InodeKey],
+        named: Option<InodeKey>,
+    ) -> Result<MediatedResult, IpcError> {
         let owner = self.locked().table.internal_session();
-        let wants: Vec<_> = touched
-            .keys
+        let wants: Vec<_> = keys
             .iter()
             .map(|key| Want {
                 key: *key,
@@ -147,22 +207,112 @@ impl KernelFs {
             let until_ms = self.now_ms() + self.config.wait_ms;
             self.obtain(owner, &wants, until_ms)?;
         }
-        let result = self.apply(session, op);
+        let mut result = self.apply(session, op, named);
         let now_ms = self.now_ms();
         let mut core = self.locked();
         core.table.drop_session(owner);
-        for key in &touched.keys {
+        for key in keys {
             core.table.note_mediated(*key, session.id, now_ms);
+        }
+        if let Ok(result) = &mut result {
+            let contended = |key: &&InodeKey| core.table.is_contended(**key, now_ms);
+            result.contended = keys.iter().filter(contended).copied().collect();
         }
         core.pump(now_ms);
         drop(core);
         self.free_or_leave();
         Counters::bump(&self.counters.mediated);
-        let result = result?;
-        if let Some(attr) = &result.attr {
-            session.learn(attr.key);
+        result
+    }
+
+    /// A rename of what has a name, whatever that is. The leases are asked for all at once, so it is looked up before them and looked at
+    /// again under them.
+    fn mediate_by_name(
+        &self,
+        session: &Arc<Session>,
+        op: &MediatedOp,
+        by_name: &ByName<'_>,
+    ) -> Result<MediatedResult, IpcError> {
+        for _ in 0..LOOKS_MAX {
+            let named = self.find_by_name(by_name, op)?;
+            let mut keys = vec![by_name.dir, by_name.new_dir];
+            keys.extend(named);
+            keys.sort_unstable();
+            keys.dedup();
+            let Some(named) = named else {
+                // Perhaps it is in a log that is not digested; under the leases every log on these directories is.
+                self.under_leases_find(by_name, op, &keys)?;
+                continue;
+            };
+            match self.under_leases(session, op, &keys, Some(named)) {
+                // Another name, or none, by now.
+                Err(IpcError::Errno(libc::ESTALE | libc::ENOENT)) => {}
+                // Something is to be replaced: what that means, who asks must know.
+                Err(IpcError::Errno(libc::EEXIST)) => return Err(no(libc::EAGAIN)),
+                other => return other,
+            }
         }
-        Ok(result)
+        Err(no(libc::EAGAIN))
+    }
+
+    /// ENOENT if nothing has the name when all logs on its directory are digested.
+    fn under_leases_find(
+        &self,
+        by_name: &ByName<'_>,
+        op: &MediatedOp,
+        keys: &[InodeKey],
+    ) -> Result<(), IpcError> {
+        let owner = self.locked().table.internal_session();
+        let wants: Vec<_> = keys
+            .iter()
+            .map(|key| Want {
+                key: *key,
+                mode: LeaseMode::Write,
+            })
+            .collect();
+        let until_ms = self.now_ms() + self.config.wait_ms;
+        self.obtain(owner, &wants, until_ms)?;
+        let found = self.find_by_name(by_name, op);
+        let mut core = self.locked();
+        core.table.drop_session(owner);
+        core.pump(self.now_ms());
+        drop(core);
+        match found? {
+            Some(_) => Ok(()),
+            None => Err(no(libc::ENOENT)),
+        }
+    }
+
+    /// By name only in contended directories: elsewhere clients know the names under leases, and ask nothing.
+    fn may_go_by_name(&self, by_name: &ByName<'_>) -> Result<(), IpcError> {
+        let core = self.locked();
+        let now_ms = self.now_ms();
+        let contended = |dir| core.table.is_contended(dir, now_ms);
+        if contended(by_name.dir) && contended(by_name.new_dir) && !by_name.replaces {
+            Ok(())
+        } else {
+            Err(no(libc::EAGAIN))
+        }
+    }
+
+    /// Whether no client may be changing the directories at this moment: what is digested then is all that there is.
+    fn is_as_digested(&self, by_name: &ByName<'_>) -> bool {
+        let core = self.locked();
+        !core.table.is_written(by_name.dir) && !core.table.is_written(by_name.new_dir)
+    }
+
+    /// What has the name, as digested; with the rights of the caller in both directories.
+    fn find_by_name(&self, by_name: &ByName<'_>, op: &MediatedOp) -> Result<Option<InodeKey>, IpcError> {
+        let found = digest::find_named(&self.store, by_name.dir, by_name.name, &op.cred).and_then(|found| {
+            if by_name.new_dir != by_name.dir {
+                digest::find_named(&self.store, by_name.new_dir, by_name.new_name, &op.cred)?;
+            }
+            Ok(found)
+        });
+        found.map_err(|error| match error {
+            MediateError::Errno(errno) => no(errno),
+            MediateError::Store(error) => self.refused(&error),
+        })
     }
 
     /// Whether there is such an inode, perhaps only in the session's own log yet.
@@ -173,7 +323,12 @@ impl KernelFs {
         Ok(self.locked().table.mode(session.id, key).is_some())
     }
 
-    fn apply(&self, session: &Arc<Session>, op: &MediatedOp) -> Result<MediatedResult, IpcError> {
+    fn apply(
+        &self,
+        session: &Arc<Session>,
+        op: &MediatedOp,
+        named: Option<InodeKey>,
+    ) -> Result<MediatedResult, IpcError> {
         // The session's own log comes first: what it has logged on other inodes may be named here.
         self.digest_session(session, None)
             .map_err(|error| self.refused(&error))?;
@@ -185,7 +340,7 @@ impl KernelFs {
         let view = LeaseView(self);
         let env = self.environment(&view);
         let change = self.begin_change();
-        let done = digest::apply_mediated(&self.store, client, op, &env);
+        let done = digest::apply_mediated(&self.store, client, op, named, &env);
         let (applied, result) = match done {
             Ok(done) => done,
             Err(MediateError::Errno(errno)) => return Err(no(errno)),

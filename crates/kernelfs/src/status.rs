@@ -146,6 +146,9 @@ pub struct LeaseStatus {
     pub seals: u64,
     /// Durable rows at the moment.
     pub rows: u64,
+    /// Inodes that sessions take from each other for little, so that the daemon makes their changes at the moment.
+    #[serde(default)]
+    pub contended: u64,
 }
 
 /// What `varve status` shows.
@@ -329,6 +332,7 @@ impl KernelFs {
                 mediated: get(&counters.mediated),
                 seals: get(&counters.seals),
                 rows: core.rows.len() as u64,
+                contended: core.table.contended(self.now_ms()) as u64,
             },
             waiting: core.table.waits(self.now_ms()),
             jobs,

@@ -410,6 +410,7 @@ fn hostile_requests_get_an_errno() {
         downgrade: true,
         last_seq: LogSeq(u64::MAX),
         open: true,
+        changes: 0,
     };
     let stale = a.link.call(Request::Release {
         items: vec![item(LeaseNo(12345))],
@@ -434,6 +435,7 @@ fn absurd_release_fails_and_the_lease_stays_until_it_expires() {
         downgrade: false,
         last_seq: LogSeq(1 << 60),
         open: true,
+        changes: 0,
     };
     let answer = a.link.call(Request::Release { items: vec![item] });
     assert_eq!(answer, Err(IpcError::Errno(libc::EAGAIN)));
@@ -731,6 +733,78 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     assert!(a.lookup(b"g").is_some());
     assert_eq!(a.lookup(b"f").unwrap().key, key);
     world.check();
+}
+
+#[test]
+fn rename_by_name_is_one_message_in_contended_directories_and_refused_elsewhere() {
+    let world = World::new();
+    let mut clients = [world.client(), world.client()];
+    let key = write_file(&mut clients[0], b"f", b"x");
+    let by_name = |name: &'static [u8], new_name: &'static [u8]| LogOp::Rename {
+        dir: ROOT,
+        name,
+        key: InodeKey::new(0, 0),
+        new_dir: ROOT,
+        new_name,
+        victim: None,
+        exchange: false,
+    };
+    let errno = |errno| Err(IpcError::Errno(errno));
+    assert_eq!(clients[1].mediate(&by_name(b"f", b"g")), errno(libc::EAGAIN));
+    // The creation is in the first one's log, under its lease: the name is not yet there for the daemon.
+    for held in [ROOT, key] {
+        let lease = clients[0].read_lease(held).lease;
+        clients[0].release(held, lease, false);
+    }
+    let mut turns = 0;
+    while clients[turns % 2].acquire(&[want(ROOT, LeaseMode::Write)]) != Err(IpcError::Mediate) {
+        let lease = clients[turns % 2].read_lease(ROOT).lease;
+        clients[turns % 2].release(ROOT, lease, false);
+        turns += 1;
+        assert!(turns < 10, "it goes over for nothing");
+    }
+    let (grants, mediated) = counts(&world);
+    let moved = clients[1].mediate(&by_name(b"f", b"g")).unwrap();
+    assert_eq!(moved.attr.map(|attr| attr.key), Some(key));
+    assert_eq!(moved.contended, [ROOT]);
+    assert_eq!(clients[1].mediate(&by_name(b"f", b"g")), errno(libc::ENOENT));
+    assert_eq!(clients[0].mediate(&by_name(b"g", b"h")).map(|_| ()), Ok(()));
+    // Two internal requests for leases: what was not there needed none.
+    assert_eq!(counts(&world), (grants + 2, mediated + 2));
+    // What is to be replaced is looked at by who asks.
+    clients[1].read_lease(ROOT);
+    assert_eq!(clients[1].lookup(b"h").unwrap().key, key);
+    let lease = clients[1].read_lease(ROOT).lease;
+    clients[1].release(ROOT, lease, false);
+    let link = LogOp::Link {
+        dir: ROOT,
+        name: b"there",
+        key,
+    };
+    clients[1].mediate(&link).unwrap();
+    assert_eq!(clients[1].mediate(&by_name(b"h", b"there")), errno(libc::EAGAIN));
+    // Whoever may not search the directory learns nothing, nor may who may not write to it rename.
+    let stranger = Cred {
+        uid: 7,
+        gid: 7,
+        groups: Vec::new(),
+    };
+    let number = clients[1].mediated + 1;
+    clients[1].mediated = number;
+    let refused = clients[1].mediate_as(&by_name(b"h", b"i"), number, stranger);
+    assert_eq!(refused, errno(libc::EACCES));
+    // Quiet for a while: by leases again.
+    world.clock.advance_ms(1000);
+    assert_eq!(clients[1].mediate(&by_name(b"h", b"i")), errno(libc::EAGAIN));
+    let lease = clients[1].write_lease(ROOT).lease;
+    clients[1].release(ROOT, lease, false);
+    world.check();
+}
+
+/// Requests for leases that were granted, and operations that were mediated.
+fn counts(world: &World) -> (u64, u64) {
+    let leases = world.kernel.status().leases;
+    (leases.grants, leases.mediated)
 }
 
 #[test]

@@ -201,6 +201,32 @@ impl Fs {
         names::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
     }
 
+    /// Renames in directories that several sessions change by turns, by one message to the daemon and without looking the names up before.
+    /// `None`: nothing was done, because the directories are not such, or because `new_name` is there and perhaps to be replaced; then look the
+    /// names up and [`rename`](Self::rename). Costs nothing where nothing is contended.
+    ///
+    /// # Errors
+    /// As `rename` without flags.
+    pub fn rename_contended(
+        &self,
+        dir: InodeKey,
+        name: &[u8],
+        new_dir: InodeKey,
+        new_name: &[u8],
+        cred: &Cred,
+    ) -> Result<Option<()>> {
+        if !self.mount.is_any_contended() {
+            return Ok(None);
+        }
+        names::rename_contended(&self.mount, dir, name, new_dir, new_name, cred)
+    }
+
+    /// Whether any directory or file was contended a moment ago.
+    #[must_use]
+    pub fn is_any_contended(&self) -> bool {
+        self.mount.is_any_contended()
+    }
+
     /// Target of a symbolic link.
     ///
     /// # Errors

@@ -60,6 +60,8 @@ pub struct InodeBody {
     pub(crate) extents: ExtentCache,
     /// Highest sequence number logged for it through the exclusive lock (see [`Inode::last_seq`]).
     pub last_seq: LogSeq,
+    /// How many entries those were, under this lease.
+    changes: u32,
     /// It lost its last name, and its last entry in the log said that nobody here has it open: it takes no more entries.
     pub(crate) dead: bool,
 }
@@ -72,6 +74,13 @@ impl InodeBody {
         } else {
             Ok(())
         }
+    }
+
+    /// Entry `seq` of the log is about this inode.
+    #[inline]
+    pub fn logged(&mut self, seq: LogSeq) {
+        self.last_seq = self.last_seq.max(seq);
+        self.changes = self.changes.saturating_add(1);
     }
 }
 
@@ -107,6 +116,7 @@ impl Inode {
                 pieces: Pieces::new(),
                 extents: ExtentCache::new(),
                 last_seq: LogSeq(0),
+                changes: 0,
                 dead: false,
             }),
         }
@@ -169,12 +179,22 @@ impl Inode {
         }
     }
 
+    /// How many changes were logged under the lease; `u32::MAX`: overwrites in place too, which are not counted.
+    pub(crate) fn changes(&self) -> u32 {
+        if self.overwritten.load(Ordering::Acquire) {
+            u32::MAX
+        } else {
+            self.read().changes
+        }
+    }
+
     /// Forgets all that a session's log held (after the session ended, or when the lease is let go): the next reads see what is
     /// digested. `attr` is the new truth.
     pub fn reset(&self, attr: InodeAttr) {
         let mut body = self.write();
         body.forget_log();
         body.last_seq = LogSeq(0);
+        body.changes = 0;
         body.attr = attr;
         body.dead = false;
         self.overwritten.store(false, Ordering::Release);

@@ -282,20 +282,27 @@ impl OpenFile {
             return Ok((attr_of(session, key)?.size_bytes, 0));
         }
         let data = &data[..data.len().min(PAYLOAD_MAX)];
-        let attr = attr_of(session, key)?;
         let op = LogOp::Write {
             key,
             offset: offset.unwrap_or(0),
             data,
         };
-        let end = op_end(offset.unwrap_or(attr.size_bytes), data.len())?;
-        let mediated = session.mediate(attempt, &[key], &op, clears(&attr, cred), offset.is_none(), cred)?;
+        op_end(offset.unwrap_or(0), data.len())?;
+        // Where an append went is not known any more when it was done before the session was lost; its end is not before ours. Looked at while
+        // that can be looked at again.
+        let size = match offset {
+            None if attempt.is_done() => attr_of(session, key)?.size_bytes,
+            _ => 0,
+        };
+        // Which set-id bits go the daemon says, and where the end is: no lease is taken for that.
+        let mediated = session.mediate(attempt, &[key], &op, EntryFlags::empty(), offset.is_none(), cred)?;
         session.wrote_without_lease(key);
-        match mediated {
-            Mediated::Done(result) => Ok((offset.unwrap_or(result.offset), data.len())),
-            // Where an append went is not known any more; its end is not before ours.
-            Mediated::DoneBefore => Ok((offset.unwrap_or(end - data.len() as u64), data.len())),
-        }
+        let at = match (offset, mediated) {
+            (Some(offset), _) => offset,
+            (None, Mediated::Done(result)) => result.offset,
+            (None, Mediated::DoneBefore) => size.saturating_sub(data.len() as u64),
+        };
+        Ok((at, data.len()))
     }
 
     /// Sets the length.
@@ -320,12 +327,11 @@ impl OpenFile {
                     session.data.truncate(inode, size, self.clears(inode, cred))?;
                 }
                 Err(OpError::Mediate) => {
-                    let attr = attr_of(session, self.key())?;
                     let op = LogOp::Truncate {
                         key: self.key(),
                         size,
                     };
-                    session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
+                    session.mediate(attempt, &[self.key()], &op, EntryFlags::empty(), false, cred)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -353,14 +359,13 @@ impl OpenFile {
                         .fallocate(inode, mode, offset, len, self.clears(inode, cred))?;
                 }
                 Err(OpError::Mediate) => {
-                    let attr = attr_of(session, self.key())?;
                     let op = LogOp::Fallocate {
                         key: self.key(),
                         mode,
                         offset,
                         len,
                     };
-                    session.mediate(attempt, &[self.key()], &op, clears(&attr, cred), false, cred)?;
+                    session.mediate(attempt, &[self.key()], &op, EntryFlags::empty(), false, cred)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -550,7 +555,7 @@ fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
         EntryFlags::empty(),
         ctime,
     )?;
-    body.last_seq = body.last_seq.max(committed.seqs.last);
+    body.logged(committed.seqs.last);
     Ok(())
 }
 
@@ -568,7 +573,7 @@ fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     }
     let committed = commit(session, slot, &op, EntryFlags::empty(), session.now_ns())?;
     body.dead = true;
-    body.last_seq = body.last_seq.max(committed.seqs.last);
+    body.logged(committed.seqs.last);
     drop(body);
     session.leases.bury(key, committed.seqs.last);
     Ok(())

@@ -123,7 +123,7 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
         let committed = commit(session, slot, &op, EntryFlags::empty(), now)?;
         apply(&mut body.attr, &planned);
         body.attr.ctime_ns = now;
-        body.last_seq = body.last_seq.max(committed.seqs.last);
+        body.logged(committed.seqs.last);
         if planned.atime_ns.is_some() {
             node.atime_moved
                 .store(false, std::sync::atomic::Ordering::Relaxed);

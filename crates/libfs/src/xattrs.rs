@@ -185,7 +185,7 @@ pub(crate) fn change(
             None => known.remove(name),
         };
         body.attr.ctime_ns = now;
-        body.last_seq = body.last_seq.max(committed.seqs.last);
+        body.logged(committed.seqs.last);
         let (seqs, live) = (committed.seqs, committed.live);
         drop(committed);
         drop((xattrs, body));

@@ -6,8 +6,8 @@ mod fake;
 use fake::Fake;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, RenameFlags};
+use varve_ipc::{Cred, ManualClock};
+use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, Posix, RenameFlags};
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
@@ -177,6 +177,66 @@ fn contended_operations_are_done_by_the_daemon() {
     assert_eq!((attr.nlink, attr.mode), (1, libc::S_IFREG | 0o600));
     assert_eq!(fs.getxattr(made.key, b"user.k", &me()).unwrap(), b"v");
     assert_eq!(listing(&fs), ["h"]);
+    drop(file);
+    fs.unmount().unwrap();
+}
+
+#[test]
+fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again() {
+    let fake = Fake::new();
+    let clock = Arc::new(ManualClock::new(1));
+    let options = FsOptions {
+        clock: Arc::clone(&clock) as _,
+        ..FsOptions::default()
+    };
+    let maker = mount(&fake);
+    maker.create(maker.root(), b"d", DIR, 0, &me()).unwrap();
+    let data = maker.create(maker.root(), b"data", FILE, 0, &me()).unwrap();
+    maker.create(maker.root(), b"token-0", FILE, 0, &me()).unwrap();
+    maker.unmount().unwrap();
+    let fs = Fs::mount(fake.connector(), options).unwrap();
+    let posix = Posix::new(fs.clone(), me());
+    let file = fs.open(data.key, RW, &me()).unwrap();
+    fake.contended.store(true, Ordering::SeqCst);
+    let turn = |from: &[u8], to: &[u8]| {
+        posix.rename(from, b"held")?;
+        assert_eq!(file.write_at(0, b"mine", &me()).unwrap(), 4);
+        posix.rename(b"held", to)
+    };
+    // What is held at first goes back; then it is known that all is contended.
+    turn(b"token-0", b"token-1").unwrap();
+    turn(b"token-1", b"token-0").unwrap();
+    let messages = || {
+        let calls = fake.calls.lock().unwrap();
+        calls.values().sum::<u64>()
+    };
+    let mediated = || fake.calls.lock().unwrap().get("mediate").copied().unwrap_or(0);
+    for round in 0..20 {
+        let before = (messages(), mediated());
+        turn(b"/token-0", b"/token-1").unwrap();
+        turn(b"token-1", b"token-0").unwrap();
+        // Looking at the other's token, too: it is not there.
+        assert_eq!(turn(b"token-1", b"token-0"), Err(Errno(libc::ENOENT)));
+        let after = (messages(), mediated());
+        if round > 0 {
+            assert_eq!((after.0 - before.0, after.1 - before.1), (7, 7));
+        }
+        clock.advance_ms(10);
+    }
+    // A name that is there is replaced as always.
+    posix.rename(b"token-0", b"data-2").unwrap();
+    fs.create(fs.root(), b"token-0", FILE, 0, &me()).unwrap();
+    posix.rename(b"token-0", b"data-2").unwrap();
+    assert_eq!(fs.lookup(fs.root(), b"token-0", &me()), Err(Errno(libc::ENOENT)));
+    // Silence for a while: a lease is asked for, and used from then on.
+    fake.contended.store(false, Ordering::SeqCst);
+    clock.advance_ms(60);
+    posix.rename(b"data-2", b"token-0").unwrap();
+    let before = mediated();
+    turn(b"token-0", b"token-1").unwrap();
+    let quiet = messages();
+    turn(b"token-1", b"token-0").unwrap();
+    assert_eq!((messages(), mediated()), (quiet, before));
     drop(file);
     fs.unmount().unwrap();
 }

@@ -26,6 +26,7 @@ impl Attacker {
                             downgrade: false,
                             last_seq: LogSeq(0),
                             open: false,
+                            changes: 0,
                         }],
                     }
                 }
@@ -82,6 +83,7 @@ impl Attacker {
                     downgrade: self.rng.below(2) == 0,
                     last_seq: LogSeq(self.extreme()),
                     open: self.rng.below(2) == 0,
+                    changes: self.extreme() as u32,
                 });
                 Request::Release {
                     items: items.collect(),

@@ -39,7 +39,8 @@ const ROUNDS: usize = 64;
 
 /// Does `op` for `client` in one record. The caller has taken the leases on everything that the operation names (others' were revoked
 /// and their logs digested; `client`'s own log too). An inode to be made is `0` (the daemon takes a number) or one that was given to
-/// the client. The session's `last_mediated` moves with it; a number that was carried out already is `EALREADY`.
+/// the client; an inode `0` to be renamed is `named`, which must have the name still. The session's `last_mediated` moves with it; a number
+/// that was carried out already is `EALREADY`.
 ///
 /// # Errors
 /// The errno of the call, or the store's error.
@@ -47,11 +48,12 @@ pub fn apply_mediated(
     store: &Store,
     client: Client,
     op: &MediatedOp,
+    named: Option<InodeKey>,
     env: &Environment<'_>,
 ) -> Result<(Applied, MediatedResult), MediateError> {
     for _ in 0..ROUNDS {
         let mut tx = store.begin()?;
-        match attempt(store, &mut tx, client, op, env) {
+        match attempt(store, &mut tx, client, op, named, env) {
             Ok((mut applied, result, unfinished)) => {
                 applied.tx = tx.commit()?;
                 let result = finish(store, result)?;
@@ -107,6 +109,7 @@ fn finish(store: &Store, outcome: Outcome) -> Result<MediatedResult, MediateErro
         attr,
         offset: outcome.offset,
         victim: outcome.victim,
+        contended: Vec::new(),
     })
 }
 
@@ -115,6 +118,7 @@ fn attempt(
     tx: &mut Tx<'_>,
     client: Client,
     op: &MediatedOp,
+    named: Option<InodeKey>,
     env: &Environment<'_>,
 ) -> Result<(Applied, Outcome, Vec<InodeKey>), Failed> {
     let mut row = tx
@@ -127,7 +131,7 @@ fn attempt(
     let header = op.entry.get(..HEADER_SIZE).ok_or_else(einval)?;
     let header = EntryHeader::read_from_bytes(header).map_err(|_| einval())?;
     let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).map_err(|_| einval())?;
-    let flags = EntryFlags::from_bits_truncate(header.flags);
+    let mut flags = EntryFlags::from_bits_truncate(header.flags);
     let rows = Rows::new(client, env.leases);
     let mut parsed = parsed;
     if let LogOp::Create { dir, key, .. } = &mut parsed {
@@ -138,6 +142,15 @@ fn attempt(
         } else if !rows.allows(*key, Need::Write, LogSeq(u64::MAX)) {
             return Err(MediateError::Errno(libc::EPERM).into());
         }
+    }
+    if let LogOp::Rename { key, .. } = &mut parsed
+        && key.ino.0 == 0
+    {
+        *key = named.ok_or_else(einval)?;
+    }
+    if let LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::Fallocate { key, .. } = &parsed {
+        // The client need not know the mode, which it has no lease on.
+        flags |= clears(&live(tx, *key)?, &op.cred);
     }
     let mut offset = 0;
     if let LogOp::Write {
@@ -239,6 +252,33 @@ fn check_dir(tx: &Tx<'_>, key: InodeKey) -> Check<InodeAttr> {
         return refuse(libc::ENOTDIR);
     }
     Ok(attr)
+}
+
+/// Which set-id bits a change of the data clears.
+fn clears(attr: &InodeAttr, cred: &Cred) -> EntryFlags {
+    let mut flags = EntryFlags::empty();
+    if cred.uid != 0 {
+        flags.set(EntryFlags::CLEAR_SUID, attr.mode & 0o4000 != 0);
+        flags.set(EntryFlags::CLEAR_SGID, attr.mode & 0o2010 == 0o2010);
+    }
+    flags
+}
+
+/// What `name` in `dir` names, with the rights of `cred`; both as digested.
+///
+/// # Errors
+/// The errno of the call, or the store's error.
+pub fn find_named(store: &Store, dir: InodeKey, name: &[u8], cred: &Cred) -> Check<Option<InodeKey>> {
+    let attr = match store.get_key(dir) {
+        Ok(inode) => inode.attr,
+        Err(StoreError::NoInode(_)) => return refuse(libc::ESTALE),
+        Err(error) => return Err(error.into()),
+    };
+    if !attr.is_dir() {
+        return refuse(libc::ENOTDIR);
+    }
+    need(&attr, cred, MAY_SEARCH)?;
+    Ok(store.dir_lookup(dir.ino, name)?.map(|item| item.key))
 }
 
 const READ_BIT_SHIFTS: [u32; 3] = [6, 3, 0];

@@ -16,6 +16,6 @@ mod view;
 pub use crate::placement::{Hierarchy, Placement};
 pub use apply::{Freed, digest, free_orphans};
 pub use log::SessionLog;
-pub use mediate::{MediateError, apply_mediated};
+pub use mediate::{MediateError, apply_mediated, find_named};
 pub use types::{Applied, Client, Environment, Leases, Source, rights};
 pub use varve_digest::{Batch, Cut, GatherLimits, SealScan};

@@ -1,13 +1,23 @@
-//! When an inode goes from hand to hand too often, its changes are better made by the daemon. Decides only that.
+//! When an inode goes from hand to hand for little work, its changes are better made by the daemon. Decides only that.
+//!
+//! A lease that goes over costs a dozen messages and the time that it is held at least; a mediated change costs one message. So what counts is not
+//! how often an inode goes over but how much is changed in each hand: sessions that take turns of many changes keep their leases.
+//!
+//! Mediation ends when only one session is left, and every now and then for a few hand-overs, to see whether leases pay by now: soon at first, then
+//! after twice as long each time that they did not.
 
 use hashbrown::HashMap;
 use varve_format::{InodeKey, SessionId};
 
 /// Hand-overs within [`WINDOW_MS`] that make an inode contended.
 const HANDOVERS: u32 = 4;
-const WINDOW_MS: u64 = 100;
+const WINDOW_MS: u64 = 200;
+/// A hand-over that so many changes were made for has paid.
+const CHANGES_PAY: u64 = 16;
 /// How long a contended inode is mediated after the last sign of contention.
 const MEDIATED_MS: u64 = 200;
+/// How long an inode is mediated before leases are tried again, at first and at most.
+const TRIED_AGAIN_MS: std::ops::RangeInclusive<u64> = 100..=3200;
 /// Inodes watched at once; more make the table forget all that is past.
 const WATCHED_MAX: usize = 16_384;
 
@@ -16,44 +26,110 @@ struct Watch {
     last: SessionId,
     window_from_ms: u64,
     handovers: u32,
+    /// Made under leases, in the window.
+    changes: u64,
+    mediated_from_ms: u64,
     mediated_until_ms: u64,
+    /// How long it is mediated the next time.
+    phase_ms: u64,
+    /// Leases are tried until then, whatever else speaks for mediation.
+    trial_until_ms: u64,
 }
 
-/// Watches write grants and mediated operations.
+impl Watch {
+    const fn is_contended(&self, now_ms: u64) -> bool {
+        now_ms < self.mediated_until_ms
+    }
+
+    fn mediate(&mut self, now_ms: u64) {
+        if !self.is_contended(now_ms) {
+            self.mediated_from_ms = now_ms;
+        }
+        self.mediated_until_ms = now_ms + MEDIATED_MS;
+        if now_ms >= self.mediated_from_ms + self.phase_ms {
+            self.phase_ms = (2 * self.phase_ms).min(*TRIED_AGAIN_MS.end());
+            self.mediated_until_ms = now_ms;
+            self.trial_until_ms = now_ms + WINDOW_MS;
+            self.begin_window(now_ms);
+        }
+    }
+
+    /// Whether leases went over often, and for little.
+    fn is_waste(&self) -> bool {
+        self.handovers >= HANDOVERS && self.changes < u64::from(self.handovers) * CHANGES_PAY
+    }
+
+    fn begin_window(&mut self, now_ms: u64) {
+        self.window_from_ms = now_ms;
+        self.handovers = 0;
+        self.changes = 0;
+    }
+}
+
+/// Watches write grants, what they were good for, and mediated operations.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     inodes: HashMap<InodeKey, Watch>,
 }
 
 impl Contention {
-    /// `session` got an exclusive lease on `key`, or had an operation on it mediated.
-    pub(super) fn note(&mut self, key: InodeKey, session: SessionId, mediated: bool, now_ms: u64) {
+    /// The watch on `key`, if it went from another session to this one.
+    fn gone_over(&mut self, key: InodeKey, session: SessionId, now_ms: u64) -> Option<&mut Watch> {
         if self.inodes.len() >= WATCHED_MAX && !self.inodes.contains_key(&key) {
-            self.inodes.retain(|_, watch| {
-                now_ms < watch.mediated_until_ms || now_ms < watch.window_from_ms + WINDOW_MS
-            });
+            self.inodes
+                .retain(|_, watch| watch.is_contended(now_ms) || now_ms < watch.window_from_ms + WINDOW_MS);
             if self.inodes.len() >= WATCHED_MAX {
-                return;
+                return None;
             }
         }
         let fresh = Watch {
             last: session,
             window_from_ms: now_ms,
             handovers: 0,
+            changes: 0,
+            mediated_from_ms: 0,
             mediated_until_ms: 0,
+            phase_ms: *TRIED_AGAIN_MS.start(),
+            trial_until_ms: 0,
         };
         let watch = self.inodes.entry(key).or_insert(fresh);
         if watch.last == session {
-            return;
+            return None;
         }
         watch.last = session;
+        Some(watch)
+    }
+
+    /// `session` got an exclusive lease on `key`.
+    pub(super) fn note_grant(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
+        let Some(watch) = self.gone_over(key, session, now_ms) else {
+            return;
+        };
         if now_ms >= watch.window_from_ms + WINDOW_MS {
-            watch.window_from_ms = now_ms;
-            watch.handovers = 0;
+            if !watch.is_waste() {
+                watch.phase_ms = *TRIED_AGAIN_MS.start();
+            }
+            watch.begin_window(now_ms);
         }
         watch.handovers += 1;
-        if mediated || watch.handovers >= HANDOVERS {
-            watch.mediated_until_ms = now_ms + MEDIATED_MS;
+        if watch.is_waste() {
+            watch.mediate(now_ms);
+        }
+    }
+
+    /// `count` changes of `key` were made under a lease that was given back.
+    pub(super) fn note_changes(&mut self, key: InodeKey, count: u64) {
+        if let Some(watch) = self.inodes.get_mut(&key) {
+            watch.changes = watch.changes.saturating_add(count);
+        }
+    }
+
+    /// An operation of `session` on `key` was mediated.
+    pub(super) fn note_mediated(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
+        if let Some(watch) = self.gone_over(key, session, now_ms)
+            && now_ms >= watch.trial_until_ms
+        {
+            watch.mediate(now_ms);
         }
     }
 
@@ -61,7 +137,13 @@ impl Contention {
     pub(super) fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
         self.inodes
             .get(&key)
-            .is_some_and(|watch| now_ms < watch.mediated_until_ms)
+            .is_some_and(|watch| watch.is_contended(now_ms))
+    }
+
+    /// Inodes that are mediated at the moment.
+    pub(super) fn count(&self, now_ms: u64) -> usize {
+        let contended = |watch: &&Watch| watch.is_contended(now_ms);
+        self.inodes.values().filter(contended).count()
     }
 
     pub(super) fn forget(&mut self, key: InodeKey) {

@@ -5,7 +5,8 @@
 //! - *first come, first served*: a request is not granted while an earlier one that conflicts with it waits;
 //! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: what its session already has can be
 //!   revoked meanwhile;
-//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or space for rows runs out).
+//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or space for rows runs out); a read
+//!   lease on a contended inode at once: what it was granted for is done under it (a fresh grant is used once), and whoever mediates waits for it.
 //!
 //! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a holder that does not answer
 //! within `lease_ms` shows up in [`Table::expired`].
@@ -360,7 +361,7 @@ impl Table {
     fn take(&mut self, session: SessionId, want: &Want, now_ms: u64) -> GrantedLease {
         let granted = self.grant(session, want);
         if granted.fresh && want.mode == LeaseMode::Write && !Self::is_internal(session) {
-            self.contention.note(want.key, session, false, now_ms);
+            self.contention.note_grant(want.key, session, now_ms);
         }
         granted
     }
@@ -559,7 +560,7 @@ impl Table {
         let mut due: Vec<_> = awaited
             .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, *holder)))
             .filter(|(key, holder)| {
-                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.limits.min_hold_ms)
+                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.hold_ms(*key, holder, now_ms))
                     && !Self::is_internal(holder.session)
                     && self.someone_wants(*key, holder.session, holder.mode)
             })
@@ -600,6 +601,15 @@ impl Table {
             });
         }
         out
+    }
+
+    /// How long a lease is kept at least.
+    fn hold_ms(&self, key: InodeKey, holder: &Holder, now_ms: u64) -> u64 {
+        if holder.mode == LeaseMode::Read && self.contention.is_contended(key, now_ms) {
+            0
+        } else {
+            self.limits.min_hold_ms
+        }
     }
 
     fn again_ms(&self) -> u64 {
@@ -768,7 +778,34 @@ impl Table {
 
     /// An operation of `session` on `key` was mediated.
     pub fn note_mediated(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
-        self.contention.note(key, session, true, now_ms);
+        self.contention.note_mediated(key, session, now_ms);
+    }
+
+    /// `count` changes of `key` were made under a write lease that is given back.
+    pub fn note_changes(&mut self, key: InodeKey, count: u64) {
+        self.contention.note_changes(key, count);
+    }
+
+    /// Whether changes of `key` are to be mediated at the moment.
+    #[must_use]
+    pub fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
+        self.contention.is_contended(key, now_ms)
+    }
+
+    /// Inodes whose changes are to be mediated at the moment.
+    #[must_use]
+    pub fn contended(&self, now_ms: u64) -> usize {
+        self.contention.count(now_ms)
+    }
+
+    /// Whether a client may be changing `key` under a lease.
+    #[must_use]
+    pub fn is_written(&self, key: InodeKey) -> bool {
+        self.holders.get(&key).is_some_and(|holders| {
+            holders
+                .iter()
+                .any(|holder| holder.mode == LeaseMode::Write && !Self::is_internal(holder.session))
+        })
     }
 
     /// Mode in which `session` may use `key` at the moment (also while it is being asked back).
@@ -852,7 +889,7 @@ impl Table {
         let again_ms = self.again_ms();
         let at = |(key, holder): (InodeKey, &Holder)| match holder.phase {
             Phase::Granting | Phase::Releasing => None,
-            Phase::Held { since_ms } => Some(since_ms + self.limits.min_hold_ms),
+            Phase::Held { since_ms } => Some(since_ms + self.hold_ms(key, holder, now_ms)),
             Phase::Revoking {
                 first_ms,
                 last_ms,

@@ -254,6 +254,90 @@ fn contended_inode_is_refused_for_writing_until_it_is_quiet() {
     assert!(table.request(A, &[write(1)], now + 300).is_ok());
 }
 
+/// A and B take key 1 from each other, changing it so often each time, until it is contended or `until_ms`. Answers when that was.
+fn take_turns(table: &mut Table, mut now: u64, until_ms: u64, changes: u64) -> Option<u64> {
+    let mut session = A;
+    while now < until_ms {
+        if table.request(session, &[write(1)], now) == Err(Refusal::Contended) {
+            assert!(table.is_contended(key(1), now));
+            return Some(now);
+        }
+        let decision = table.decide(now).pop().unwrap();
+        table.confirm(session, &decision.leases, now);
+        assert!(table.is_written(key(1)));
+        table.note_changes(key(1), changes);
+        give_back(table, session, 1, now);
+        session = if session == A { B } else { A };
+        now += 5;
+    }
+    None
+}
+
+#[test]
+fn lease_that_is_worth_its_way_goes_on_from_hand_to_hand() {
+    let mut table = table();
+    assert_eq!(take_turns(&mut table, 0, 5000, 100), None);
+    assert!(take_turns(&mut table, 5000, 6000, 3).is_some());
+}
+
+#[test]
+fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
+    let mut table = table();
+    // While it is mediated, by turns too.
+    let mediated = |table: &mut Table, mut now: u64| {
+        let mut session = A;
+        while table.is_contended(key(1), now) {
+            table.note_mediated(key(1), session, now);
+            session = if session == A { B } else { A };
+            now += 1;
+        }
+        // What is still on its way to be mediated does not end the trial; hand-overs without work do.
+        table.note_mediated(key(1), session, now);
+        assert!(!table.is_contended(key(1), now));
+        now
+    };
+    let (mut now, mut phases) = (0, Vec::new());
+    for _ in 0..8 {
+        let first = take_turns(&mut table, now, now + 1000, 3).unwrap();
+        assert!(first < now + 30);
+        now = mediated(&mut table, first);
+        phases.push(now - first);
+    }
+    assert!(phases[0] <= 110 && phases.is_sorted(), "{phases:?}");
+    assert!((3100..3400).contains(&phases[7]), "{phases:?}");
+    // Once leases have paid it is tried soon again.
+    assert_eq!(take_turns(&mut table, now, now + 1000, 100), None);
+    let first = take_turns(&mut table, now + 1000, now + 2000, 3).unwrap();
+    let again = mediated(&mut table, first);
+    assert!(again < first + 110);
+    let again = take_turns(&mut table, again, again + 1000, 3).unwrap();
+    // One that is alone is not kept waiting for that.
+    table.note_mediated(key(1), A, again);
+    table.note_mediated(key(1), A, again + 150);
+    assert!(table.is_contended(key(1), again + 150));
+    assert!(!table.is_contended(key(1), again + 200));
+}
+
+#[test]
+fn read_lease_on_a_contended_inode_is_asked_back_at_once() {
+    let mut table = table();
+    let now = take_turns(&mut table, 0, 1000, 0).unwrap();
+    grant(&mut table, A, &[read(1), read(2)], now);
+    assert!(!table.is_written(key(1)));
+    let internal = table.internal_session();
+    table.request(internal, &[write(1), write(2)], now).unwrap();
+    assert!(table.decide(now).is_empty());
+    let asked: Vec<_> = table.revocations(now).iter().map(|r| r.key).collect();
+    assert_eq!(asked, [key(1)], "the other has its minimum hold");
+    assert_eq!(table.next_event_ms(now), Some(now + LIMITS.min_hold_ms));
+    give_back(&mut table, A, 1, now);
+    assert_eq!(table.revocations(now + LIMITS.min_hold_ms).len(), 1);
+    give_back(&mut table, A, 2, now + 2);
+    assert_eq!(table.decide(now + 2).len(), 1);
+    assert!(!table.is_written(key(1)), "the daemon itself is no client");
+    table.check();
+}
+
 #[test]
 fn oldest_write_leases_are_asked_back_when_rows_run_out() {
     let mut table = table();

@@ -204,6 +204,7 @@ impl Client {
             downgrade: false,
             last_seq,
             open,
+            changes: 0,
         }];
         assert_eq!(self.link.call(Request::Release { items }), Ok(Response::Done));
     }

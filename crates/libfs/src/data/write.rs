@@ -550,5 +550,5 @@ pub(crate) fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags
     if clear.contains(EntryFlags::CLEAR_SGID) {
         body.attr.mode &= !0o2000;
     }
-    body.last_seq = last;
+    body.logged(last);
 }

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
-use varve_ipc::{Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Request, Response, SessionPage, Want};
+use varve_ipc::{Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Request, Response, SessionPage, Want};
 
 use super::Use;
 use super::ahead::Ahead;
+use super::contended::Contended;
 use super::node::{Node, Phase};
 use super::withdraw::Event;
 use crate::errno::{Errno, OpError, OpResult};
@@ -54,6 +55,7 @@ pub(crate) struct Leases {
     kernel: bool,
     acquires: AtomicU64,
     ahead: Ahead,
+    contended: Contended,
 }
 
 /// Numbers for new inodes that are held and not used.
@@ -160,6 +162,15 @@ impl Leases {
             kernel,
             acquires: AtomicU64::new(0),
             ahead: Ahead::new(),
+            contended: Contended::default(),
+        }
+    }
+
+    /// With another clock than the system's.
+    pub(crate) fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            contended: Contended::new(clock),
+            ..self
         }
     }
 
@@ -357,6 +368,14 @@ impl Leases {
             if self.kernel && node.state().phase == Phase::Dropping {
                 self.tell(Event::Look(node.key()));
             }
+        }
+        let contended = |want: &Want| want.mode == LeaseMode::Write && self.contended.is(want.key);
+        if asked.iter().any(|(_, want)| contended(want)) {
+            for (node, _) in &asked {
+                node.waiters.fetch_sub(1, Ordering::SeqCst);
+                self.recall_early(node.key());
+            }
+            return Err(OpError::Mediate);
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
@@ -742,6 +761,11 @@ impl Leases {
             }
         }
         Ok(())
+    }
+
+    /// What the daemon last said about contention.
+    pub(crate) const fn contended(&self) -> &Contended {
+        &self.contended
     }
 
     /// Sends a request on the session's link.

@@ -116,6 +116,7 @@ impl Withdrawals {
                         downgrade: false,
                         last_seq: around.log_last(),
                         open: around.is_open(key),
+                        changes: 0,
                     });
                     if let Some((node, number)) = replaced {
                         self.begin(node, number, around);
@@ -355,6 +356,7 @@ impl Withdrawals {
                 downgrade: false,
                 last_seq,
                 open: false,
+                changes: 0,
             }));
         if gone {
             self.leases.gone(node.key());
@@ -402,6 +404,7 @@ fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseIt
         downgrade: false,
         last_seq: around.last_seq(node),
         open: around.is_open(node.key()),
+        changes: node.inode.changes(),
     }
 }
 

@@ -162,7 +162,7 @@ fn create_once<T>(
     let new = Arc::new(Node::new(attr.clone()));
     {
         let mut body = new.inode.write();
-        body.last_seq = committed.seqs.last;
+        body.logged(committed.seqs.last);
         body.extents.set_empty();
     }
     if attr.is_dir() {

@@ -11,7 +11,7 @@ mod together;
 pub(crate) use create::{Making, create, link, tmpfile};
 pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
-pub(crate) use rename::rename;
+pub(crate) use rename::{rename, rename_contended};
 use table::Asking;
 pub(crate) use table::{DirNames, Target};
 pub(crate) use together::{Call, Group, check_new_name, commit_together};
@@ -92,7 +92,7 @@ impl<'n> Locked<'n> {
     /// Notes that entry `seq` concerns all of them.
     fn logged(&mut self, seq: LogSeq) {
         for (_, guard) in &mut self.guards {
-            guard.last_seq = guard.last_seq.max(seq);
+            guard.logged(seq);
         }
     }
 }

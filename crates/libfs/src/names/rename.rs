@@ -68,6 +68,12 @@ pub(crate) fn rename(
         new_name,
         exchange: flags.exchange,
     };
+    if !flags.exchange
+        && mount.is_any_contended()
+        && rename_contended(mount, dir, name, new_dir, new_name, cred)?.is_some()
+    {
+        return Ok(());
+    }
     mount.with_session(|session, attempt| {
         session.may_write()?;
         if attempt.take_done() {
@@ -129,6 +135,59 @@ pub(crate) fn rename(
             }
         }
         Err(Errno(libc::EIO).into())
+    })
+}
+
+/// A rename in contended directories, where nobody knows the names: the daemon finds what has the name. One message, whether or not the name
+/// is there. `None`: to be done as always, because the directories are not contended (any more), or something is to be replaced.
+pub(crate) fn rename_contended(
+    mount: &Mount,
+    dir: InodeKey,
+    name: &[u8],
+    new_dir: InodeKey,
+    new_name: &[u8],
+    cred: &Cred,
+) -> Result<Option<()>> {
+    let contended = |session: &Session| {
+        let contended = session.leases.contended();
+        contended.any() && contended.is(dir) && (dir == new_dir || contended.is(new_dir))
+    };
+    let simple = |name| check_name(name).is_ok() && !is_dots(name);
+    if !simple(name) || !simple(new_name) || (dir == new_dir && name == new_name) {
+        return Ok(None);
+    }
+    let op = LogOp::Rename {
+        dir,
+        name,
+        key: InodeKey::new(0, 0),
+        new_dir,
+        new_name,
+        victim: None,
+        exchange: false,
+    };
+    mount.with_session(|session, attempt| {
+        if attempt.take_done() {
+            return Ok(Some(()));
+        }
+        if !contended(session) {
+            return Ok(None);
+        }
+        session.may_write()?;
+        let keys = [dir, new_dir];
+        let keys = if dir == new_dir { &keys[..1] } else { &keys[..] };
+        match session.mediate(attempt, keys, &op, EntryFlags::empty(), false, cred) {
+            Ok(Mediated::Done(_) | Mediated::DoneBefore) => Ok(Some(())),
+            Err(OpError::Failed(Errno(libc::EAGAIN | libc::ESTALE))) => {
+                session.leases.contended().learn(keys, &[]);
+                Ok(None)
+            }
+            Err(OpError::Failed(Errno(libc::ENOENT))) => {
+                // It would not have looked, were they not contended.
+                session.leases.contended().learn(keys, keys);
+                Err(Errno(libc::ENOENT).into())
+            }
+            Err(error) => Err(error),
+        }
     })
 }
 

@@ -102,6 +102,21 @@ impl Posix {
         }
     }
 
+    /// Directory and last name of a path, without a look at what has that name. `None`: it must be looked at.
+    pub(super) fn unseen<'a>(&self, dirfd: Fd, path: &'a [u8]) -> Option<(InodeKey, &'a [u8])> {
+        let start = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+        let (above, name) = path.split_at(start);
+        if name.is_empty() || path.len() >= PATH_MAX {
+            return None;
+        }
+        // No directory in between, at most the root before it.
+        if above.iter().all(|byte| *byte == b'/') {
+            return Some((self.base(dirfd, path).ok()?, name));
+        }
+        let found = self.walk(dirfd, above, true).ok()?.target?;
+        found.is_dir().then_some((found.key, name))
+    }
+
     /// What `path` names.
     pub(super) fn find(&self, dirfd: Fd, path: &[u8], follow: bool) -> Result<InodeAttr> {
         self.walk(dirfd, path, follow)?.target.ok_or(Errno(libc::ENOENT))

@@ -56,6 +56,7 @@ impl Session {
         };
         match self.link.call(Request::Mediate(request)) {
             Ok(Response::Mediated(result)) => {
+                self.leases.contended().learn(keys, &result.contended);
                 self.mediated.fetch_add(1, Ordering::Relaxed);
                 Ok(Mediated::Done(result))
             }

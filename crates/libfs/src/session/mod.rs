@@ -76,14 +76,15 @@ impl Session {
         let (events, inbox) = crossbeam_channel::unbounded();
         let (asks, asked) = crossbeam_channel::unbounded();
         let kernel = options.kind == ClientKind::Shim && options.observer.is_some();
-        let leases = Arc::new(Leases::new(
+        let leases = Leases::new(
             Arc::clone(&link),
             Arc::clone(&page),
             events.clone(),
             asks,
             welcome.leases_max,
             kernel,
-        ));
+        );
+        let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
         company.store(welcome.company, Ordering::SeqCst);
         let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {

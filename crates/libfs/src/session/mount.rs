@@ -41,6 +41,11 @@ impl Try {
     pub(crate) fn take_done(&mut self) -> bool {
         std::mem::take(&mut self.done)
     }
+
+    /// Whether [`take_done`](Self::take_done) will say so.
+    pub(crate) const fn is_done(&self) -> bool {
+        self.done
+    }
 }
 
 /// A mounted pool.
@@ -124,6 +129,15 @@ impl Mount {
 
     pub(crate) fn company(&self) -> bool {
         self.company.load(Ordering::SeqCst)
+    }
+
+    /// Whether the daemon may have said of any inode a moment ago that it is contended.
+    pub(crate) fn is_any_contended(&self) -> bool {
+        if self.first.is_live() {
+            self.first.leases.contended().any()
+        } else {
+            self.session().leases.contended().any()
+        }
     }
 
     pub(crate) fn is_unmounted(&self) -> bool {

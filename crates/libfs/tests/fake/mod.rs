@@ -492,6 +492,28 @@ impl Fake {
     fn mediate(&self, id: u64, op: &MediatedOp) -> Result<Response, IpcError> {
         let header = EntryHeader::read_from_bytes(&op.entry[..HEADER_SIZE]).unwrap();
         let mut parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).unwrap();
+        let contended = self.contended.load(Ordering::SeqCst);
+        if let LogOp::Rename {
+            dir,
+            name,
+            key,
+            new_dir,
+            new_name,
+            ..
+        } = &mut parsed
+            && key.ino.0 == 0
+        {
+            let state = self.lock();
+            let named = |dir: InodeKey, name: &[u8]| {
+                let found = state.tree.get(dir).map_err(IpcError::Errno)?;
+                Ok(found.names.get(name).copied())
+            };
+            let found: Option<InodeKey> = named(*dir, name)?;
+            if !contended || named(*new_dir, new_name)?.is_some() {
+                return errno(libc::EAGAIN);
+            }
+            *key = found.ok_or(IpcError::Errno(libc::ENOENT))?;
+        }
         let mut keys = apply::touched(&parsed);
         if let LogOp::Create { key, .. } = parsed {
             keys.retain(|other| *other != key);
@@ -532,6 +554,7 @@ impl Fake {
             attr,
             offset,
             victim: None,
+            contended: if contended { keys } else { Vec::new() },
         }))
     }
 

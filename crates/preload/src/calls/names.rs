@@ -200,7 +200,39 @@ pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize)
     })
 }
 
+/// Directory and last name of a path, without a look at what has that name. `None`: it must be looked at.
+fn unseen<'a>(p: &Process, start: &Start<'a>) -> Option<(InodeKey, &'a [u8])> {
+    let Some(slash) = start.rest.iter().rposition(|byte| *byte == b'/') else {
+        return Some((start.dir, start.rest));
+    };
+    let (above, name) = (&start.rest[..slash], &start.rest[slash + 1..]);
+    if name.is_empty() {
+        return None;
+    }
+    if bare(above).is_empty() {
+        return Some((start.dir, name));
+    }
+    let above = Start {
+        dir: start.dir,
+        route: start.route.clone(),
+        rest: above,
+    };
+    let found = p.walk(above, true).ok()?.target?;
+    found.is_dir().then_some((found.key, name))
+}
+
 fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFlags) -> Here<isize> {
+    // Where sessions take turns in a directory each look at a name costs as much as the rename.
+    if !flags.exchange
+        && p.fs()?.is_any_contended()
+        && let Some((dir, name)) = unseen(p, &first)
+        && let Some((new_dir, new_name)) = unseen(p, &second)
+        && p.fs()?
+            .rename_contended(dir, name, new_dir, new_name, &p.cred())?
+            .is_some()
+    {
+        return Ok(0);
+    }
     let (from_slash, to_slash) = (first.rest.ends_with(b"/"), second.rest.ends_with(b"/"));
     let (from, to) = (bare(first.rest), bare(second.rest));
     let source = p.walk(Start { rest: from, ..first }, false)?;

@@ -58,7 +58,13 @@ impl Caller {
             privileged: true,
             ..self.machine.client()
         };
-        match apply_mediated(&self.machine.store, client, &op, &self.machine.environment()) {
+        match apply_mediated(
+            &self.machine.store,
+            client,
+            &op,
+            None,
+            &self.machine.environment(),
+        ) {
             Ok(done) => Ok(done),
             Err(MediateError::Errno(errno)) => Err(errno),
             Err(MediateError::Store(error)) => panic!("{error}"),
