@@ -187,6 +187,7 @@ impl KernelFs {
             session: session.id,
             uid: session.peer.uid,
             privileged: session.privileged,
+            checked: false,
         };
         let view = LeaseView(self);
         let env = self.environment(&view);

@@ -22,6 +22,8 @@ pub struct Client {
     pub uid: u32,
     /// Root or the pool's owner: acts for any credentials, which its LibFS or the kernel checks.
     pub privileged: bool,
+    /// The kernel above it has checked what a caller may do. It does not say which groups a caller has, so here it cannot be asked again.
+    pub checked: bool,
 }
 
 /// A session whose log is digested.
