@@ -343,10 +343,13 @@ impl KernelFs {
         let mut tx = self.store.begin()?;
         let mut rows: Vec<(GrantRow, Vec<InodeKey>)> = Vec::new();
         let mut left = count;
-        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM) {
+        // Where free numbers are scattered, a row has few: not all of the table's rows for that.
+        let rows_max = 2 * usize::from(count.div_ceil(BATCH_MAX));
+        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM && rows.len() < rows_max) {
             let some = left.min(BATCH_MAX);
-            rows.push(self.reserve_batch(&mut tx, session, near, some as u8)?);
-            left -= some;
+            let batch = self.reserve_batch(&mut tx, session, near, some as u8)?;
+            left -= some.min(batch.1.len() as u16);
+            rows.push(batch);
         }
         tx.commit()?;
         let now_ms = self.now_ms();
@@ -376,7 +379,7 @@ impl KernelFs {
         Ok(leases)
     }
 
-    /// Reserves at most sixteen numbers, which lie together, under one row.
+    /// Reserves at most sixteen numbers of one block under one row.
     fn reserve_batch(
         &self,
         tx: &mut Tx<'_>,

@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::lens::Lens;
+use crate::numbers::Numbers;
 use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
@@ -13,7 +14,6 @@ use crate::{
 };
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -109,6 +109,8 @@ impl Store {
                 nvm.fence()?;
                 nvm.sync(0, nvm.len_bytes())?;
             }
+        }
+        if scan.records > 0 || report.damage.is_some() || scan.uneven {
             journal.advance_tail()?;
         }
         let store = Self::assemble(devices, layout, journal, &options);
@@ -148,8 +150,7 @@ impl Store {
                 journal,
                 sessions: Slots::new(layout.session_slots()),
                 grants: Slots::new(layout.grant_slots()),
-                inode_hints: BTreeSet::new(),
-                inode_scan: 0,
+                numbers: Numbers::default(),
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,
