@@ -165,11 +165,18 @@ impl Run {
 
     /// With which errno a writer's last call returned, when its process has gone by itself: it stops at an answer that is wrong.
     fn ended(&self, writer: u32) -> Option<u16> {
-        let worker = if MOUNTED.contains(&writer) { &self.mounted } else { &self.linked };
+        let worker = if MOUNTED.contains(&writer) {
+            &self.mounted
+        } else {
+            &self.linked
+        };
         if worker.as_ref().is_some_and(|worker| alive(worker.pid())) {
             return None;
         }
-        ledger::read(&ledger::path(self.pool.outside(), writer, self.round)).last()?.ended.map(|(_, errno)| errno)
+        ledger::read(&ledger::path(self.pool.outside(), writer, self.round))
+            .last()?
+            .ended
+            .map(|(_, errno)| errno)
     }
 
     fn start_workers(&mut self) {
