@@ -264,6 +264,7 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
 struct Connection {
     shared: Arc<Shared>,
     stream: Arc<UnixStream>,
+    lane: UnixStream,
     session: SessionId,
     upcalls: Arc<UpcallQueue>,
     /// The turn to read.
@@ -278,15 +279,24 @@ struct Connection {
 fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
     let session = opened.welcome.session;
     let upcalls = Arc::clone(&opened.upcalls);
-    let sent = send_opened(stream, opened).and_then(|()| stream.set_read_timeout(None));
-    if let Err(error) = sent {
-        tracing::debug!(%session, "the answer to Hello was not taken: {error}");
-        shared.service.gone(session);
-        return;
-    }
+    let lane = UnixStream::pair().and_then(|(lane, theirs)| {
+        lane.set_write_timeout(Some(shared.options.patience))?;
+        send_opened(stream, opened, &theirs)?;
+        stream.set_read_timeout(None)?;
+        Ok(lane)
+    });
+    let lane = match lane {
+        Ok(lane) => lane,
+        Err(error) => {
+            tracing::debug!(%session, "the answer to Hello was not taken: {error}");
+            shared.service.gone(session);
+            return;
+        }
+    };
     let connection = Arc::new(Connection {
         shared: Arc::clone(shared),
         stream: Arc::clone(stream),
+        lane,
         session,
         upcalls,
         reading: Mutex::new(()),
@@ -304,14 +314,22 @@ fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
             drop(count);
         }
     });
-    if upcaller.is_err() {
+    let count = ThreadCount::new(shared);
+    let lane = std::thread::Builder::new().name("varve-lane".into()).spawn({
+        let connection = Arc::clone(&connection);
+        move || {
+            connection.work_alone();
+            drop(count);
+        }
+    });
+    if upcaller.is_err() || lane.is_err() {
         connection.end();
         return;
     }
     connection.work(true);
 }
 
-fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
+fn send_opened(stream: &UnixStream, opened: Opened, lane: &UnixStream) -> io::Result<()> {
     let Descriptors {
         page,
         log,
@@ -332,6 +350,8 @@ fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
             fds.push(fd.as_fd());
         }
     }
+    present |= mask::LANE;
+    fds.push(lane.as_fd());
     let frame = ServerFrame::Opened {
         result: Ok(Box::new(opened.welcome)),
         descriptors: present,
@@ -374,7 +394,7 @@ impl Connection {
             if others_idle == 0 {
                 self.add_worker();
             }
-            if !self.carry_out(frame) {
+            if !self.carry_out(frame, |frame| self.write(frame)) {
                 self.end();
             }
             if !first && self.idle.load(Ordering::Acquire) >= 2 {
@@ -382,6 +402,23 @@ impl Connection {
             }
         }
         self.workers.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Carries out what comes by the lane, one request after another. A client that closes its end goes on by the connection.
+    fn work_alone(&self) {
+        let mut buffer = Vec::new();
+        let write = |frame: &ServerFrame| wire::write(&self.lane, frame);
+        while !self.over.load(Ordering::Acquire) {
+            match wire::read_alone(&self.lane, &mut buffer) {
+                Ok(frame) => {
+                    if !self.carry_out(frame, write) {
+                        return self.end();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => return self.end_because(&error),
+                Err(_) => return,
+            }
+        }
     }
 
     fn add_worker(self: &Arc<Self>) {
@@ -405,7 +442,7 @@ impl Connection {
     }
 
     /// Answers whether the connection goes on.
-    fn carry_out(&self, frame: CallFrame) -> bool {
+    fn carry_out(&self, frame: CallFrame, write: impl Fn(&ServerFrame) -> io::Result<()>) -> bool {
         let CallFrame { id, request } = frame;
         let result = match request {
             Request::Hello(_) => return false,
@@ -420,11 +457,11 @@ impl Connection {
             }
             request => self.shared.service.call(self.session, request),
         };
-        self.write(&ServerFrame::Answer { id, result })
+        write(&ServerFrame::Answer { id, result })
             .or_else(|error| {
                 if error.kind() == io::ErrorKind::InvalidData {
                     let result = Err(IpcError::Errno(libc::EMSGSIZE));
-                    return self.write(&ServerFrame::Answer { id, result });
+                    return write(&ServerFrame::Answer { id, result });
                 }
                 Err(error)
             })
@@ -463,6 +500,7 @@ impl Connection {
     fn end(&self) {
         if !self.over.swap(true, Ordering::AcqRel) {
             let _ = self.stream.shutdown(Shutdown::Both);
+            let _ = self.lane.shutdown(Shutdown::Both);
             self.upcalls.close();
             self.shared.service.gone(self.session);
         }
