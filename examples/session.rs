@@ -23,11 +23,7 @@ pub fn run(pool: &Path) -> Result<(), Box<dyn std::error::Error>> {
         Err(Errno(libc::EEXIST)) => fs.lookup(fs.root(), b"example", &me)?,
         other => other?,
     };
-    let both = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
+    let both = OpenFlags::READ_WRITE;
 
     // A file, by single calls.
     let attr = match fs.create(dir.key, b"journal", libc::S_IFREG | 0o644, 0, &me) {

@@ -102,11 +102,7 @@ fn rows(
     let attr = fs
         .create(dir, b"file", 0o100_600, 0, cred)
         .map_err(told("make a file"))?;
-    let flags = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::READ_WRITE;
     let ours = fs.open(attr.key, flags, cred).map_err(told("open a file"))?;
     let path = host.join("file");
     let theirs = std::fs::File::options()

@@ -47,7 +47,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     };
     let mounted = choose(args)?;
     let pool = Pool::open(&mounted.pool)?;
-    pool.require_daemon()?;
+    let closed = is_closed_to_us(&pool);
+    if !closed {
+        pool.require_daemon()?;
+    }
     let mut command = Command::new(program);
     command.args(rest);
     if let Some(inner) = mounted_inside(&mounted.at)? {
@@ -55,6 +58,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             "{} is mounted inside {}: {} works through the mount",
             inner.display(),
             mounted.at.display(),
+            program.display()
+        );
+    } else if closed {
+        tracing::warn!(
+            "the pool is not open to user {} (`users` in its varve.toml): {} works through the mount",
+            rustix::process::geteuid().as_raw(),
             program.display()
         );
     } else if cfg!(all(target_arch = "x86_64", target_os = "linux")) {
@@ -89,6 +98,12 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     let error = command.exec();
     Err(error).with_context(|| format!("cannot run {}", program.display()))
+}
+
+/// Whether the daemon's socket is there, and not for this user.
+fn is_closed_to_us(pool: &Pool) -> bool {
+    let tried = std::os::unix::net::UnixStream::connect(pool.socket());
+    tried.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// The mount that is meant.
@@ -174,8 +189,9 @@ fn unescaped(text: &str) -> Vec<u8> {
     plain
 }
 
-/// Puts the library where every program that is started from here on can load it: into the pool's directory, which only those can write who
-/// may open sessions; elsewhere if the loader could not take that path (it splits at blanks and colons).
+/// Puts the library where every program that is started from here on can load it: into the pool's directory if that is this user's own, or
+/// root's; else into one of this user's own, since whoever owns the library is obeyed by the program. Also if the loader could not take the
+/// path (it splits at blanks and colons). What root's pool holds already is taken from there by all.
 fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if LIBRARY.is_empty() {
         bail!("this binary was built without the preload library; build it with `cargo build --release`");
@@ -188,13 +204,19 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
             .iter()
             .any(|byte| b" \t\n:".contains(byte))
     };
-    let dir = if splits(pool) {
-        private_dir()?
-    } else {
-        pool.to_owned()
+    let name = format!("preload-{:016x}.so", hasher.finish());
+    let of = |path: &Path| std::fs::symlink_metadata(path).ok();
+    let there = |path: &Path| {
+        of(path).is_some_and(|meta| meta.is_file() && is_trusted(&meta) && meta.len() == LIBRARY.len() as u64)
     };
-    let path = dir.join(format!("preload-{:016x}.so", hasher.finish()));
-    if std::fs::metadata(&path).is_ok_and(|meta| meta.len() == LIBRARY.len() as u64) {
+    let trusted = !splits(pool) && of(pool).is_some_and(|meta| is_trusted(&meta));
+    if trusted && there(&pool.join(&name)) {
+        return Ok(pool.join(name));
+    }
+    let own = trusted && of(pool).is_some_and(|meta| meta.uid() == rustix::process::geteuid().as_raw());
+    let dir = if own { pool.to_owned() } else { private_dir()? };
+    let path = dir.join(name);
+    if there(&path) {
         return Ok(path);
     }
     let fresh = dir.join(format!(".preload-{}.tmp", std::process::id()));
@@ -208,6 +230,12 @@ fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
         .and_then(|()| std::fs::rename(&fresh, &path));
     written.with_context(|| format!("cannot put the preload library into {}", dir.display()))?;
     Ok(path)
+}
+
+/// Whether only this user and root can change it, so that it may be obeyed.
+fn is_trusted(meta: &std::fs::Metadata) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    (meta.uid() == 0 || meta.uid() == own) && meta.mode() & 0o022 == 0
 }
 
 /// A directory of this user's own under `/tmp`.

@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -86,8 +87,11 @@ fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
         .create(true)
         .truncate(false)
         .write(true)
+        // Who can open it, for reading too, can lock it.
+        .mode(0o600)
         .open(path)
         .with_context(|| format!("cannot open {}", path.display()))?;
+    let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{run_ok, text_of, varve, wait_until};
+use common::{LiveDirs, run_ok, text_of, varve, wait_until};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -35,13 +35,15 @@ impl Drop for Running {
     }
 }
 
-fn mkfs(pool: &Path) {
+/// What it has in memory goes with the answer, which is made before the daemon and so dropped after it.
+fn mkfs(pool: &Path) -> LiveDirs {
     run_ok(
         varve()
             .arg("mkfs")
             .arg(pool)
             .args(["--nvm", "16M", "--ssd", "16M", "--hdd", "0"]),
     );
+    LiveDirs::of(pool)
 }
 
 fn serve(pool: &Path, words: &[&str]) -> Running {
@@ -97,7 +99,7 @@ fn metric(text: &str, name: &str) -> u64 {
 fn top_metrics_and_debug_session_say_what_status_says() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
-    mkfs(&pool);
+    let _live = mkfs(&pool);
     let _serve = serve(&pool, &[]);
     let (fs, me) = (mount(&pool), Cred::root());
     let key = fs
@@ -180,7 +182,7 @@ fn top_metrics_and_debug_session_say_what_status_says() {
 fn waiting_session_and_who_keeps_it_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
-    mkfs(&pool);
+    let _live = mkfs(&pool);
     // A holder that does not answer keeps its lease for that long.
     let toml = pool.join("varve.toml");
     let text = std::fs::read_to_string(&toml).unwrap();
@@ -273,7 +275,7 @@ fn waiting_session_and_who_keeps_it_are_named() {
 fn metrics_over_http_outlive_the_daemon_and_refuse_what_they_are_not() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
-    mkfs(&pool);
+    let _live = mkfs(&pool);
     let daemon = serve(&pool, &[]);
     let mut exporter = Running::start(&["metrics", "--listen", "127.0.0.1:0"], &pool);
     let address = announced(&mut exporter);
@@ -301,7 +303,7 @@ fn metrics_over_http_outlive_the_daemon_and_refuse_what_they_are_not() {
 fn commands_without_a_daemon_end_with_4() {
     let dir = tempfile::tempdir().unwrap();
     let pool = dir.path().join("pool");
-    mkfs(&pool);
+    let _live = mkfs(&pool);
     for words in [&["top", "--once"][..], &["metrics"], &["debug", "session"]] {
         let mut command = varve();
         command.args(words).arg(&pool);

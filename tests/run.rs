@@ -3,9 +3,9 @@
 mod common;
 
 use common::{LIMIT, Pool, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::time::Instant;
 
 /// Whether this cannot be tried here; says why.
@@ -30,6 +30,39 @@ fn served(pool: &Pool, script: &str) -> Command {
         .args(["--", "sh", "-euc", script]);
     command.current_dir(pool.mnt());
     command
+}
+
+/// A served shell that takes each line it is told, as `$line`, does something with it and says so.
+struct Talking {
+    child: Child,
+    input: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Talking {
+    fn start(pool: &Pool, action: &str) -> Self {
+        let mut child = served(pool, &format!("while read line; do {action}; echo done; done"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        Self {
+            input: child.stdin.take().expect("piped"),
+            lines: BufReader::new(child.stdout.take().expect("piped")).lines(),
+            child,
+        }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").expect("it reads");
+        assert_eq!(self.lines.next().expect("an answer").expect("text"), "done");
+    }
+
+    fn end(self) -> Output {
+        drop(self.input);
+        self.child.wait_with_output().expect("it ends")
+    }
 }
 
 /// The counters at the end of what a run said.
@@ -173,26 +206,17 @@ fn what_a_served_program_wrote_is_seen_through_the_mount_at_once() {
         return;
     }
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    let mut child = served(&pool, "while read line; do echo $line >> log; echo done; done")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut input = child.stdin.take().expect("piped");
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    let mut program = Talking::start(&pool, "echo $line >> log");
     let mut expected = String::new();
     for i in 0..20 {
-        writeln!(input, "line{i}").expect("it reads");
-        assert_eq!(lines.next().expect("an answer").expect("text"), "done");
+        program.say(&format!("line{i}"));
         expected.push_str(&format!("line{i}\n"));
         assert_eq!(
             std::fs::read_to_string(pool.mnt().join("log")).expect("readable"),
             expected
         );
     }
-    drop(input);
-    let output = child.wait_with_output().expect("it ends");
+    let output = program.end();
     assert!(output.status.success());
     assert!(counters(&output)["served"]["write"].as_u64().expect("a number") >= 20);
 }
@@ -205,21 +229,13 @@ fn what_the_daemon_wrote_for_the_mount_does_not_stay_in_its_cache() {
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     let path = pool.mnt().join("data");
     std::fs::write(&path, "begin..\n").expect("written");
-    let mut child = served(&pool, "while read line; do echo $line 1<>data; echo done; done")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut input = child.stdin.take().expect("piped");
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    let mut program = Talking::start(&pool, "echo $line 1<>data");
     // By turns, so often that the daemon makes the writes itself.
     for i in 0..200 {
         // First the length, which gives the lease back, then a page, which the kernel keeps without one.
         let line = format!("m{i:06}\n");
         std::fs::write(&path, format!("{line:.<4096}")).expect("written");
-        writeln!(input, "s{i:06}").expect("it reads");
-        assert_eq!(lines.next().expect("an answer").expect("text"), "done");
+        program.say(&format!("s{i:06}"));
         // What the kernel keeps of the mount's write goes when that has been answered, on a thread of its own.
         let expected = format!("s{i:06}\n");
         wait_until("the mount shows what the program wrote", || {
@@ -228,8 +244,7 @@ fn what_the_daemon_wrote_for_the_mount_does_not_stay_in_its_cache() {
                 .starts_with(expected.as_bytes())
         });
     }
-    drop(input);
-    assert!(child.wait_with_output().expect("it ends").status.success());
+    assert!(program.end().status.success());
 }
 
 #[test]
@@ -246,7 +261,7 @@ fn a_program_goes_on_when_the_daemon_is_killed_meanwhile() {
     .stderr(Stdio::piped())
     .spawn()
     .expect("it starts");
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped")));
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     for i in 0..400 {
         if i == 100 || i == 250 {
             wait_until("the daemon", || pool.child_pid("serve").is_some());

@@ -4,9 +4,10 @@
 //!
 //! A file is written with one byte that its name determines, and whoever reads it looks at that.
 
+use crate::common::Dice;
 use crate::report::{Row, Target, Unit};
 use crate::sides::Side;
-use crate::workload::{Dice, Plan, argument, driven, number, ready};
+use crate::workload::{Plan, argument, driven, number, ready};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -71,6 +72,11 @@ struct FileSet {
     mean_bytes: f64,
 }
 
+/// A number above 0 and at most 1.
+fn unit(dice: &mut Dice) -> f64 {
+    (dice.below(1 << 52) + 1) as f64 / (1_u64 << 52) as f64
+}
+
 impl FileSet {
     fn path(&self, file: usize) -> PathBuf {
         match self.width {
@@ -90,8 +96,8 @@ impl FileSet {
 
     /// A size of Filebench's gamma distribution: of shape 1.5, as the sum of an exponential one and of half the square of a normal one.
     fn size(&self, dice: &mut Dice) -> usize {
-        let normal = (-2.0 * dice.unit().ln()).sqrt() * (std::f64::consts::TAU * dice.unit()).cos();
-        let gamma = normal.mul_add(normal / 2.0, -dice.unit().ln());
+        let normal = (-2.0 * unit(dice).ln()).sqrt() * (std::f64::consts::TAU * unit(dice)).cos();
+        let gamma = normal.mul_add(normal / 2.0, -unit(dice).ln());
         (gamma / GAMMA * self.mean_bytes) as usize
     }
 

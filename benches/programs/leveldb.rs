@@ -2,10 +2,11 @@
 //! waits until each write is durable, as there.
 
 use crate::clib::{Level, leveldb_there};
+use crate::common::Dice;
 use crate::report::{Row, Target, Unit};
 use crate::running::install;
 use crate::sides::Side;
-use crate::workload::{Dice, Plan, argument, driven, number, ready};
+use crate::workload::{Plan, argument, driven, number, ready};
 use serde_json::{Value, json};
 use std::ffi::CStr;
 use std::path::Path;

@@ -18,6 +18,8 @@
 //! at through the plain mount afterwards: a program that was not served, or whose data is wrong, is a failure.
 
 mod clib;
+#[path = "../common/mod.rs"]
+mod common;
 mod filebench;
 mod isolation;
 mod leveldb;

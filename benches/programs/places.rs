@@ -2,8 +2,9 @@
 //! children alone, so that nothing is left however it ends; knows nothing of what is measured.
 
 use crate::Options;
+use crate::common::output;
 use crate::report::Report;
-use crate::running::{has, install, output};
+use crate::running::{has, install};
 use crate::sides::{Pool, Side};
 use anyhow::Context;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};

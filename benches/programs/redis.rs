@@ -1,8 +1,9 @@
 //! Redis: `redis-server` that appends to its file and syncs before it answers (`appendfsync always`), and `redis-benchmark` over loopback: SET
 //! with values of 64 bytes to 16 KiB, one client and fifty; requests a second. The benchmark's process is not served.
 
+use crate::common::output;
 use crate::report::{Row, Target, Unit};
-use crate::running::{Running, has, install, output};
+use crate::running::{Running, has, install};
 use crate::sides::Side;
 use crate::workload::Plan;
 use anyhow::{Context, bail};

@@ -1,6 +1,7 @@
 //! Rows, targets, and how they are shown: on standard output as they come, as JSON, and as a document with plots. Measures nothing.
 
 use crate::Options;
+use crate::common::{load, machine, output};
 use crate::plot;
 use crate::sides::Calls;
 use anyhow::Context;
@@ -109,23 +110,6 @@ pub struct Report {
     began: Instant,
 }
 
-fn after_colon(path: &str, key: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let line = text
-        .lines()
-        .find(|line| line.starts_with(key))
-        .unwrap_or_default();
-    line.split_once(':')
-        .map_or("", |(_, value)| value)
-        .trim()
-        .to_owned()
-}
-
-fn load() -> String {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().unwrap_or_default().to_owned()
-}
-
 /// Processor time of the machine in ticks: of all, and of what was idle.
 fn ticks() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
@@ -152,18 +136,6 @@ fn others() -> String {
     }
 }
 
-fn commit() -> String {
-    let mut git = Command::new("git");
-    git.args([
-        "-C",
-        env!("CARGO_MANIFEST_DIR"),
-        "describe",
-        "--always",
-        "--dirty",
-    ]);
-    crate::running::output(&mut git).unwrap_or_else(|_| "unknown".into())
-}
-
 fn version(program: &str) -> String {
     let said = Command::new(program).arg("--version").output();
     said.map_or_else(
@@ -181,18 +153,12 @@ fn version(program: &str) -> String {
 impl Report {
     /// Says on what it runs.
     pub fn begin(options: &Options) -> Self {
-        let machine = json!({
-            "processor": after_colon("/proc/cpuinfo", "model name"),
-            "processors": std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-            "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
-            "memory": after_colon("/proc/meminfo", "MemTotal"),
-            "load before": load(),
+        let machine = machine(json!({
             "processors used by others before": others(),
             "redis": version("redis-server"),
-            "commit": commit(),
             "mode": if options.quick { "quick" } else { "full" },
             "state": options.state,
-        });
+        }));
         println!("{machine:#}");
         Self {
             machine,
@@ -249,7 +215,7 @@ impl Report {
     pub fn disk(&mut self, dir: &Path) {
         let mut df = Command::new("df");
         df.args(["--output=source,fstype"]).arg(dir);
-        let said = crate::running::output(&mut df).unwrap_or_default();
+        let said = output(&mut df).unwrap_or_default();
         let what = said
             .lines()
             .last()

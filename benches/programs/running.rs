@@ -1,6 +1,7 @@
 //! Processes that the bench starts: each in a group of its own, bounded in time, and ended with all that it started when the bench fails, is
 //! interrupted or dies.
 
+use crate::common::output;
 use crate::sides::Side;
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal};
@@ -199,17 +200,6 @@ fn waits_for(pid: u32) -> String {
         })
         .collect();
     words.join(", ")
-}
-
-/// Runs a command to its end; what it said, or why it failed.
-pub fn output(command: &mut Command) -> anyhow::Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("{command:?} does not start"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Installs Debian's `packages` unless `there`.

@@ -1,7 +1,8 @@
 //! Sides of a table: a directory to work in, and how a program is started there. Owns pools and their end; knows nothing of workloads.
 
+use crate::common::output;
 use crate::report::Report;
-use crate::running::{end_group, group, interrupted, output};
+use crate::running::{end_group, group, interrupted};
 use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::Value;

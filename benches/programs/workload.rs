@@ -251,26 +251,3 @@ pub fn argument<T: std::str::FromStr>(arguments: &[String], at: usize) -> anyhow
         .ok()
         .with_context(|| format!("argument {word:?} is not right"))
 }
-
-/// A xorshift generator.
-pub struct Dice(u64);
-
-impl Dice {
-    /// Never the same sequence for two seeds.
-    pub const fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    /// A number below `below`.
-    pub const fn below(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-
-    /// A number above 0 and at most 1.
-    pub fn unit(&mut self) -> f64 {
-        (self.below(1 << 52) + 1) as f64 / (1_u64 << 52) as f64
-    }
-}

@@ -1,10 +1,11 @@
 //! Data of one file: overwrite, append, read, sequential, two threads; and how many bytes are written for one of the user's.
 
 use crate::Options;
+use crate::common::Dice;
 use crate::places::Places;
 use crate::pools::{Ours, Plan, told};
 use crate::report::{Report, Row, Target, Unit};
-use crate::timing::{Dice, Side, per_op, per_op_threads, rounds};
+use crate::timing::{Side, per_op, per_op_threads, rounds};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -52,7 +53,7 @@ fn raw_reads(raw: &dyn Region, len: usize, seed: u64, count: u64) -> anyhow::Res
     let (mut dice, mut out) = (Dice::new(seed), vec![0_u8; len]);
     let places = raw.len_bytes() / len as u64;
     per_op(count, |_| {
-        raw.read(dice.next(places) * len as u64, &mut out)?;
+        raw.read(dice.below(places) * len as u64, &mut out)?;
         std::hint::black_box(&mut out);
         Ok(())
     })
@@ -141,7 +142,7 @@ impl Sides {
             let mut dice = Dice::new(1);
             sides.push(Side::new(name, move || {
                 let ns = per_op(self.count(ours, 4096), |_| {
-                    file.write_at(dice.next(places) * 4096, page, &ours.cred)
+                    file.write_at(dice.below(places) * 4096, page, &ours.cred)
                         .map_err(told("write"))?;
                     Ok(())
                 })?;
@@ -156,7 +157,7 @@ impl Sides {
             let page = &page;
             sides.push(Side::new(name, move || {
                 per_op(count, |_| {
-                    file.write_all_at(page, dice.next(places) * 4096)?;
+                    file.write_all_at(page, dice.below(places) * 4096)?;
                     if sync {
                         file.sync_data()?;
                     }
@@ -266,7 +267,7 @@ impl Sides {
             sides.push(Side::new(name, move || {
                 per_op(count, |_| {
                     let got = file
-                        .read_at(dice.next(places) * 4096, &mut out)
+                        .read_at(dice.below(places) * 4096, &mut out)
                         .map_err(told("read"))?;
                     anyhow::ensure!(got == 4096, "read {got} bytes");
                     Ok(())
@@ -282,7 +283,7 @@ impl Sides {
             let (mut dice, mut out) = (Dice::new(6), vec![0; 4096]);
             sides.push(Side::new(name, move || {
                 per_op(count, |_| {
-                    Ok(file.read_exact_at(&mut out, dice.next(places) * 4096)?)
+                    Ok(file.read_exact_at(&mut out, dice.below(places) * 4096)?)
                 })
             }));
         }
@@ -409,7 +410,7 @@ impl Sides {
                 let ns = per_op_threads(threads, count, |thread| {
                     let mut dice = Dice::new(thread + 9);
                     for _ in 0..count {
-                        file.write_at(dice.next(places) * 4096, page, &ours.cred)
+                        file.write_at(dice.below(places) * 4096, page, &ours.cred)
                             .map_err(told("write"))?;
                     }
                     Ok(())
@@ -425,7 +426,7 @@ impl Sides {
                 per_op_threads(threads, count, |thread| {
                     let mut dice = Dice::new(thread + 9);
                     for _ in 0..count {
-                        shared.write_all_at(page, dice.next(places) * 4096)?;
+                        shared.write_all_at(page, dice.below(places) * 4096)?;
                     }
                     Ok(())
                 })

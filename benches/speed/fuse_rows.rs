@@ -1,10 +1,11 @@
 //! Small requests through the kernel: a Varve mount beside a FUSE file system that does nothing. Each is served by a process of its own.
 
 use crate::Options;
+use crate::common::Dice;
 use crate::places::Places;
 use crate::pools::{Plan, make};
 use crate::report::{Report, Row, Target, Unit};
-use crate::timing::{Dice, Side, per_op_threads, rounds};
+use crate::timing::{Side, per_op_threads, rounds};
 use anyhow::{Context, bail};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use std::io::Read;
@@ -102,7 +103,7 @@ fn round(path: &Path, kind: Kind, count: u64) -> anyhow::Result<f64> {
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let (mut dice, mut block) = (Dice::new(job + 3), Box::new(Block([7; 4096])));
         for _ in 0..count {
-            let at = dice.next(FILE_BYTES / 4096) * 4096;
+            let at = dice.below(FILE_BYTES / 4096) * 4096;
             let got = match kind {
                 Kind::Read => rustix::io::pread(&file, &mut block.0[..], at)?,
                 Kind::Write => rustix::io::pwrite(&file, &block.0, at)?,

@@ -2,11 +2,12 @@
 //! names and 100 GB; quick mode stops early.
 
 use crate::Options;
+use crate::common::Dice;
 use crate::name_rows::number;
 use crate::places::Places;
 use crate::pools::{Ours, Plan, told};
 use crate::report::{Report, Row, Target, Unit};
-use crate::timing::{Dice, per_op, per_op_threads};
+use crate::timing::{per_op, per_op_threads};
 use varve_format::InodeKey;
 
 const MIB: u64 = 1 << 20;
@@ -37,7 +38,7 @@ fn threads(options: &Options, ours: &Ours, report: &mut Report) -> anyhow::Resul
                 }];
                 let mut dice = Dice::new(thread);
                 for _ in 0..count {
-                    file.write_at(dice.next(4096) * 4096, &page, &ours.cred)
+                    file.write_at(dice.below(4096) * 4096, &page, &ours.cred)
                         .map_err(told("write"))?;
                 }
                 Ok(())
@@ -83,7 +84,7 @@ fn directory(most: u64, ours: &Ours, report: &mut Report) -> anyhow::Result<()> 
         lookups.push((
             column,
             per_op(PROBES, |_| {
-                number(&mut name, dice.next(count));
+                number(&mut name, dice.below(count));
                 ours.fs.lookup(dir, &name, &ours.cred).map_err(told("lookup"))?;
                 Ok(())
             })?,
@@ -153,8 +154,8 @@ fn files(most: u64, ours: &Ours, report: &mut Report) -> anyhow::Result<()> {
         stats.push((
             column,
             per_op(PROBES, |_| {
-                number(&mut file, dice.next(1000));
-                let dir = dirs[dice.next(dirs.len() as u64) as usize];
+                number(&mut file, dice.below(1000));
+                let dir = dirs[dice.below(dirs.len() as u64) as usize];
                 ours.fs.lookup(dir, &file, &ours.cred).map_err(told("lookup"))?;
                 Ok(())
             })?,
@@ -191,7 +192,7 @@ fn file_size(options: &Options, ours: &Ours, report: &mut Report) -> anyhow::Res
         writes.push((
             column,
             per_op(count, |_| {
-                file.write_at(dice.next(blocks) * 4096, &page, &ours.cred)
+                file.write_at(dice.below(blocks) * 4096, &page, &ours.cred)
                     .map_err(told("write"))?;
                 Ok(())
             })?,
@@ -199,7 +200,7 @@ fn file_size(options: &Options, ours: &Ours, report: &mut Report) -> anyhow::Res
         let read = |into: &mut Vec<_>| -> anyhow::Result<()> {
             let (mut dice, mut out) = (Dice::new(gigabytes), [0; 4096]);
             let ns = per_op(count, |_| {
-                file.read_at(dice.next(blocks) * 4096, &mut out)
+                file.read_at(dice.below(blocks) * 4096, &mut out)
                     .map_err(told("read"))?;
                 anyhow::ensure!(out == page, "other bytes came back");
                 Ok(())

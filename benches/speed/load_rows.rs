@@ -1,11 +1,12 @@
 //! Bytes written for the user's bytes, and a mail server's load: what the digest takes in, drops and how fast.
 
 use crate::Options;
+use crate::common::Dice;
 use crate::name_rows::number;
 use crate::places::Places;
 use crate::pools::{Ours, Plan, RW, told};
 use crate::report::{Report, Row, Target, Unit};
-use crate::timing::{Dice, Side, per_op_threads, rounds};
+use crate::timing::{Side, per_op_threads, rounds};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -80,7 +81,7 @@ fn our_mail(ours: &Ours, dir: InodeKey, thread: u64, count: u64) -> anyhow::Resu
         file.fsync(false).map_err(told("fsync"))?;
         drop(file);
         // ... one that is there is read and answered ...
-        number(&mut name, step - dice.next(step.min(MAILS - 1) + 1));
+        number(&mut name, step - dice.below(step.min(MAILS - 1) + 1));
         let attr = ours.fs.lookup(dir, &name, &ours.cred).map_err(told("lookup"))?;
         let file = ours.fs.open(attr.key, RW, &ours.cred).map_err(told("open"))?;
         file.read_at(0, &mut back).map_err(told("read"))?;
@@ -113,7 +114,7 @@ fn host_mail(dir: &Path, thread: u64, count: u64) -> anyhow::Result<()> {
             .open(path(step))?;
         file.write_all(&body)?;
         file.sync_all()?;
-        let other = path(step - dice.next(step.min(MAILS - 1) + 1));
+        let other = path(step - dice.below(step.min(MAILS - 1) + 1));
         let mut file = std::fs::File::options().read(true).append(true).open(other)?;
         file.read_at(&mut back, 0)?;
         file.write_all(&body[..PARTS[1]])?;

@@ -12,6 +12,8 @@
 //! same without a daemon's process, *no digest* has a log that holds the whole round. The *limit* is a non-temporal copy of the data and of one
 //! line, then one fence; for reads a copy out of the mapping.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod data_rows;
 mod disk_rows;
 mod fuse_rows;

@@ -1,7 +1,8 @@
 //! Where the sides lie: memory with huge pages if it can be had, an ext4 in that memory, the disk. Cleans up when dropped; knows nothing of
 //! what is measured.
 
-use anyhow::{Context, bail};
+use crate::common::output;
+use anyhow::Context;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,27 +41,19 @@ pub struct Places {
     _top: tempfile::TempDir,
 }
 
-fn run(command: &mut Command) -> anyhow::Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("{command:?} does not start"))?;
-    if !output.status.success() {
-        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-}
-
 /// The loop device goes away with the mount: it is detached while it is busy, which the kernel does at its last use.
 fn make_ext4(memory: &Path, bytes: u64, dir: &Path) -> anyhow::Result<Ext4> {
     let image = memory.join("ext4.img");
     std::fs::File::create(&image)?.set_len(bytes)?;
     std::fs::create_dir(dir)?;
-    run(Command::new("mkfs.ext4")
-        .args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
-        .arg(&image))?;
-    let device = run(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
+    output(
+        Command::new("mkfs.ext4")
+            .args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
+            .arg(&image),
+    )?;
+    let device = output(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
     let mounted = mount(&device, dir, "ext4", MountFlags::NOATIME, None::<&std::ffi::CStr>);
-    let detached = run(Command::new("losetup").arg("--detach").arg(&device));
+    let detached = output(Command::new("losetup").arg("--detach").arg(&device));
     mounted.with_context(|| format!("cannot mount {device}"))?;
     let ext4 = Ext4 {
         _mount: Mounted(dir.to_owned()),

@@ -200,15 +200,7 @@ pub struct Ours {
 }
 
 /// For reading and writing.
-pub const RW: OpenFlags = OpenFlags {
-    read: true,
-    write: true,
-    append: false,
-    truncate: false,
-    sync: false,
-    dsync: false,
-    direct: false,
-};
+pub const RW: OpenFlags = OpenFlags::READ_WRITE;
 
 /// An errno as an error that says what was tried.
 pub fn told(what: &'static str) -> impl Fn(Errno) -> anyhow::Error {

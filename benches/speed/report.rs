@@ -1,10 +1,10 @@
 //! Rows, their targets and how they are printed. Measures nothing.
 
 use crate::Options;
+use crate::common::machine;
 use crate::places::Places;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::process::Command;
 use std::time::Instant;
 
 /// What the numbers of a row count.
@@ -179,49 +179,13 @@ pub struct Report {
     began: Instant,
 }
 
-fn first_line(path: &str, key: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let line = text
-        .lines()
-        .find(|line| line.starts_with(key))
-        .unwrap_or_default();
-    line.split_once(':')
-        .map_or(line, |(_, value)| value)
-        .trim()
-        .to_owned()
-}
-
-fn commit() -> String {
-    let output = Command::new("git")
-        .args([
-            "-C",
-            env!("CARGO_MANIFEST_DIR"),
-            "describe",
-            "--always",
-            "--dirty",
-        ])
-        .output();
-    output.map_or_else(
-        |_| "unknown".into(),
-        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-    )
-}
-
 impl Report {
     /// Says on what it runs.
     pub fn begin(options: &Options, places: &Places) -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let machine = json!({
-            "processor": first_line("/proc/cpuinfo", "model name"),
-            "processors": threads,
-            "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
-            "memory": first_line("/proc/meminfo", "MemTotal"),
-            "load_before": load.split(' ').next(),
+        let machine = machine(json!({
             "huge_pages": places.huge,
-            "commit": commit(),
             "mode": options.pick("quick", "full"),
-        });
+        }));
         println!("{machine:#}");
         let mut report = Self {
             machine,

@@ -108,21 +108,3 @@ pub fn per_op_threads(
     })?;
     Ok(start.elapsed().as_nanos() as f64 / (threads * count) as f64)
 }
-
-/// A xorshift generator, so that the choice of a place costs next to nothing.
-pub struct Dice(u64);
-
-impl Dice {
-    /// Never the same sequence for two seeds.
-    pub const fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    /// A number below `below`.
-    pub const fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}

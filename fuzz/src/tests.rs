@@ -14,7 +14,7 @@ use varve_format::{
     FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId, Tier, Top, TreeRoot,
     XattrRoot, init_block,
 };
-use varve_ipc::{ClientKind, Hello, LeaseMode, MediatedOp, Request, Response, Want};
+use varve_ipc::{ClientKind, Hello, LeaseMode, MediatedOp, Near, Request, Response, Want};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// splitmix64.
@@ -291,6 +291,17 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
                     key: InodeKey::ROOT,
                     mode: LeaseMode::Write,
                 }],
+            }),
+            request(&Request::AcquireNear {
+                wants: vec![Want {
+                    key: InodeKey::ROOT,
+                    mode: LeaseMode::Read,
+                }],
+                near: Near {
+                    after: InodeKey::ROOT.ino,
+                    count: 4,
+                    mode: LeaseMode::Read,
+                },
             }),
             request(&Request::Mediate(MediatedOp {
                 entry: entries(),

@@ -171,8 +171,21 @@ impl Attacker {
         if welcome.privileged != self.job.owner {
             self.forbidden("the session has other rights than its user");
         }
-        if given.nvm.is_some() != self.job.owner {
-            self.forbidden("the pool's memory is given to a user who may not have it");
+        // An ordinary user is given segments of its own: looked at for the secret, as all that it gets.
+        if let Some(segments) = given.nvm.as_ref().filter(|_| !self.job.owner) {
+            let mut bytes = vec![0; welcome.nvm_bytes as usize];
+            let file = File::from(segments.try_clone()?);
+            let whole = std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).is_ok();
+            if !whole
+                || bytes
+                    .windows(self.job.secret.len())
+                    .any(|part| part == self.job.secret)
+            {
+                self.forbidden("the pool's memory is given to a user who may not have it");
+            }
+        }
+        if given.backing.is_some() && !self.job.owner {
+            self.forbidden("a file on the host's disk is given to a user who could fill it");
         }
         let log = given
             .log

@@ -46,6 +46,8 @@ grace_ms = 500
 sessions_max = 64
 credits_max_blocks = 256
 idle_digest_ms = 50
+users = 'all'
+user_bytes = 1048576
 ";
 
 fn number(name: &str, default: u64) -> u64 {
@@ -87,8 +89,6 @@ impl Daemon {
             "the daemon did not start: {}",
             text(&said)
         );
-        // Who may reach the socket is its mode's business; here everybody may.
-        std::fs::set_permissions(pool.join("sock"), std::fs::Permissions::from_mode(0o666)).unwrap();
         Self { child, said }
     }
 

@@ -42,14 +42,15 @@ static volatile int stop;
 static void *write_files(void *number) {
     char name[32];
     snprintf(name, sizeof name, "thread%ld", (long)number);
-    while (!stop) {
+    /* At least once, however late the thread starts: the file is used later. */
+    do {
         char back[10];
         int fd = open(name, O_CREAT | O_RDWR | O_TRUNC, 0644);
         CHECK(fd >= 0);
         CHECK(write(fd, "0123456789", 10) == 10);
         CHECK(pread(fd, back, 10, 0) == 10);
         close(fd);
-    }
+    } while (!stop);
     return NULL;
 }
 

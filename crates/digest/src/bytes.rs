@@ -171,11 +171,17 @@ impl<'a> FileFold<'a> {
             self.segments.push(start, segment);
             joins(last.as_ref())
         } else {
-            self.clear(start, end);
-            let segments = self.segments.mixed();
-            let goes_on = joins(segments.range(..start).next_back().map(|(_, before)| before));
-            segments.insert(start, segment);
-            goes_on
+            let before = |segments: &BTreeMap<u64, Segment<'a>>, at| {
+                segments.range(..at).next_back().map(|(_, before)| *before)
+            };
+            // The last that begins before the end: one that ends before the start has nothing behind it to clear.
+            let mut last = before(self.segments.mixed(), end);
+            if last.is_some_and(|last| last.end > start) {
+                self.clear(start, end);
+                last = before(self.segments.mixed(), start);
+            }
+            self.segments.mixed().insert(start, segment);
+            joins(last.as_ref())
         };
         self.stretches += u64::from(!goes_on);
         self.bytes += data.map_or(0, |data| data.len() as u64);

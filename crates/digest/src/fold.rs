@@ -118,9 +118,23 @@ impl At<'_> {
 
     /// A file keeps the set-group-id bit only for its owner's own groups, as in chmod(2).
     pub(crate) fn clear_foreign_sgid(&self, attr: &mut InodeAttr) {
-        if attr.mode & 0o2000 != 0 && !attr.is_dir() && !self.trusted() && !self.grants.in_group(attr.gid) {
+        let own = self.actor.privileged || self.grants.in_group(attr.gid);
+        if attr.mode & 0o2000 != 0 && !attr.is_dir() && !own {
             attr.mode &= !0o2000;
         }
+    }
+
+    /// What a change of data does to the set-id bits of a file with `mode`: what its writer says, and of an ordinary user's session what
+    /// the kernel would do whatever it says.
+    fn set_id_flags(&self, attr: &InodeAttr) -> EntryFlags {
+        let mut flags = self.flags;
+        if !self.actor.privileged {
+            flags |= EntryFlags::CLEAR_SUID;
+            if attr.mode & 0o010 != 0 || !self.grants.in_group(attr.gid) {
+                flags |= EntryFlags::CLEAR_SGID;
+            }
+        }
+        flags
     }
 
     pub(crate) fn need(&self, key: InodeKey, need: Need) -> Result<(), Refusal> {
@@ -196,7 +210,14 @@ impl<'a, V: View> Fold<'a, V> {
         self.undo = None;
         if only_writes && ops.len() > 1 {
             for op in ops {
-                self.write(op.time_ns.min(self.now_ns), op.flags, &op.op);
+                let at = At {
+                    actor,
+                    grants,
+                    seq: op.seq,
+                    time_ns: op.time_ns.min(self.now_ns),
+                    flags: op.flags,
+                };
+                self.write(&at, &op.op);
             }
         }
         self.counts.ops += ops.len() as u64;
@@ -411,12 +432,12 @@ impl<'a, V: View> Fold<'a, V> {
     }
 
     /// A write that [may](Self::may_write) be done.
-    fn write(&mut self, time_ns: TimeNs, flags: EntryFlags, op: &LogOp<'a>) {
+    fn write(&mut self, at: &At<'_>, op: &LogOp<'a>) {
         if let LogOp::Write { key, offset, data } = *op {
             self.change(key.ino, |node| {
                 node.file.write(offset, data);
                 node.attr.size_bytes = node.attr.size_bytes.max(offset + data.len() as u64);
-                touch_data(&mut node.attr, time_ns, flags);
+                touch_data(&mut node.attr, at);
             });
         }
     }
@@ -426,7 +447,7 @@ impl<'a, V: View> Fold<'a, V> {
             LogOp::Noop => Ok(()),
             LogOp::Write { .. } => {
                 self.may_write(at, op)?;
-                self.write(at.time_ns, at.flags, op);
+                self.write(at, op);
                 Ok(())
             }
             LogOp::Truncate { key, size } => {
@@ -436,7 +457,7 @@ impl<'a, V: View> Fold<'a, V> {
                     node.more_bytes += 4 * PIECE_BYTES;
                     node.file.truncate(node.attr.size_bytes, size);
                     node.attr.size_bytes = size;
-                    touch_data(&mut node.attr, at.time_ns, at.flags);
+                    touch_data(&mut node.attr, at);
                 });
                 Ok(())
             }
@@ -454,7 +475,7 @@ impl<'a, V: View> Fold<'a, V> {
                     if mode.grows() {
                         node.attr.size_bytes = node.attr.size_bytes.max(offset + len);
                     }
-                    touch_data(&mut node.attr, at.time_ns, at.flags);
+                    touch_data(&mut node.attr, at);
                 });
                 Ok(())
             }
@@ -532,7 +553,7 @@ impl<'a, V: View> Fold<'a, V> {
         }
         let old = &self.live(key)?.attr;
         let foreign = (new.mask.contains(SetAttrMask::UID) && new.uid != old.uid)
-            || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid && !at.grants.in_group(new.gid));
+            || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid && !at.grants.may_give(new.gid));
         if foreign && !at.trusted() {
             return Err(Refusal::NotPermitted.into());
         }
@@ -590,10 +611,12 @@ pub(crate) const fn can_link(attr: &InodeAttr) -> Result<(), Refusal> {
     Ok(())
 }
 
-const fn touch_data(attr: &mut InodeAttr, time_ns: TimeNs, flags: EntryFlags) {
-    attr.mtime_ns = time_ns;
-    attr.ctime_ns = time_ns;
-    clear_set_id(attr, flags);
+fn touch_data(attr: &mut InodeAttr, at: &At<'_>) {
+    attr.mtime_ns = at.time_ns;
+    attr.ctime_ns = at.time_ns;
+    if attr.mode & 0o6000 != 0 {
+        clear_set_id(attr, at.set_id_flags(attr));
+    }
 }
 
 const fn clear_set_id(attr: &mut InodeAttr, flags: EntryFlags) {

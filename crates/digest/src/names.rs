@@ -4,7 +4,7 @@ use crate::bytes::FileFold;
 use crate::fold::{At, Fold, Known, Node, Step, can_link, links};
 use crate::op::{Need, Refusal, Stop, View};
 use std::collections::BTreeMap;
-use varve_format::{Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
+use varve_format::{FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
 
 /// Most directories above one another that an ancestor check walks.
 const DEPTH_MAX: usize = 1 << 16;
@@ -90,6 +90,15 @@ impl<'a, V: View> Fold<'a, V> {
         at.need(key, Need::Write)?;
         let parent = self.live_dir(dir)?.attr.clone();
         if uid != at.actor.uid && !at.trusted() {
+            return Err(Refusal::NotPermitted.into());
+        }
+        // A directory with the set-group-id bit hands its group on; any other group must be one of the user's.
+        let handed_on = parent.mode & 0o2000 != 0 && gid == parent.gid;
+        let device = matches!(
+            FileKind::from_mode(mode),
+            Some(FileKind::CharDevice | FileKind::BlockDevice)
+        );
+        if !at.actor.privileged && (device || !(handed_on || at.grants.may_give(gid))) {
             return Err(Refusal::NotPermitted.into());
         }
         match self.known(key.ino).map_err(Stop::State)? {

@@ -49,6 +49,12 @@ pub trait Grants {
     fn in_group(&self, _gid: u32) -> bool {
         false
     }
+
+    /// Whether the user may give a file this group: as [`in_group`](Self::in_group), but true where the user's groups are not known any more
+    /// (the daemon was started since): what was acknowledged is not lost for that.
+    fn may_give(&self, gid: u32) -> bool {
+        self.in_group(gid)
+    }
 }
 
 /// What an inode number is.

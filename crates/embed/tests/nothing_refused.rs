@@ -23,11 +23,7 @@ fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
     let me = Cred::root();
     let name = format!("n{}", random(seed, 3));
     let name = name.as_bytes();
-    let both = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
+    let both = OpenFlags::READ_WRITE;
     match random(seed, 5) {
         0 | 1 => {
             let key = fs.create(fs.root(), name, FILE, 0, &me)?.key;

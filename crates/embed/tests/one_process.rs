@@ -18,33 +18,14 @@ fn open(world: &SimWorld) -> Embedded {
 fn write_file(fs: &Fs, name: &[u8], body: &[u8]) {
     let root = Cred::root();
     let attr = fs.create(fs.root(), name, 0o100_644, 0, &root).unwrap();
-    let file = fs
-        .open(
-            attr.key,
-            OpenFlags {
-                read: true,
-                write: true,
-                ..OpenFlags::default()
-            },
-            &root,
-        )
-        .unwrap();
+    let file = fs.open(attr.key, OpenFlags::READ_WRITE, &root).unwrap();
     assert_eq!(file.write_at(0, body, &root).unwrap(), body.len());
 }
 
 fn read_file(fs: &Fs, name: &[u8]) -> Vec<u8> {
     let root = Cred::root();
     let attr = fs.lookup(fs.root(), name, &root).unwrap();
-    let file = fs
-        .open(
-            attr.key,
-            OpenFlags {
-                read: true,
-                ..OpenFlags::default()
-            },
-            &root,
-        )
-        .unwrap();
+    let file = fs.open(attr.key, OpenFlags::READ, &root).unwrap();
     let mut body = vec![0; attr.size_bytes as usize + 10];
     let count = file.read_at(0, &mut body).unwrap();
     body.truncate(count);

@@ -43,11 +43,7 @@ fn name(number: u64) -> Vec<u8> {
 fn write_file(fs: &Fs, number: u64) -> Result<(), Errno> {
     let root = Cred::root();
     let attr = fs.create(fs.root(), &name(number), 0o100_644, 0, &root)?;
-    let flags = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::READ_WRITE;
     let written = fs.open(attr.key, flags, &root).and_then(|file| {
         let (body, mut at) = (body(number), 0);
         while at < body.len() {
@@ -64,16 +60,7 @@ fn write_file(fs: &Fs, number: u64) -> Result<(), Errno> {
 fn read_file(fs: &Fs, number: u64) -> Vec<u8> {
     let root = Cred::root();
     let attr = fs.lookup(fs.root(), &name(number), &root).unwrap();
-    let file = fs
-        .open(
-            attr.key,
-            OpenFlags {
-                read: true,
-                ..OpenFlags::default()
-            },
-            &root,
-        )
-        .unwrap();
+    let file = fs.open(attr.key, OpenFlags::READ, &root).unwrap();
     let (mut out, mut at) = (vec![0; FILE + 1], 0);
     loop {
         match file.read_at(at as u64, &mut out[at..]).unwrap() {

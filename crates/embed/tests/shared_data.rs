@@ -20,11 +20,7 @@ fn image(block: u64, version: u64) -> Vec<u8> {
 
 fn open(fs: &Fs) -> OpenFile {
     let attr = fs.lookup(fs.root(), b"shared", &Cred::root()).unwrap();
-    let flags = OpenFlags {
-        read: true,
-        write: true,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::READ_WRITE;
     fs.open(attr.key, flags, &Cred::root()).unwrap()
 }
 

@@ -50,11 +50,7 @@ fn step(fs: &Fs, seed: &mut u64) -> Result<(), Errno> {
         6 => fs.rmdir(from, x, &me),
         _ => {
             let attr = fs.lookup(from, x, &me)?;
-            let flags = OpenFlags {
-                read: true,
-                write: true,
-                ..OpenFlags::default()
-            };
+            let flags = OpenFlags::READ_WRITE;
             fs.open(attr.key, flags, &me)?.append(b"line\n", &me).map(|_| ())
         }
     }

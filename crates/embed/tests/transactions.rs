@@ -11,15 +11,7 @@ use varve_libfs::{Errno, Fs, GROUP_BYTES_MAX, OpenFile, OpenFlags, RenameFlags};
 use varve_media::sim::SimWorld;
 
 const FILE: u32 = libc::S_IFREG | 0o644;
-const BOTH: OpenFlags = OpenFlags {
-    read: true,
-    write: true,
-    append: false,
-    truncate: false,
-    sync: false,
-    dsync: false,
-    direct: false,
-};
+const BOTH: OpenFlags = OpenFlags::READ_WRITE;
 
 fn pool() -> (SimWorld, Embedded) {
     let world = SimWorld::new();

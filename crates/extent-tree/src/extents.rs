@@ -1,5 +1,6 @@
 //! The extent tree of one inode: which blocks on which tier hold a file's blocks. Moves and reads no data.
 
+mod each;
 mod splice;
 #[cfg(test)]
 mod tests;

@@ -215,7 +215,11 @@ impl Shim {
         }
         let mut cookie = offset.saturating_sub(DOTS);
         loop {
-            let entries = self.fs.readdir(key, cookie, DIR_BATCH)?;
+            let entries = if with_attr {
+                self.fs.readdir_plus(key, cookie, DIR_BATCH)?
+            } else {
+                self.fs.readdir(key, cookie, DIR_BATCH)?
+            };
             let Some(last) = entries.last() else { return Ok(()) };
             cookie = last.next_cookie;
             for entry in &entries {

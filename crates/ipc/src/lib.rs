@@ -16,8 +16,8 @@ pub use clock::{ManualClock, SystemClock};
 pub use inproc::InprocLink;
 pub use messages::{
     Admin, ClientKind, Clock, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError,
-    LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NUMBERS_MAX, PROTOCOL_VERSION, ReleaseItem,
-    Request, Response, StatFs, Upcall, Want, Welcome,
+    LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NEAR_MAX, NUMBERS_MAX, Near, PROTOCOL_VERSION,
+    ReleaseItem, Request, Response, StatFs, Upcall, WINDOW_BLOCKS, Want, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

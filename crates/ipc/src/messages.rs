@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs, TxId,
+    BlockNo, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs,
+    TxId,
 };
 
 /// Version of this protocol; both sides must have the same.
@@ -14,6 +15,10 @@ pub const ITEMS_MAX: usize = 64;
 
 /// Most numbers for new inodes in one request.
 pub const NUMBERS_MAX: u16 = 4096;
+/// Ordinary users' sessions are told a file's map in windows of so many blocks, from multiples of it on.
+pub const WINDOW_BLOCKS: u64 = 64;
+/// Most neighbours of one request.
+pub const NEAR_MAX: u16 = 128;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
 /// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].
@@ -85,6 +90,9 @@ pub struct Welcome {
     pub root: InodeAttr,
     /// May act for other credentials (root or the pool's owner), and reads data directly.
     pub privileged: bool,
+    /// Whom the session acts for if it is not privileged, as far as the daemon could see. What anybody else might do, or a member of further
+    /// groups, is not to be logged: it would be refused later.
+    pub acts_for: Option<Cred>,
     /// No log, no changes: the client asked so, or the pool is latched read-only.
     pub read_only: bool,
     /// Why the pool is latched, if it is.
@@ -95,7 +103,7 @@ pub struct Welcome {
     pub log_bytes: u64,
     /// Most bytes the log may grow to.
     pub log_max_bytes: u64,
-    /// Bytes of the NVM region; data of a privileged session is read from it directly.
+    /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's segments for another.
     pub nvm_bytes: u64,
     /// Time to give a lease back, in milliseconds.
     pub lease_ms: u64,
@@ -107,6 +115,8 @@ pub struct Welcome {
     pub read_ahead_bytes: u64,
     /// Background sync of the log, in milliseconds; 0: none is needed.
     pub sync_ms: u64,
+    /// The log must be written back for power cuts: by the client to the backing file, or with [`Request::SyncLog`] where it was given none.
+    pub needs_sync: bool,
     /// Seal of the session that this one continues.
     pub seal: Option<Seal>,
     /// Highest [`Request::Mediate`] number of the old session that was carried out.
@@ -129,6 +139,17 @@ pub enum LeaseMode {
 pub struct Want {
     /// Inode.
     pub key: InodeKey,
+    /// Mode.
+    pub mode: LeaseMode,
+}
+
+/// Inodes that a client is likely to want next: those whose numbers come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Near {
+    /// The numbers behind this one.
+    pub after: Ino,
+    /// So many of them; at most [`NEAR_MAX`].
+    pub count: u16,
     /// Mode.
     pub mode: LeaseMode,
 }
@@ -186,7 +207,8 @@ pub struct MappedExtent {
     pub file_block: FileBlock,
     /// Blocks.
     pub len: u32,
-    /// Medium.
+    /// Medium. In a session that is not privileged NVM stands for its user's segments; what is not there has another one, and is read by
+    /// message.
     pub tier: Tier,
     /// First block on it.
     pub block: BlockNo,
@@ -249,6 +271,13 @@ pub enum Request {
         /// Wishes; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
     },
+    /// As `Acquire`, and with it leases of neighbours: those that nobody has or waits for, so that nothing is asked back for them.
+    AcquireNear {
+        /// Wishes; at most [`ITEMS_MAX`].
+        wants: Vec<Want>,
+        /// Whose neighbours.
+        near: Near,
+    },
     /// Gives leases back (asked for or not).
     Release {
         /// Leases; at most [`ITEMS_MAX`].
@@ -279,6 +308,8 @@ pub enum Request {
         cookie: u64,
         /// Most entries.
         max: u32,
+        /// Whether attributes are wanted with them.
+        attrs: bool,
     },
     /// Target of a symbolic link.
     ReadLink {
@@ -312,6 +343,14 @@ pub enum Request {
     GrowLog {
         /// Wished length in bytes, a multiple of the chunk size.
         len_bytes: u64,
+    },
+    /// Makes a range of the session's log durable against a power cut: for a session that was given no backing file. Durable when it is
+    /// answered.
+    SyncLog {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
     },
     /// Space credits.
     Credits {
@@ -385,7 +424,7 @@ pub enum Response {
     Entry(Option<InodeAttr>),
     /// To [`Request::GetAttr`].
     Attr(InodeAttr),
-    /// To [`Request::Acquire`], in the order of the wants.
+    /// To [`Request::Acquire`] and [`Request::AcquireNear`], in the order of the wants; then neighbours.
     Granted(Vec<Grant>),
     /// To [`Request::AllocInodes`]: keys and their leases.
     Inodes(Vec<(InodeKey, LeaseNo)>),

@@ -41,9 +41,10 @@ pub struct Descriptors {
     pub page: Option<OwnedFd>,
     /// The live log, read-write.
     pub log: Option<OwnedFd>,
-    /// The live log's backing file (`O_DIRECT|O_DSYNC`), where there is one.
+    /// The live log's backing file (`O_DIRECT|O_DSYNC`), where there is one; privileged sessions only, see
+    /// [`Request::SyncLog`].
     pub log_backing: Option<OwnedFd>,
-    /// The NVM region, read-only; privileged sessions only.
+    /// The NVM region, read-only; for a session that is not privileged its user's segments.
     pub nvm: Option<OwnedFd>,
 }
 

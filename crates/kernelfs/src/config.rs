@@ -2,6 +2,70 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Who may open sessions, besides root and the pool's owner.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "UsersText", into = "UsersText")]
+pub enum Users {
+    /// Nobody else.
+    #[default]
+    Owner,
+    /// Everybody who reaches the socket.
+    All,
+    /// These user ids.
+    Only(Vec<u32>),
+}
+
+/// `users` as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum UsersText {
+    Word(String),
+    Ids(Vec<u32>),
+}
+
+impl TryFrom<UsersText> for Users {
+    type Error = String;
+
+    fn try_from(text: UsersText) -> Result<Self, String> {
+        match text {
+            UsersText::Word(word) if word == "owner" => Ok(Self::Owner),
+            UsersText::Word(word) if word == "all" => Ok(Self::All),
+            UsersText::Word(word) => Err(format!(
+                "`users = \"{word}\"`: it must be \"owner\", \"all\" or a list of user ids, such as [1000, 1001]"
+            )),
+            UsersText::Ids(ids) => Ok(Self::Only(ids)),
+        }
+    }
+}
+
+impl From<Users> for UsersText {
+    fn from(users: Users) -> Self {
+        match users {
+            Users::Owner => Self::Word("owner".into()),
+            Users::All => Self::Word("all".into()),
+            Users::Only(ids) => Self::Ids(ids),
+        }
+    }
+}
+
+impl Users {
+    /// Whether this user, who is neither root nor the pool's owner, may.
+    #[must_use]
+    pub fn admit(&self, uid: u32) -> bool {
+        match self {
+            Self::Owner => false,
+            Self::All => true,
+            Self::Only(ids) => ids.contains(&uid),
+        }
+    }
+
+    /// Whether anybody may.
+    #[must_use]
+    pub const fn is_owner_only(&self) -> bool {
+        matches!(self, Self::Owner)
+    }
+}
+
 /// Settings of a pool, the section `[daemon]` of `varve.toml`. Every field may be left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -49,6 +113,11 @@ pub struct Config {
     /// Most blocks of 4 KiB that move in one step of the background work; in between, others have their turn. Default 1,024; 64 to
     /// 65,536.
     pub placement_step_blocks: u64,
+    /// Who may open sessions besides root and the pool's owner: `"owner"` (nobody, the default), `"all"`, or a list of user ids.
+    pub users: Users,
+    /// Most bytes of memory in which the processes of one ordinary user map its files. Default 64 MiB; 0 (none: data is read by message), or
+    /// 1 MiB to 16 GiB. Together they take at most a quarter of what holds the live directory.
+    pub user_bytes: u64,
 }
 
 impl Default for Config {
@@ -74,6 +143,8 @@ impl Default for Config {
             placement_high_percent: 95,
             placement_low_percent: 90,
             placement_step_blocks: 1_024,
+            users: Users::Owner,
+            user_bytes: 64 << 20,
         }
     }
 }
@@ -157,14 +228,19 @@ impl Config {
                 });
             }
         }
-        let (value, least, most) = (self.log_max_bytes, self.log_initial_bytes, 16 << 30);
-        if value != 0 && (value < least || value > most) {
-            return Err(ConfigError::OutOfBounds {
-                field: "log_max_bytes",
-                value,
-                least,
-                most,
-            });
+        for (field, value, least) in [
+            ("log_max_bytes", self.log_max_bytes, self.log_initial_bytes),
+            ("user_bytes", self.user_bytes, 1 << 20),
+        ] {
+            let most = 16 << 30;
+            if value != 0 && (value < least || value > most) {
+                return Err(ConfigError::OutOfBounds {
+                    field,
+                    value,
+                    least,
+                    most,
+                });
+            }
         }
         for (field, value) in [
             ("log_initial_bytes", self.log_initial_bytes),
@@ -191,7 +267,28 @@ impl Config {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Config, ConfigError};
+    use super::{Config, ConfigError, Users};
+
+    #[test]
+    fn users_are_a_word_or_ids() {
+        let users = |text: &str| Config::from_toml(text).map(|config| config.users);
+        assert_eq!(users("users = 'owner'").unwrap(), Users::Owner);
+        assert_eq!(users("users = 'all'").unwrap(), Users::All);
+        let some = users("users = [7, 8]").unwrap();
+        assert!(some.admit(8) && !some.admit(9) && !some.is_owner_only());
+        assert!(Users::All.admit(9) && !Users::Owner.admit(9));
+        for bad in ["users = 'me'", "users = [-1]", "users = 5", "users = ['a']"] {
+            assert!(matches!(users(bad), Err(ConfigError::Syntax(_))), "{bad}");
+        }
+        let config = Config {
+            users: some,
+            ..Config::default()
+        };
+        assert_eq!(
+            Config::from_toml(&toml::to_string(&config).unwrap()).unwrap(),
+            config
+        );
+    }
 
     #[test]
     fn defaults_are_within_their_bounds() {
@@ -209,6 +306,7 @@ mod tests {
             ("digest_percent = 99", "digest_percent"),
             ("placement_low_percent = 95", "placement_low_percent"),
             ("log_max_bytes = 2097152", "log_max_bytes"),
+            ("user_bytes = 4096", "user_bytes"),
             ("log_initial_bytes = 3000000", "log_initial_bytes"),
             ("no_such_field = 1", "no_such_field"),
         ] {

@@ -78,6 +78,8 @@ pub(crate) struct Core {
     pub(crate) members: HashMap<SessionId, Member>,
     pub(crate) ended: Vec<Ended>,
     pub(crate) seats: HashMap<Ticket, Seat>,
+    /// Sessions of an earlier daemon whose logs are digested now: they are no members any more.
+    pub(crate) revived: HashMap<SessionId, Arc<Session>>,
     /// To be sealed by whoever finds time, and why.
     pub(crate) doomed: BTreeMap<SessionId, &'static str>,
     /// Sealed on media; their logs are still to be digested.
@@ -109,6 +111,7 @@ impl Core {
             members: HashMap::new(),
             ended: Vec::new(),
             seats: HashMap::new(),
+            revived: HashMap::new(),
             doomed: BTreeMap::new(),
             to_finish: Vec::new(),
             unfinished: Vec::new(),
@@ -191,6 +194,12 @@ impl Core {
         (member.phase == Phase::Live).then(|| Arc::clone(&member.session))
     }
 
+    /// The session of that number, whatever becomes of it.
+    pub(crate) fn any(&self, id: SessionId) -> Option<&Arc<Session>> {
+        let member = self.members.get(&id).map(|member| &member.session);
+        member.or_else(|| self.revived.get(&id))
+    }
+
     /// The session of these requests is over.
     pub(crate) fn end_waits(&mut self, tickets: &[Ticket]) {
         for ticket in tickets {
@@ -219,6 +228,9 @@ impl Core {
 
     /// A session holds `key` no more.
     pub(crate) fn unhold(&mut self, session: SessionId, key: InodeKey) {
+        if let Some(member) = self.members.get(&session) {
+            member.session.forget_rights(key);
+        }
         if self.holds.remove(session, key) {
             self.unheld.insert(key);
         }

@@ -8,6 +8,7 @@ use crate::digest::{
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::rows::RowChange;
 use crate::session::{Reader, Session};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::session::GrantRow;
@@ -51,8 +52,18 @@ impl Leases for LeaseView<'_> {
 
     fn in_group(&self, session: SessionId, gid: u32) -> bool {
         let core = self.0.locked();
-        let member = core.members.get(&session);
-        member.is_some_and(|member| member.session.cred.in_group(gid))
+        core.any(session)
+            .is_some_and(|session| session.cred.in_group(gid))
+    }
+
+    fn may_give(&self, session: SessionId, gid: u32) -> bool {
+        let core = self.0.locked();
+        core.any(session)
+            .is_some_and(|session| session.groups_unknown || session.cred.in_group(gid))
+    }
+
+    fn had(&self, session: SessionId, key: InodeKey) -> u32 {
+        self.0.locked().any(session).map_or(0, |session| session.had(key))
     }
 
     fn credits(&self, session: SessionId) -> Option<u64> {
@@ -176,6 +187,7 @@ impl KernelFs {
             session: session.id,
             uid: session.peer.uid,
             privileged: session.privileged,
+            checked: false,
         };
         let view = LeaseView(self);
         let env = self.environment(&view);
@@ -261,6 +273,10 @@ impl KernelFs {
                 let parts = keys.len().div_ceil(BARRIER_KEYS_MAX);
                 member.barriers.insert(applied.tx, Barrier { until_ms, parts });
             }
+        }
+        if self.segments.count() > 0 {
+            let keys: HashSet<InodeKey> = applied.remapped.iter().chain(&applied.freed).copied().collect();
+            self.segments.replaced(&|key| keys.contains(&key), applied.tx);
         }
         let mut changes = Vec::new();
         for key in &applied.freed {

@@ -4,6 +4,7 @@ use crate::core::{Member, Phase};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
 use crate::process::ProcessId;
+use crate::segments::UserSegments;
 use crate::session::{Parts, Session};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -29,6 +30,8 @@ pub struct LocalSession {
     pub log: Option<Arc<dyn varve_media::Region>>,
     /// The NVM region; privileged sessions only.
     pub nvm: Option<Arc<dyn varve_media::Region>>,
+    /// What others map instead.
+    pub(crate) segments: Option<Arc<UserSegments>>,
 }
 
 impl KernelFs {
@@ -42,6 +45,9 @@ impl KernelFs {
                 "the daemon speaks version {PROTOCOL_VERSION}, the client {}",
                 hello.version
             )));
+        }
+        if !self.is_privileged(peer.uid) && !self.config.users.admit(peer.uid) {
+            return Err(no(libc::EACCES));
         }
         if hello.held.len() > HELD_MAX {
             return Err(no(libc::E2BIG));
@@ -77,12 +83,16 @@ impl KernelFs {
             pool_uuid: self.store.pool_uuid(),
             root: root.attr,
             privileged: session.privileged,
+            acts_for: (!session.privileged).then(|| session.cred.clone()),
             read_only,
             latched: latched.map(|reason| reason.to_string()),
             company,
             log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
             log_max_bytes: self.config.log_limit(nvm.len_bytes()),
-            nvm_bytes: nvm.len_bytes(),
+            nvm_bytes: match &session.segments {
+                Some(segments) => segments.len_bytes(),
+                None => nvm.len_bytes(),
+            },
             lease_ms: self.config.lease_ms,
             wait_ms: self.config.wait_ms,
             digest_percent: self.config.digest_percent,
@@ -92,6 +102,7 @@ impl KernelFs {
             } else {
                 0
             },
+            needs_sync: self.logs.needs_sync(),
             seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
             last_mediated: predecessor.as_ref().map_or(0, |ended| ended.last_mediated),
             leases_max: self.config.leases_max,
@@ -102,6 +113,7 @@ impl KernelFs {
             page: Arc::clone(&session.page),
             log: session.log.clone(),
             nvm: session.privileged.then(|| Arc::clone(nvm)),
+            segments: session.segments.clone(),
         })
     }
 
@@ -220,11 +232,17 @@ impl KernelFs {
                 })
             })?;
         area.page.set_committed_tx(self.store.newest_tx());
+        let privileged = self.is_privileged(peer.uid);
+        let segments = if privileged {
+            None
+        } else {
+            self.segments_of(peer.uid)
+        };
         let session = Session::new(Parts {
             id,
             kind: hello.kind,
             peer,
-            privileged: self.is_privileged(peer.uid),
+            privileged,
             read_only,
             token,
             created_ns: self.clock.now_ns(),
@@ -233,6 +251,7 @@ impl KernelFs {
             process: None,
             // What it could name before it may name again.
             known: predecessor.and_then(|ended| ended.known.clone()),
+            segments,
         });
         if !read_only {
             let put = loop {
@@ -251,6 +270,21 @@ impl KernelFs {
             })?;
         }
         Ok(session)
+    }
+
+    /// Without them data is read by message.
+    fn segments_of(&self, uid: u32) -> Option<Arc<UserSegments>> {
+        let len_bytes = self.config.user_bytes;
+        let made = self
+            .segments
+            .of(uid, len_bytes, || self.logs.segment_file(uid, len_bytes));
+        made.unwrap_or_else(|error| {
+            tracing::warn!(
+                uid,
+                "no segments for a user, whose sessions read by message: {error}"
+            );
+            None
+        })
     }
 
     /// The new session is one of all from here on. Answers whether there are others.

@@ -6,6 +6,7 @@ use crate::error::KernelError;
 use crate::leases::{Limits, Table};
 use crate::logs::LogStore;
 use crate::placement::{Hierarchy, Marks, Placement, Placer};
+use crate::segments::Segments;
 use crate::status::Counters;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -85,6 +86,8 @@ pub struct KernelFs {
     /// One move of a directory to another parent at a time.
     pub(crate) rename: Mutex<()>,
     pub(crate) counters: Counters,
+    /// What ordinary users' sessions map.
+    pub(crate) segments: Segments,
     /// When it was opened, by the monotonic clock.
     pub(crate) started_ms: u64,
     /// No inode without a name is freed before.
@@ -174,6 +177,7 @@ impl KernelFs {
             tokens,
             rename: Mutex::new(()),
             counters: Counters::default(),
+            segments: Segments::default(),
             background: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             shutdown_asked: AtomicBool::new(false),

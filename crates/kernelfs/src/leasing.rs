@@ -13,10 +13,11 @@ use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
-use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, NUMBERS_MAX, ReleaseItem, Want};
+use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
+use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, NUMBERS_MAX, Near, ReleaseItem, Want};
 use varve_store::{OP_ROOM, StoreError, Tx};
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
@@ -55,6 +56,66 @@ impl KernelFs {
                 Err(error) => return Err(self.refused(&error)),
             }
         }
+    }
+
+    /// `Request::AcquireNear`.
+    pub(crate) fn acquire_near(
+        &self,
+        session: &Arc<Session>,
+        wants: &[Want],
+        near: Near,
+    ) -> Result<Vec<Grant>, IpcError> {
+        if near.count > NEAR_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let mut grants = self.acquire(session, wants)?;
+        grants.extend(self.neighbours(session, near));
+        Ok(grants)
+    }
+
+    /// Leases on inodes that a session may want next, as far as they are to be had at once and for nothing.
+    fn neighbours(&self, session: &Arc<Session>, near: Near) -> Vec<Grant> {
+        let mode = near.mode;
+        if mode == LeaseMode::Write && (session.read_only || self.check_writable().is_err()) {
+            return Vec::new();
+        }
+        let first = near.after.0.saturating_add(1);
+        let last = near.after.0.saturating_add(u64::from(near.count));
+        let slots = (first..=last).map_while(|ino| self.store.slot(Ino(ino)).ok());
+        let there = slots.filter_map(|slot| match slot {
+            InodeSlot::Used(inode) => Some(inode.attr),
+            InodeSlot::Free(_) | InodeSlot::Reserved(_) => None,
+        });
+        // A directory that is to be changed is asked for by who changes it: with its lease goes what others know of its names.
+        let wants: Vec<_> = there
+            .filter(|attr| attr.nlink > 0 && (mode == LeaseMode::Read || !attr.is_dir()))
+            .filter(|attr| session.knows(attr.key))
+            .map(|attr| Want { key: attr.key, mode })
+            .collect();
+        let decision = {
+            let now_ms = self.now_ms();
+            let mut core = self.locked();
+            if core.live(session.id).is_none() || core.holds.count(session.id) + wants.len() > HOLDS_MAX {
+                return Vec::new();
+            }
+            let leases: Vec<_> = wants
+                .iter()
+                .filter_map(|want| core.table.take_free(session.id, want, now_ms))
+                .collect();
+            for granted in &leases {
+                core.holds.add(session.id, granted.key);
+            }
+            Decision {
+                ticket: Ticket(0),
+                session: session.id,
+                leases,
+            }
+        };
+        if decision.leases.is_empty() {
+            return Vec::new();
+        }
+        // One that is gone by now, or a full table of rows: there are none, then.
+        self.make_durable(session, &decision).unwrap_or_default()
     }
 
     /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but counts neither spare numbers nor
@@ -182,6 +243,8 @@ impl KernelFs {
             let attr = self
                 .attr_of(session, granted.key)
                 .map_err(|_| StoreError::NoInode(granted.key))?;
+            // While it has the lease, and the file open after that, it keeps the rights of now.
+            session.rights(&attr);
             if granted.fresh && granted.mode == LeaseMode::Write {
                 rows.push(grant_row(session, granted, &attr, first_seq));
             }
@@ -476,6 +539,21 @@ impl KernelFs {
         Ok(log.len_bytes())
     }
 
+    /// `Request::SyncLog`: what a client with a backing file does by itself.
+    pub(crate) fn sync_log(&self, session: &Session, offset: u64, len: u64) -> Result<(), IpcError> {
+        let Some(log) = &session.log else {
+            return Err(no(libc::EROFS));
+        };
+        log.sync(offset, len).map_err(|error| {
+            tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
+            no(match error {
+                varve_media::MediaError::OutOfRange { .. } => libc::EINVAL,
+                error if error.is_no_space() => libc::ENOSPC,
+                _ => libc::EIO,
+            })
+        })
+    }
+
     /// `Request::Credits`.
     pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
@@ -522,8 +600,12 @@ fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_
     if session.privileged || session.cred.uid == attr.uid {
         bits |= rights::OWN;
     }
-    let mask = if attr.is_dir() { 3 } else { 2 };
-    if session.may(attr, mask) {
+    // A file that was opened for writing stays so; names are asked for anew each time.
+    let writes = match attr.is_dir() {
+        true => session.may(attr, 3),
+        false => session.rights(attr) & 2 != 0,
+    };
+    if writes {
         bits |= rights::WRITE;
     }
     GrantRow {

@@ -1,5 +1,6 @@
 //! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in [`crate::host`].
 
+use crate::segments::SegmentFile;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -46,13 +47,23 @@ pub trait LogStore: Send + Sync {
     /// Removes log and page. A client that maps them keeps its mapping.
     fn remove(&self, session: SessionId);
 
-    /// Descriptors for a client in another process; none where that is not possible.
+    /// Descriptors for a client in another process; none where that is not possible. One that is not `privileged` gets neither the NVM nor
+    /// its log's backing file: it could fill the host's disk through it. Its segments are added by others.
     ///
     /// # Errors
     /// Of the medium.
-    fn descriptors(&self, session: SessionId, nvm: bool) -> Result<Descriptors, MediaError> {
-        let _ = (session, nvm);
+    fn descriptors(&self, session: SessionId, privileged: bool) -> Result<Descriptors, MediaError> {
+        let _ = (session, privileged);
         Ok(Descriptors::default())
+    }
+
+    /// A new file of so many bytes for the segments of a user; `None` where there are none, or no more can be afforded.
+    ///
+    /// # Errors
+    /// Of the medium.
+    fn segment_file(&self, uid: u32, len_bytes: u64) -> Result<Option<Box<dyn SegmentFile>>, MediaError> {
+        let _ = (uid, len_bytes);
+        Ok(None)
     }
 
     /// Whether clients must write their logs back for power failures.

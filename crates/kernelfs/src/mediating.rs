@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
 use varve_format::{EntryHeader, InodeKey, LogOp};
-use varve_ipc::{IpcError, LeaseMode, MediatedOp, MediatedResult, Want};
+use varve_ipc::{ClientKind, IpcError, LeaseMode, MediatedOp, MediatedResult, Want};
 use zerocopy::FromBytes;
 
 /// Most supplementary groups of a caller (`NGROUPS_MAX`).
@@ -91,6 +91,15 @@ impl<'o> ByName<'o> {
     }
 }
 
+fn client(session: &Session) -> Client {
+    Client {
+        session: session.id,
+        uid: session.peer.uid,
+        privileged: session.privileged,
+        checked: session.privileged && session.kind == ClientKind::Shim,
+    }
+}
+
 impl KernelFs {
     /// `Request::Mediate`.
     pub(crate) fn mediate(
@@ -160,7 +169,7 @@ impl KernelFs {
         if let Some(by_name) = &by_name {
             self.may_go_by_name(by_name)?;
             // In this order: what was missing when nobody was changing the directory, or went later, was missing at some moment of this call.
-            if self.is_as_digested(by_name) && self.find_by_name(by_name, op)?.is_none() {
+            if self.is_as_digested(by_name) && self.find_by_name(session, by_name, op)?.is_none() {
                 return Err(no(libc::ENOENT));
             }
         }
@@ -234,14 +243,14 @@ impl KernelFs {
         by_name: &ByName<'_>,
     ) -> Result<MediatedResult, IpcError> {
         for _ in 0..LOOKS_MAX {
-            let named = self.find_by_name(by_name, op)?;
+            let named = self.find_by_name(session, by_name, op)?;
             let mut keys = vec![by_name.dir, by_name.new_dir];
             keys.extend(named);
             keys.sort_unstable();
             keys.dedup();
             let Some(named) = named else {
                 // Perhaps it is in a log that is not digested; under the leases every log on these directories is.
-                self.under_leases_find(by_name, op, &keys)?;
+                self.under_leases_find(session, by_name, op, &keys)?;
                 continue;
             };
             match self.under_leases(session, op, &keys, Some(named)) {
@@ -258,6 +267,7 @@ impl KernelFs {
     /// ENOENT if nothing has the name when all logs on its directory are digested.
     fn under_leases_find(
         &self,
+        session: &Session,
         by_name: &ByName<'_>,
         op: &MediatedOp,
         keys: &[InodeKey],
@@ -272,7 +282,7 @@ impl KernelFs {
             .collect();
         let until_ms = self.now_ms() + self.config.wait_ms;
         self.obtain(owner, &wants, until_ms)?;
-        let found = self.find_by_name(by_name, op);
+        let found = self.find_by_name(session, by_name, op);
         let mut core = self.locked();
         core.table.drop_session(owner);
         core.pump(self.now_ms());
@@ -302,13 +312,25 @@ impl KernelFs {
     }
 
     /// What has the name, as digested; with the rights of the caller in both directories.
-    fn find_by_name(&self, by_name: &ByName<'_>, op: &MediatedOp) -> Result<Option<InodeKey>, IpcError> {
-        let found = digest::find_named(&self.store, by_name.dir, by_name.name, &op.cred).and_then(|found| {
-            if by_name.new_dir != by_name.dir {
-                digest::find_named(&self.store, by_name.new_dir, by_name.new_name, &op.cred)?;
-            }
-            Ok(found)
-        });
+    fn find_by_name(
+        &self,
+        session: &Session,
+        by_name: &ByName<'_>,
+        op: &MediatedOp,
+    ) -> Result<Option<InodeKey>, IpcError> {
+        let found = digest::find_named(&self.store, client(session), by_name.dir, by_name.name, &op.cred)
+            .and_then(|found| {
+                if by_name.new_dir != by_name.dir {
+                    digest::find_named(
+                        &self.store,
+                        client(session),
+                        by_name.new_dir,
+                        by_name.new_name,
+                        &op.cred,
+                    )?;
+                }
+                Ok(found)
+            });
         found.map_err(|error| match error {
             MediateError::Errno(errno) => no(errno),
             MediateError::Store(error) => self.refused(&error),
@@ -332,11 +354,7 @@ impl KernelFs {
         // The session's own log comes first: what it has logged on other inodes may be named here.
         self.digest_session(session, None)
             .map_err(|error| self.refused(&error))?;
-        let client = Client {
-            session: session.id,
-            uid: session.peer.uid,
-            privileged: session.privileged,
-        };
+        let client = client(session);
         let view = LeaseView(self);
         let env = self.environment(&view);
         let change = self.begin_change();

@@ -38,23 +38,41 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Supplementary groups of a process.
+/// Group and supplementary groups of a process, if it is one of user `uid`: the number of a process that connected and ended may be another user's by
+/// now.
 #[must_use]
-pub fn groups_of(pid: u32) -> Vec<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Groups:"))
-        .unwrap_or("");
-    line.split_ascii_whitespace()
-        .filter_map(|group| group.parse().ok())
-        .collect()
+pub fn groups_of(pid: u32, uid: u32) -> Option<(u32, Vec<u32>)> {
+    groups_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, uid)
+}
+
+fn groups_in(status: &str, uid: u32) -> Option<(u32, Vec<u32>)> {
+    let numbers = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(
+            line.split_ascii_whitespace()
+                .filter_map(|number| number.parse().ok())
+                .collect::<Vec<u32>>(),
+        )
+    };
+    // Real, effective, saved, file system.
+    if numbers("Uid:")?.get(1) != Some(&uid) {
+        return None;
+    }
+    Some((*numbers("Gid:")?.get(1)?, numbers("Groups:")?))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::ProcessId;
+    use super::{ProcessId, groups_in, groups_of};
+
+    #[test]
+    fn groups_are_those_of_a_process_of_the_same_user_only() {
+        let status = "Name:\tx\nUid:\t1\t7\t7\t7\nGid:\t8\t9\t9\t9\nGroups:\t8 20 \n";
+        assert_eq!(groups_in(status, 7), Some((9, vec![8, 20])));
+        assert_eq!(groups_in(status, 1), None);
+        assert!(groups_of(u32::MAX, 0).is_none());
+    }
 
     #[test]
     fn process_is_told_from_a_later_one_with_its_number() {

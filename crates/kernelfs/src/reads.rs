@@ -50,7 +50,7 @@ impl KernelFs {
             .get_key(key)
             .map_err(|error| self.unreadable(&error))?
             .attr;
-        if !session.may(&attr, READ) {
+        if session.rights(&attr) & READ == 0 {
             return Err(no(libc::EACCES));
         }
         Ok(attr)
@@ -115,6 +115,7 @@ impl KernelFs {
         dir: InodeKey,
         cookie: u64,
         max: u32,
+        attrs: bool,
     ) -> Result<Vec<DirEntry>, IpcError> {
         self.leased(session, dir)?;
         if !self.readable(session, dir)?.is_dir() {
@@ -127,19 +128,20 @@ impl KernelFs {
             .map_err(|error| self.unreadable(&error))?;
         let mut entries = Vec::with_capacity(items.len());
         for item in items {
-            let changing = self.locked().table.written_by_other(session.id, item.key);
-            let attr = if changing {
-                None
-            } else {
+            // Attributes need search permission on the directory, which the next lookup checks.
+            let told =
+                attrs && session.privileged && !self.locked().table.written_by_other(session.id, item.key);
+            let attr = if told {
                 self.store.get_key(item.key).ok().map(|inode| inode.attr)
+            } else {
+                None
             };
             entries.push(DirEntry {
                 name: item.name,
                 key: item.key,
                 kind: item.kind,
                 next_cookie: item.cookie,
-                // Attributes need search permission on the directory, which the next lookup checks.
-                attr: if session.privileged { attr } else { None },
+                attr,
             });
         }
         Ok(entries)
@@ -169,7 +171,7 @@ impl KernelFs {
             .get_key(key)
             .map_err(|error| self.unreadable(&error))?
             .attr;
-        let readable = session.may(&attr, READ);
+        let readable = session.rights(&attr) & READ != 0;
         let list = self
             .store
             .xattr_list(key.ino)
@@ -207,6 +209,9 @@ impl KernelFs {
     ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
         self.leased(session, key)?;
         self.readable(session, key)?;
+        if let Some(segments) = &session.segments {
+            return self.map_window(session, segments, key, from);
+        }
         // Before the tree is read: whatever replaces these blocks from here on tells the session.
         if !self.locked().table.note_mapped(session.id, key) {
             return Err(no(libc::EAGAIN));

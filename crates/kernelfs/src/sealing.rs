@@ -389,6 +389,10 @@ impl KernelFs {
         }
         // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was digested.
         sealed.sort_by_key(|(session, _)| session.id);
+        let revived = sealed
+            .iter()
+            .map(|(session, _)| (session.id, Arc::clone(session)));
+        self.locked().revived = revived.collect();
         for (session, seal) in sealed {
             match self.finish_session(&session, &seal, true, limit) {
                 Ok(()) => {}
@@ -400,6 +404,7 @@ impl KernelFs {
                 }
             }
         }
+        self.locked().revived.clear();
         let unfinished: HashSet<_> = self
             .locked()
             .unfinished
@@ -469,7 +474,8 @@ impl KernelFs {
             peer: Peer {
                 pid: row.pid,
                 uid: row.uid,
-                gid: row.uid,
+                // Not known yet: that of the process, if it lives.
+                gid: u32::MAX,
             },
             privileged: self.is_privileged(row.uid),
             read_only: false,
@@ -482,6 +488,7 @@ impl KernelFs {
                 start: row.pid_start,
             }),
             known: None,
+            segments: None,
         });
         session.page.seal();
         session.reader.lock().digested = row.digested;

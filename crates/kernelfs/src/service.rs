@@ -33,15 +33,23 @@ impl KernelFs {
             Request::Lookup { dir, name } => self.lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
             Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
+            Request::AcquireNear { wants, near } => {
+                self.acquire_near(session, &wants, near).map(Response::Granted)
+            }
             Request::Release { items } => self.release(session, &items).map(|()| Response::Done),
             Request::Drop { keys } => self.drop_holds(session, &keys).map(|()| Response::Done),
             Request::Hold { keys } => self.hold(session, &keys).map(|()| Response::Done),
             Request::AllocInodes { near, count } => {
                 self.alloc_inodes(session, near, count).map(Response::Inodes)
             }
-            Request::ReadDir { dir, cookie, max } => {
-                self.read_dir(session, dir, cookie, max).map(Response::Entries)
-            }
+            Request::ReadDir {
+                dir,
+                cookie,
+                max,
+                attrs,
+            } => self
+                .read_dir(session, dir, cookie, max, attrs)
+                .map(Response::Entries),
             Request::ReadLink { key } => self.read_link(session, key).map(Response::Bytes),
             Request::Xattrs { key } => self.xattrs(session, key).map(Response::Xattrs),
             Request::MapExtents { key, from, max } => {
@@ -52,6 +60,7 @@ impl KernelFs {
                 self.read_data(session, key, offset, len).map(Response::Bytes)
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
+            Request::SyncLog { offset, len } => self.sync_log(session, offset, len).map(|()| Response::Done),
             Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
             Request::Digest { upto, wait } => {
                 self.digest_request(session, upto, wait).map(Response::Digested)
@@ -132,9 +141,14 @@ impl Service for KernelFs {
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
         let opened = self.open_session(peer, hello)?;
         let session = opened.welcome.session;
-        let descriptors = self
-            .logs
-            .descriptors(session, opened.welcome.privileged)
+        let given = self.logs.descriptors(session, opened.welcome.privileged);
+        let descriptors = given
+            .and_then(|mut given| {
+                if let Some(segments) = &opened.segments {
+                    given.nvm = Some(segments.share()?);
+                }
+                Ok(given)
+            })
             .map_err(|error| {
                 tracing::error!(%session, "no descriptors for a client: {error}");
                 self.seal(session, "its opening failed", false);

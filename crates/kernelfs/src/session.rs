@@ -2,8 +2,9 @@
 
 use crate::digest::SessionLog;
 use crate::process::ProcessId;
+use crate::segments::UserSegments;
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
@@ -14,8 +15,9 @@ use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 /// Most inodes that an unprivileged session can name.
 const KNOWN_MAX: usize = 1 << 20;
 
-/// Inodes that an unprivileged client has looked up; goes from a session to the one that continues it.
-pub(crate) type Known = Arc<Mutex<HashSet<InodeKey>>>;
+/// Inodes that an unprivileged client has looked up, and the rights (4 read, 2 write) that it had on each while it held it; goes from a
+/// session to the one that continues it.
+pub(crate) type Known = Arc<Mutex<HashMap<InodeKey, u32>>>;
 
 /// The reading end of a session's log. Held while the log is digested.
 pub(crate) struct Reader {
@@ -87,6 +89,8 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) process: ProcessId,
     pub(crate) cred: Cred,
+    /// It is a session of an earlier daemon, whose process is gone: its groups are not known.
+    pub(crate) groups_unknown: bool,
     pub(crate) privileged: bool,
     pub(crate) read_only: bool,
     pub(crate) token: u128,
@@ -100,6 +104,8 @@ pub(crate) struct Session {
     pub(crate) row_changes: Mutex<()>,
     /// Blocks reserved and not used up.
     pub(crate) credits: AtomicU64,
+    /// Where an unprivileged session reads its user's files directly, if it does.
+    pub(crate) segments: Option<Arc<UserSegments>>,
     /// Inodes that an unprivileged session has looked up.
     known: Known,
 }
@@ -115,10 +121,12 @@ pub(crate) struct Parts {
     pub(crate) created_ns: TimeNs,
     pub(crate) page: Arc<Page>,
     pub(crate) log: Option<Arc<dyn Region>>,
-    /// The peer's process, if it is known from a row.
+    /// The peer's process, if it is known from a row: a session of an earlier daemon.
     pub(crate) process: Option<ProcessId>,
     /// What the session that this one continues could name.
     pub(crate) known: Option<Known>,
+    /// Of an unprivileged one's user.
+    pub(crate) segments: Option<Arc<UserSegments>>,
 }
 
 impl Session {
@@ -135,20 +143,31 @@ impl Session {
             log,
             process,
             known,
+            segments,
         } = parts;
-        let groups = if privileged {
-            Vec::new()
+        // Of a session of an earlier daemon nothing is known but its process, if that lives.
+        let gone = process.is_some_and(|process| !process.is_alive());
+        let known_groups = if privileged || gone {
+            None
         } else {
-            crate::process::groups_of(peer.pid)
+            crate::process::groups_of(peer.pid, peer.uid)
+        };
+        let groups_unknown = process.is_some() && known_groups.is_none();
+        let (gid, groups) = match known_groups {
+            // A peer's own word is that of its connect; of an earlier daemon's there is none.
+            Some((gid, groups)) if process.is_some() => (gid, groups),
+            Some((_, groups)) => (peer.gid, groups),
+            None => (peer.gid, Vec::new()),
         };
         Self {
             id,
             kind,
             peer,
             process: process.unwrap_or_else(|| ProcessId::of(peer.pid)),
+            groups_unknown,
             cred: Cred {
                 uid: peer.uid,
-                gid: peer.gid,
+                gid,
                 groups,
             },
             privileged,
@@ -172,7 +191,8 @@ impl Session {
             turn: Turn::default(),
             row_changes: Mutex::new(()),
             credits: AtomicU64::new(0),
-            known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashSet::from([InodeKey::ROOT])))),
+            segments,
+            known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
         }
     }
 
@@ -198,7 +218,7 @@ impl Session {
         if !self.privileged {
             let mut known = self.known.lock();
             if known.len() < KNOWN_MAX {
-                known.insert(key);
+                known.entry(key).or_insert(0);
             }
         }
     }
@@ -210,7 +230,38 @@ impl Session {
 
     /// Whether the session may name `key`.
     pub(crate) fn knows(&self, key: InodeKey) -> bool {
-        self.privileged || self.known.lock().contains(&key)
+        self.privileged || self.known.lock().contains_key(&key)
+    }
+
+    /// Rights (4 read, 2 write) on an inode that the session holds: those that its user has, and those that it had at some time since it
+    /// holds the inode. A file that was opened stays open as it was opened, whatever becomes of its mode; and what could have been opened
+    /// is taken to have been. An owner has both, since it can give them to itself.
+    pub(crate) fn rights(&self, attr: &InodeAttr) -> u32 {
+        const DATA: u32 = 6;
+        if self.privileged || (self.cred.uid == attr.uid && !attr.is_dir()) {
+            return DATA;
+        }
+        let bits = [4, 2].into_iter().filter(|bit| may(attr, &self.cred, *bit));
+        let now: u32 = bits.sum();
+        match self.known.lock().get_mut(&attr.key) {
+            Some(had) => {
+                *had |= now;
+                *had
+            }
+            None => now,
+        }
+    }
+
+    /// Rights that the session had at some time since it holds `key`.
+    pub(crate) fn had(&self, key: InodeKey) -> u32 {
+        self.known.lock().get(&key).copied().unwrap_or(0)
+    }
+
+    /// The session holds `key` no more: what it may do is what the mode says, from now on.
+    pub(crate) fn forget_rights(&self, key: InodeKey) {
+        if let Some(had) = self.known.lock().get_mut(&key) {
+            *had = 0;
+        }
     }
 
     /// Whether the session's user has the permission bits `mask` (4 read, 2 write, 1 search) on a file.

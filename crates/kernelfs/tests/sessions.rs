@@ -163,9 +163,8 @@ fn restart_digests_every_log_and_seals_every_session() {
     world.check();
 }
 
-#[test]
-fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
-    let world = World::new();
+/// A client holds a deleted file when everything stops; what is there after the next start.
+fn restarted_with_an_orphan(world: World) -> (World, common::Client, InodeKey) {
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"open");
     a.log_op(&LogOp::Unlink {
@@ -175,6 +174,13 @@ fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
     });
     let world = world.restart();
     world.kernel.tick();
+    (world, a, key)
+}
+
+#[test]
+fn orphan_lives_through_a_restart_while_its_client_may_come_back() {
+    let world = World::new();
+    let (world, a, key) = restarted_with_an_orphan(world);
     let a = a.resume(&world.kernel, vec![key]);
     world.clock.advance_ms(world.config.grace_ms + 1);
     world.kernel.tick();
@@ -211,15 +217,7 @@ fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_ba
     drop(a);
     assert_eq!(world.kernel.status().inodes_used, inodes);
     // After a crash one may: it is kept for a while.
-    let mut a = world.client();
-    let key = write_file(&mut a, b"f", b"open");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    });
-    let world = world.restart();
-    world.kernel.tick();
+    let (world, _client, _) = restarted_with_an_orphan(world);
     assert_eq!(world.kernel.status().inodes_used, inodes + 1);
 }
 
@@ -525,6 +523,133 @@ fn unprivileged_session_sees_only_what_its_user_may() {
     b.link.call(Request::Bye).unwrap();
     assert_eq!(world.kernel.status().digest.refused, 1);
     world.check();
+}
+
+#[test]
+fn rights_of_an_open_file_last_until_it_is_closed() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    let mode = |mode| LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode,
+            ..varve_format::SetAttr::default()
+        },
+    };
+    a.log_op(&mode(0o666));
+    a.link.call(Request::Bye).unwrap();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let mut b = world.client_as(peer, hello());
+    let read = Request::ReadData {
+        key,
+        offset: 0,
+        len: 1,
+    };
+    b.read_lease(ROOT);
+    b.lookup(b"f").unwrap();
+    let lease = b.read_lease(key).lease;
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"x".to_vec())));
+    // It gives the lease back, and has the file open.
+    b.release(key, lease, true);
+    let mut c = world.client();
+    c.write_lease(key);
+    c.log_op(&mode(0o600));
+    c.link.call(Request::Bye).unwrap();
+    let lease = b.write_lease(key).lease;
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"x".to_vec())));
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"y",
+    });
+    b.link
+        .call(Request::Digest {
+            upto: LogSeq(1),
+            wait: true,
+        })
+        .unwrap();
+    assert_eq!(b.link.call(read.clone()), Ok(Response::Bytes(b"y".to_vec())));
+    b.release(key, lease, false);
+    b.write_lease(key);
+    assert_eq!(b.link.call(read), Err(IpcError::Errno(libc::EACCES)));
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"z",
+    });
+    b.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.status().digest.refused, 1);
+    world.check();
+}
+
+#[test]
+fn owner_who_takes_the_right_to_write_back_writes_under_the_same_lease() {
+    let world = World::new();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    a.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE | varve_format::SetAttrMask::UID,
+            mode: 0o400,
+            uid: 4711,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    a.link.call(Request::Bye).unwrap();
+    let mut b = world.client_as(peer, hello());
+    b.read_lease(ROOT);
+    b.lookup(b"f").unwrap();
+    b.write_lease(key);
+    b.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode: 0o600,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    b.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"written",
+    });
+    b.link.call(Request::Bye).unwrap();
+    assert_eq!(world.kernel.status().digest.refused, 0);
+    world.check();
+}
+
+#[test]
+fn user_that_is_not_named_has_no_session() {
+    let world = World::with(Config {
+        users: varve_kernelfs::Users::Only(vec![4712]),
+        ..Config::default()
+    });
+    let open = |uid| {
+        let peer = Peer {
+            pid: std::process::id(),
+            uid,
+            gid: uid,
+        };
+        world
+            .kernel
+            .open_session(peer, hello())
+            .map(|opened| opened.welcome.privileged)
+    };
+    assert_eq!(open(4711), Err(IpcError::Errno(libc::EACCES)));
+    assert_eq!(open(4712), Ok(false));
+    assert_eq!(open(0), Ok(true));
 }
 
 #[test]

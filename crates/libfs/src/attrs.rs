@@ -61,6 +61,25 @@ pub struct OpenFlags {
     pub direct: bool,
 }
 
+impl OpenFlags {
+    /// For reading alone.
+    pub const READ: Self = Self {
+        read: true,
+        write: false,
+        append: false,
+        truncate: false,
+        sync: false,
+        dsync: false,
+        direct: false,
+    };
+
+    /// For reading and writing.
+    pub const READ_WRITE: Self = Self {
+        write: true,
+        ..Self::READ
+    };
+}
+
 pub(crate) const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
 pub(crate) const EXEC: u32 = 1;

@@ -54,6 +54,12 @@ impl Fs {
     pub fn root(&self) -> InodeKey {
         self.mount.session().welcome.root.key
     }
+    /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any credentials. Else calls must name these
+    /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
+    #[must_use]
+    pub fn acts_for(&self) -> Option<Cred> {
+        self.mount.session().welcome.acts_for.clone()
+    }
     /// Whether other sessions use the pool.
     #[must_use]
     pub fn company(&self) -> bool {
@@ -151,11 +157,7 @@ impl Fs {
     /// As the system call of that name.
     pub fn tmpfile(&self, dir: InodeKey, mode: u32, cred: &Cred) -> Result<OpenFile> {
         let attr = names::tmpfile(&self.mount, dir, mode, cred)?;
-        let flags = OpenFlags {
-            read: true,
-            write: true,
-            ..OpenFlags::default()
-        };
+        let flags = OpenFlags::READ_WRITE;
         Ok(OpenFile::over(&self.mount, attr.key, flags))
     }
 
@@ -233,12 +235,20 @@ impl Fs {
         names::readlink(&self.mount, key)
     }
 
-    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..`; an empty list is the end. Attributes are filled in where they are known.
+    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..` and without attributes; an empty list is the end.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        names::readdir(&self.mount, dir, cookie, max)
+        names::readdir(&self.mount, dir, cookie, max, false)
+    }
+
+    /// As [`readdir`](Self::readdir), with attributes where they are known.
+    ///
+    /// # Errors
+    /// As [`readdir`](Self::readdir).
+    pub fn readdir_plus(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
+        names::readdir(&self.mount, dir, cookie, max, true)
     }
 
     /// Opens an inode.

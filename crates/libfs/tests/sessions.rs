@@ -11,15 +11,7 @@ use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, Posix, RenameFlag
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
-const RW: OpenFlags = OpenFlags {
-    read: true,
-    write: true,
-    append: false,
-    truncate: false,
-    sync: false,
-    dsync: false,
-    direct: false,
-};
+const RW: OpenFlags = OpenFlags::READ_WRITE;
 
 fn mount(fake: &Arc<Fake>) -> Fs {
     Fs::mount(fake.connector(), FsOptions::default()).unwrap()
@@ -31,16 +23,7 @@ fn me() -> Cred {
 
 fn contents(fs: &Fs, name: &[u8]) -> Vec<u8> {
     let key = fs.lookup(fs.root(), name, &me()).unwrap().key;
-    let file = fs
-        .open(
-            key,
-            OpenFlags {
-                read: true,
-                ..OpenFlags::default()
-            },
-            &me(),
-        )
-        .unwrap();
+    let file = fs.open(key, OpenFlags::READ, &me()).unwrap();
     let mut out = vec![0; 1 << 16];
     let count = file.read_at(0, &mut out).unwrap();
     out.truncate(count);
@@ -459,4 +442,42 @@ fn acknowledged_change_counts_when_its_directory_is_wanted_back_meanwhile() {
         varve_libfs::seeded::arm(None);
         assert!(seen, "the fault is not seen");
     }
+}
+
+#[test]
+fn lease_that_came_ahead_too_late_is_not_believed() {
+    let fake = Fake::new();
+    let (a, b) = (mount(&fake), mount(&fake));
+    let root = a.root();
+    // Two neighbours, known to the daemon, of which nobody has a lease but who made them.
+    let x = a.create(root, b"x", FILE, 0, &me()).unwrap();
+    let y = a.create(root, b"y", FILE, 0, &me()).unwrap();
+    assert_eq!(y.key.ino.0, x.key.ino.0 + 1);
+    a.unmount().unwrap();
+    let c = mount(&fake);
+    let private = |fs: &Fs, mode| {
+        let change = AttrChange {
+            mode: Some(mode),
+            ..AttrChange::default()
+        };
+        fs.setattr(y.key, &change, &me()).unwrap();
+    };
+    // The second session asks for x, and y comes with it; the answer is late.
+    let answer = fake.hold(2, "acquire", x.key, true);
+    std::thread::scope(|scope| {
+        let seen = scope.spawn(|| b.getattr(x.key).unwrap());
+        assert!(
+            answer.reached(std::time::Duration::from_secs(20)),
+            "x is asked for"
+        );
+        assert!(fake.has(2, y.key), "its neighbour came with it");
+        // Another one wants y: it is asked back before it is known, and given back.
+        private(&c, 0o600);
+        assert!(!fake.has(2, y.key));
+        answer.open();
+        assert_eq!(seen.join().unwrap().key, x.key);
+    });
+    assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o600);
+    private(&c, 0o400);
+    assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o400);
 }

@@ -220,6 +220,10 @@ impl Region for EmulatedRegion {
         self.inner.allocate(off, len)
     }
 
+    fn populate(&self, off: u64, len: u64) {
+        self.inner.populate(off, len);
+    }
+
     fn state(&self) -> DeviceState {
         self.inner.state()
     }

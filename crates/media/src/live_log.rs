@@ -60,6 +60,8 @@ pub struct LiveLog {
     written: Vec<AtomicU64>,
     latch: Latch,
     growing: Mutex<()>,
+    /// Other processes can shorten the live file.
+    distrusts: bool,
     /// The live copy was given back: nothing of it goes to the disk any more.
     retired: AtomicBool,
 }
@@ -142,7 +144,12 @@ impl LiveLog {
         let disk =
             DirectFile::from_file(File::from(backing)).map_err(|e| MediaError::setup(&name, "use it", &e))?;
         let live = MappedRegion::from_file(File::from(live), name.clone(), Backing::Shm, max_bytes, true)?;
-        Self::new(name, live.retirable(), disk)
+        // A client that shortens its own log harms itself, and its program's signal handlers are not ours.
+        let log = Self::new(name, live.retirable(), disk)?;
+        Ok(Self {
+            distrusts: false,
+            ..log
+        })
     }
 
     fn new(name: DeviceName, live: MappedRegion, backing: DirectFile) -> Result<Self, MediaError> {
@@ -174,6 +181,7 @@ impl LiveLog {
             written,
             latch,
             growing,
+            distrusts: true,
             retired: AtomicBool::new(false),
         })
     }
@@ -229,7 +237,11 @@ impl LiveLog {
             self.backing.bounce().with(|buf| {
                 let n = (range.end - at).min(buf.bytes().len() as u64);
                 let blocks = &mut buf.bytes_mut()[..n as usize];
-                self.live.read(at, blocks)?;
+                if self.distrusts {
+                    self.live.read_shared(at, blocks)?;
+                } else {
+                    self.live.read(at, blocks)?;
+                }
                 // After the copy: one that was made before the memory went is good.
                 if self.retired.load(Ordering::SeqCst) {
                     return Err(MediaError::ReadOnly {

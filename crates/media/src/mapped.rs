@@ -153,11 +153,6 @@ impl MappedRegion {
         self.map.extend_to(meta.len().min(self.map.reserved_bytes()));
         Ok(self.map.len_bytes())
     }
-
-    /// Faults a range in for writing. Only speed.
-    pub fn populate(&self, off: u64, len: u64) {
-        self.map.populate(off, len);
-    }
 }
 
 impl Region for MappedRegion {
@@ -233,6 +228,10 @@ impl Region for MappedRegion {
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
         check_range(&self.name, off, len, self.len_bytes())?;
         self.allocate_host(off, len)
+    }
+
+    fn populate(&self, off: u64, len: u64) {
+        self.map.populate(off, len);
     }
 
     fn as_ptr(&self) -> Option<NonNull<u8>> {

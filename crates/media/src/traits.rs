@@ -129,6 +129,10 @@ pub trait Region: Send + Sync {
     /// `OutOfRange`; `NoSpace`, and some of the range may be allocated then.
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
+    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next. Changes no content; does nothing
+    /// where there are no pages.
+    fn populate(&self, _off: u64, _len: u64) {}
+
     /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where there is no
     /// mapping or where an access by pointer would escape a simulation or a model. Safe code does not need it: one
     /// [`read`](Self::read) an extent costs one virtual call.

@@ -52,6 +52,8 @@ pub struct Process {
     pub same_ids: AtomicBool,
     /// Effective user when the session was opened.
     session_uid: AtomicU32,
+    /// Whom the session acts for, if it is an ordinary user's.
+    session_cred: RwLock<Option<Cred>>,
     /// The program has started threads.
     pub threaded: AtomicBool,
     /// Nothing new is served.
@@ -153,6 +155,7 @@ impl Process {
             cred: RwLock::new(Arc::new(Cred::root())),
             same_ids: AtomicBool::new(true),
             session_uid: AtomicU32::new(0),
+            session_cred: RwLock::default(),
             threaded: AtomicBool::new(false),
             off: AtomicBool::new(false),
             missed: AtomicU32::new(0),
@@ -196,10 +199,19 @@ impl Process {
         let ids = kernel::ids();
         let changed = self.refresh_ids(&ids);
         let lost = matches!(self.fs.get(), Some(Some(_)))
-            && !ids.users.contains(&self.session_uid.load(Ordering::Relaxed));
+            && (!ids.users.contains(&self.session_uid.load(Ordering::Relaxed))
+                || !self.session_acts_for(&ids));
         if lost || (changed && self.threaded.load(Ordering::Relaxed)) {
             self.give_up();
         }
+    }
+
+    /// Whether what the program may do with these ids is what its session may do: an ordinary user's session acts for that user and the groups
+    /// that it had then, whoever the program is now. What the daemon would refuse later must not be acknowledged here.
+    fn session_acts_for(&self, ids: &Ids) -> bool {
+        let guard = self.session_cred.read();
+        let Some(cred) = guard.as_ref() else { return true };
+        cred.uid == ids.uid && cred.in_group(ids.gid) && ids.groups.iter().all(|group| cred.in_group(*group))
     }
 
     /// The umask changed.
@@ -220,7 +232,8 @@ impl Process {
     pub fn fs(&self) -> Here<&Fs> {
         let opened = self.fs.get_or_init(|| {
             let anchor = self.open_anchor()?;
-            self.session_uid.store(kernel::ids().users[1], Ordering::Relaxed);
+            let ids = kernel::ids();
+            self.session_uid.store(ids.users[1], Ordering::Relaxed);
             let connector = Arc::new(SocketConnector {
                 path: self.config.socket.clone(),
             });
@@ -229,6 +242,11 @@ impl Process {
                 ..FsOptions::default()
             };
             let fs = Fs::mount(connector, options).ok()?;
+            *self.session_cred.write() = fs.acts_for();
+            // Ids for files can be others than those that the daemon sees, and it may not see all groups.
+            if !self.session_acts_for(&ids) {
+                return None;
+            }
             self.anchor.store(anchor, Ordering::Release);
             Some(fs)
         });

@@ -1,7 +1,7 @@
 //! The heart of a transaction: dirty blocks, allocations, frees, the commit. Knows no files.
 
 use crate::cache::{InodeFile, View};
-use crate::journal::{Payload, diff, diff_bytes};
+use crate::journal::Payload;
 use crate::layout::{Layout, Place};
 use crate::lens::{Lens, POOL_INO};
 use crate::rows::Writer;
@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use varve_extent_tree::{MetaIo, MetaRead};
+use varve_format::journal::RANGE_HEADER_SIZE;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{
@@ -21,17 +22,54 @@ use varve_format::{
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Bytes at the start of a block that change together with its checksum.
+const CHECKSUM_WORD: usize = 8;
+
 /// A block changed or made in this transaction.
 struct Dirty {
-    content: Box<Block>,
+    /// Shared with nobody once it was changed.
+    content: Arc<Block>,
     /// Committed content; `None`: made in this transaction, written directly.
     base: Option<Arc<Block>>,
     /// No header to seal.
     raw: bool,
     /// The record holds all of it, because what lies on media cannot be trusted (repair only).
     whole: bool,
-    /// Bytes that its difference takes in the record, when known.
-    cost: Option<u64>,
+    /// Its difference, when known.
+    diff: Option<Diff>,
+}
+
+/// How a block differs from what is committed, but for the checksum in its header.
+#[derive(Default)]
+struct Diff {
+    /// Bytes that it takes in the record.
+    cost: u64,
+    /// Offset and length of each range. None of a block of which the record holds all.
+    ranges: Vec<(u16, u16)>,
+}
+
+impl Dirty {
+    fn bytes(&mut self) -> &mut Block {
+        Arc::make_mut(&mut self.content)
+    }
+
+    /// Compares it with what is committed.
+    fn compare(&self, base: &Block) -> Diff {
+        // The first word holds the checksum, which changes when the block is sealed.
+        let mut diff = Diff {
+            cost: if self.whole { BLOCK_SIZE as u64 } else { 20 },
+            ranges: Vec::new(),
+        };
+        if self.whole {
+            diff.cost += RANGE_HEADER_SIZE as u64;
+            return diff;
+        }
+        crate::journal::diff(base, &self.content[..], |at, len| {
+            diff.cost += (len + RANGE_HEADER_SIZE) as u64;
+            diff.ranges.push((at as u16, len as u16));
+        });
+        diff
+    }
 }
 
 /// How a row table in DRAM is put back.
@@ -50,6 +88,8 @@ pub(crate) struct Core<'s> {
     saved: Saved,
     touched: [bool; 3],
     nvm_range: Option<(u64, u64)>,
+    /// Bytes written to NVM, counted once: a locked addition after each copy would wait until the copy has left the write buffers.
+    nvm_written: usize,
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     pub(crate) undo: Vec<Undo>,
     /// The tree of the inode file is not as it is committed.
@@ -77,6 +117,7 @@ impl<'s> Core<'s> {
             saved,
             touched: [false; 3],
             nvm_range: None,
+            nvm_written: 0,
             deferred: Vec::new(),
             undo: Vec::new(),
             inode_file_changed: false,
@@ -106,17 +147,12 @@ impl<'s> Core<'s> {
     pub(crate) fn room(&mut self) -> u64 {
         while let Some(block) = self.stale.pop() {
             if let Some(dirty) = self.dirty.get_mut(&block)
-                && dirty.cost.is_none()
+                && dirty.diff.is_none()
                 && let Some(base) = &dirty.base
             {
-                // The first word holds the checksum, which changes when the block is sealed.
-                let cost = if dirty.whole {
-                    (BLOCK_SIZE + varve_format::journal::RANGE_HEADER_SIZE) as u64
-                } else {
-                    diff_bytes(&base[..], &dirty.content[..]) + 20
-                };
-                dirty.cost = Some(cost);
-                self.cost += cost;
+                let diff = dirty.compare(base);
+                self.cost += diff.cost;
+                dirty.diff = Some(diff);
             }
         }
         self.writer.journal.bound().saturating_sub(self.cost)
@@ -128,11 +164,11 @@ impl<'s> Core<'s> {
             self.dirty.insert(
                 block.0,
                 Dirty {
-                    content: Box::new(*base),
+                    content: Arc::clone(&base),
                     base: Some(base),
                     raw,
                     whole: false,
-                    cost: None,
+                    diff: None,
                 },
             );
             self.stale.push(block.0);
@@ -142,8 +178,8 @@ impl<'s> Core<'s> {
             .dirty
             .get_mut(&block.0)
             .ok_or_else(|| StoreError::Damaged("a dirty block is gone".into()))?;
-        if let Some(cost) = dirty.cost.take() {
-            *sum -= cost;
+        if let Some(diff) = dirty.diff.take() {
+            *sum -= diff.cost;
             stale.push(block.0);
         }
         Ok(dirty)
@@ -152,25 +188,26 @@ impl<'s> Core<'s> {
     /// Writes bytes into a block.
     pub(crate) fn patch(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
         let dirty = self.dirty_mut(place.block, false)?;
-        dirty.content[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
+        dirty.bytes()[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     /// Puts `content` in place of a block that cannot be read as it is. The record holds all of it.
     pub(crate) fn force(&mut self, block: BlockNo, content: Box<Block>, raw: bool) {
         if let Some(old) = self.dirty.remove(&block.0)
-            && let Some(cost) = old.cost
+            && let Some(diff) = old.diff
         {
-            self.cost -= cost;
+            self.cost -= diff.cost;
         }
+        let content: Arc<Block> = Arc::from(content);
         self.dirty.insert(
             block.0,
             Dirty {
-                base: Some(Arc::from(content.clone())),
+                base: Some(Arc::clone(&content)),
                 content,
                 raw,
                 whole: true,
-                cost: None,
+                diff: None,
             },
         );
         self.stale.push(block.0);
@@ -179,7 +216,7 @@ impl<'s> Core<'s> {
     /// Writes bytes into a block without header.
     pub(crate) fn patch_raw(&mut self, place: Place, bytes: &[u8]) -> Result<()> {
         let dirty = self.dirty_mut(place.block, true)?;
-        dirty.content[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
+        dirty.bytes()[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -219,12 +256,12 @@ impl<'s> Core<'s> {
     pub(crate) fn alloc_raw(&mut self, want: u64) -> Result<Span> {
         let span = self.alloc_meta(want, None)?;
         for block in span.start..span.start + span.len {
-            self.insert_fresh(block, Box::new([0; BLOCK_SIZE]), true);
+            self.insert_fresh(block, Arc::new([0; BLOCK_SIZE]), true);
         }
         Ok(span)
     }
 
-    fn insert_fresh(&mut self, block: u64, content: Box<Block>, raw: bool) {
+    fn insert_fresh(&mut self, block: u64, content: Arc<Block>, raw: bool) {
         self.dirty.insert(
             block,
             Dirty {
@@ -232,7 +269,7 @@ impl<'s> Core<'s> {
                 base: None,
                 raw,
                 whole: false,
-                cost: Some(0),
+                diff: Some(Diff::default()),
             },
         );
     }
@@ -301,9 +338,9 @@ impl<'s> Core<'s> {
         while at < end {
             let (block, first) = layout.bit(span.tier, at);
             let count = (varve_format::space::BITS_PER_BLOCK - first).min(end - at);
-            let dirty = self.dirty_mut(block, false)?;
+            let bytes = self.dirty_mut(block, false)?.bytes();
             for bit in first..first + count {
-                let byte = &mut dirty.content[BLOCK_HEADER_SIZE + (bit / 8) as usize];
+                let byte = &mut bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize];
                 let mask = 1 << (bit % 8);
                 if (*byte & mask != 0) == value {
                     self.poisoned = true;
@@ -505,7 +542,7 @@ impl<'s> Core<'s> {
         // Summed while it is copied: one pass over the data.
         let offset = start * BLOCK_BYTES;
         self.touched[Tier::Nvm as usize] = true;
-        self.store.count_write(Tier::Nvm, data.len());
+        self.nvm_written += data.len();
         let end = offset + data.len() as u64;
         let (low, high) = self.nvm_range.unwrap_or((offset, end));
         self.nvm_range = Some((low.min(offset), high.max(end)));
@@ -536,13 +573,14 @@ impl<'s> Core<'s> {
     fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         let offset = start * BLOCK_BYTES;
         self.touched[tier as usize] = true;
-        self.store.count_write(tier, data.len());
         if tier == Tier::Nvm {
+            self.nvm_written += data.len();
             let end = offset + data.len() as u64;
             let (low, high) = self.nvm_range.unwrap_or((offset, end));
             self.nvm_range = Some((low.min(offset), high.max(end)));
             self.store.devices.nvm.write(offset, data)?;
         } else {
+            self.store.count_write(tier, data.len());
             self.store.device(tier)?.write(offset, data)?;
         }
         Ok(())
@@ -574,15 +612,31 @@ impl<'s> Core<'s> {
         blocks.sort_unstable_by_key(|(block, _)| **block);
         for (block, dirty) in blocks {
             if !dirty.raw {
-                seal_block(&mut dirty.content);
+                seal_block(dirty.bytes());
             }
             if dirty.whole {
                 payload.push(BlockNo(*block), 0, &dirty.content[..]);
             } else if let Some(base) = &dirty.base {
                 let content = &dirty.content;
-                diff(&base[..], &content[..], |at, len| {
+                let mut push = |at: usize, len: usize| {
                     payload.push(BlockNo(*block), at, &content[at..at + len]);
-                });
+                };
+                // What was found when the room was asked for still holds, but for the checksum.
+                let known = dirty.diff.as_ref().map(|diff| diff.ranges.as_slice());
+                let headed = |ranges: &&[(u16, u16)]| {
+                    let first = ranges.first().map_or(BLOCK_SIZE, |(at, _)| usize::from(*at));
+                    dirty.raw || first >= BLOCK_HEADER_SIZE
+                };
+                if let Some(ranges) = known.filter(headed) {
+                    if base[..CHECKSUM_WORD] != content[..CHECKSUM_WORD] && !dirty.raw {
+                        push(0, CHECKSUM_WORD);
+                    }
+                    for (at, len) in ranges {
+                        push(usize::from(*at), usize::from(*len));
+                    }
+                } else {
+                    crate::journal::diff(&base[..], &content[..], push);
+                }
             }
         }
         let (needed, bound) = (payload.bytes.len() as u64, self.writer.journal.bound());
@@ -601,7 +655,7 @@ impl<'s> Core<'s> {
             .map(|(block, _)| *block)
             .collect();
         for block in fresh {
-            let content = self.dirty.get(&block).map(|dirty| dirty.content.clone());
+            let content = self.dirty.get(&block).map(|dirty| Arc::clone(&dirty.content));
             if let Some(content) = content {
                 self.put_blocks(Tier::Nvm, block, &content[..])?;
             }
@@ -693,7 +747,7 @@ impl<'s> Core<'s> {
         )
         .map_err(|_| StoreError::Journal("a record just written makes no sense"))?;
         for (block, offset, bytes) in ranges {
-            store.count_write(Tier::Nvm, bytes.len());
+            self.nvm_written += bytes.len();
             store
                 .devices
                 .nvm
@@ -702,7 +756,7 @@ impl<'s> Core<'s> {
         // A fence orders the stores of its own thread only, and the next tail may be moved by another.
         store.devices.nvm.fence()?;
         for (block, dirty) in self.dirty.drain() {
-            store.cache.put(block, Arc::from(dirty.content));
+            store.cache.put(block, dirty.content);
         }
         if self.inode_file_changed {
             store.cache.inode_file().clear();
@@ -733,6 +787,7 @@ impl<'s> Core<'s> {
 
 impl Drop for Core<'_> {
     fn drop(&mut self) {
+        self.store.count_write(Tier::Nvm, self.nvm_written);
         if self.done {
             return;
         }
@@ -769,14 +824,14 @@ impl View for Core<'_> {
 
 impl MetaIo for Core<'_> {
     fn update<R>(&mut self, block: BlockNo, f: impl FnOnce(&mut Block) -> R) -> Result<R> {
-        Ok(f(&mut self.dirty_mut(block, false)?.content))
+        Ok(f(self.dirty_mut(block, false)?.bytes()))
     }
 
     fn alloc(&mut self, near: Option<BlockNo>, kind: BlockKind, owner: Ino) -> Result<BlockNo> {
         let span = self.alloc_meta(1, near.map(|block| block.0))?;
         let number = BlockNo(span.start);
-        let mut content: Box<Block> = Box::new([0; BLOCK_SIZE]);
-        init_block(&mut content, kind, owner, number);
+        let mut content: Arc<Block> = Arc::new([0; BLOCK_SIZE]);
+        init_block(Arc::make_mut(&mut content), kind, owner, number);
         self.insert_fresh(span.start, content, false);
         Ok(number)
     }
@@ -789,9 +844,9 @@ impl MetaIo for Core<'_> {
         };
         self.free_span(span, false)?;
         if let Some(dirty) = self.dirty.remove(&block.0)
-            && let Some(cost) = dirty.cost
+            && let Some(diff) = dirty.diff
         {
-            self.cost -= cost;
+            self.cost -= diff.cost;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::read::{fill, plan};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, OP_ROOM, Progress, Result, StoreError, Tx};
-use varve_extent_tree::{ExtentTree, Mapping};
+use varve_extent_tree::{ExtentTree, Mapping, Run};
 use varve_format::inode::{Content, Inode};
 use varve_format::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, Ino,
@@ -67,24 +67,24 @@ impl Tx<'_> {
         }
         self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
+            let mut new = NewBlocks::new(target, blocks_of(pieces));
             let mut rest = pieces;
-            while let Some((first, _)) = rest.first() {
-                // Pieces that are whole blocks, one after another, go straight from where they are.
-                let whole = whole_blocks(rest);
+            while !rest.is_empty() {
+                // Pieces that are whole blocks go straight from where they are.
+                let whole = rest.iter().take_while(|piece| is_whole(piece)).count();
                 let (now, later) = rest.split_at(whole);
-                if whole > 0 {
-                    core.write_pieces(&mut inode, first / BLOCK_BYTES, now, target)?;
-                    rest = later;
-                    continue;
+                for (offset, data) in now {
+                    core.put_new(&mut new, offset / BLOCK_BYTES, data)?;
                 }
-                let parts = rest.iter().position(is_whole).unwrap_or(rest.len());
-                let (now, later) = rest.split_at(parts);
+                let parts = later.iter().position(is_whole).unwrap_or(later.len());
+                let (now, later) = later.split_at(parts);
                 for (first, last) in segments(now) {
                     let buffer = core.merge(&inode, now, first, last)?;
-                    core.write_blocks(&mut inode, first, &buffer, target)?;
+                    core.put_new(&mut new, first, &buffer)?;
                 }
                 rest = later;
             }
+            core.map_new(&mut inode, new)?;
             inode.attr.size_bytes = inode.attr.size_bytes.max(end);
             core.put(&inode)
         })
@@ -220,17 +220,46 @@ fn is_whole((offset, data): &(u64, &[u8])) -> bool {
     offset.is_multiple_of(BLOCK_BYTES) && data.len().is_multiple_of(BLOCK_SIZE)
 }
 
-/// How many pieces from the first on are whole blocks that lie one after another.
-fn whole_blocks(pieces: &[(u64, &[u8])]) -> usize {
-    let mut end = None;
-    pieces
-        .iter()
-        .take_while(|piece| {
-            let follows = end.is_none_or(|end| end == piece.0);
-            end = Some(piece.0 + piece.1.len() as u64);
-            follows && is_whole(piece)
-        })
-        .count()
+/// How many blocks ascending pieces touch.
+fn blocks_of(pieces: &[(u64, &[u8])]) -> u64 {
+    let (mut blocks, mut counted) = (0, 0);
+    for (offset, data) in pieces {
+        let first = counted.max(offset / BLOCK_BYTES);
+        let end = (offset + data.len() as u64).div_ceil(BLOCK_BYTES);
+        blocks += end.saturating_sub(first);
+        counted = counted.max(end);
+    }
+    blocks
+}
+
+/// Blocks of a file on their way to new places: as many as there are get one run, if there is one, whatever lies between them in the file.
+struct NewBlocks {
+    target: DataTarget,
+    /// Blocks that no place was allocated for yet.
+    left: u64,
+    /// Places for the next blocks.
+    span: Span,
+    /// Checksums of the blocks that are in `span` already.
+    sums: Vec<u32>,
+    /// What was written, ascending.
+    extents: Vec<Extent>,
+}
+
+impl NewBlocks {
+    /// For so many blocks in all.
+    const fn new(target: DataTarget, blocks: u64) -> Self {
+        Self {
+            target,
+            left: blocks,
+            span: Span {
+                tier: Tier::Nvm,
+                start: 0,
+                len: 0,
+            },
+            sums: Vec::new(),
+            extents: Vec::new(),
+        }
+    }
 }
 
 /// Runs of blocks (first, last) that the pieces touch, each at most [`MERGE_BLOCKS`] long.
@@ -322,46 +351,69 @@ impl Core<'_> {
     }
 
     fn write_blocks(&mut self, inode: &mut Inode, at: u64, data: &[u8], target: DataTarget) -> Result<()> {
-        self.write_pieces(inode, at, &[(at * BLOCK_BYTES, data)], target)
+        let mut new = NewBlocks::new(target, (data.len() / BLOCK_SIZE) as u64);
+        self.put_new(&mut new, at, data)?;
+        self.map_new(inode, new)
     }
 
-    /// Writes whole blocks that lie one after another in the file, from block `at` on.
-    fn write_pieces(
-        &mut self,
-        inode: &mut Inode,
-        at: u64,
-        pieces: &[(u64, &[u8])],
-        target: DataTarget,
-    ) -> Result<()> {
-        let blocks: u64 = pieces
-            .iter()
-            .map(|(_, data)| (data.len() / BLOCK_SIZE) as u64)
-            .sum();
-        if blocks == 0 {
-            return Ok(());
-        }
-        let mut later = pieces.iter().map(|(_, data)| *data);
-        let mut data: &[u8] = &[];
-        let mut new: Vec<Extent> = Vec::new();
-        let mut sums = Vec::new();
-        let mut done = 0;
-        while done < blocks {
-            let span = self.alloc_data(target, (blocks - done).min(STEP_BLOCKS))?;
-            sums.clear();
-            while (sums.len() as u64) < span.len {
-                if data.is_empty() {
-                    data = later.next().ok_or(StoreError::Invalid("pieces of a write"))?;
-                }
-                let left = (span.len - sums.len() as u64) as usize * BLOCK_SIZE;
-                let (now, rest) = data.split_at(left.min(data.len()));
-                self.put_summed(span.tier, span.start + sums.len() as u64, now, &mut sums)?;
-                data = rest;
+    /// Writes whole blocks of a file, from block `at` on, to their new places. No more blocks than `new` was made for, ascending.
+    fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: &[u8]) -> Result<()> {
+        let (mut at, mut data) = (at, data);
+        while !data.is_empty() {
+            if new.sums.len() as u64 == new.span.len {
+                // A tier's unit may be sealed by the next allocation: with all its checksums.
+                self.note_checksums(new.span, &new.sums)?;
+                new.sums.clear();
+                new.span = self.alloc_data(new.target, new.left.min(STEP_BLOCKS))?;
+                new.left -= new.span.len;
             }
-            self.note_checksums(span, &sums)?;
-            push(&mut new, extent(at + done, span, ExtentFlags::empty()));
-            done += span.len;
+            let done = new.sums.len() as u64;
+            let room = (new.span.len - done) as usize * BLOCK_SIZE;
+            let (now, later) = data.split_at(room.min(data.len()));
+            let part = Span {
+                start: new.span.start + done,
+                len: (now.len() / BLOCK_SIZE) as u64,
+                ..new.span
+            };
+            self.put_summed(part.tier, part.start, now, &mut new.sums)?;
+            push(&mut new.extents, extent(at, part, ExtentFlags::empty()));
+            at += part.len;
+            data = later;
         }
-        self.replace(inode, at, at + blocks, &new)
+        Ok(())
+    }
+
+    /// Maps what was written, and frees what was there.
+    fn map_new(&mut self, inode: &mut Inode, new: NewBlocks) -> Result<()> {
+        if new.left > 0 || new.sums.len() as u64 != new.span.len {
+            // They would be in use for nobody.
+            return Err(StoreError::Damaged(
+                "blocks allocated for a write are left".into(),
+            ));
+        }
+        self.note_checksums(new.span, &new.sums)?;
+        let mut root = file_root(inode)?;
+        let old = ExtentTree::of(inode.attr.key.ino).replace_each(self, &mut root, &new.extents)?;
+        inode.content = Content::File(root);
+        self.free_runs(&old)
+    }
+
+    /// Frees data, neighbours at once, wherever in the file they were.
+    fn free_runs(&mut self, runs: &[Run]) -> Result<()> {
+        let mut spans: Vec<Span> = runs.iter().map(span_of).collect();
+        spans.sort_unstable_by_key(|span| (span.tier, span.start));
+        let mut rest = spans.into_iter();
+        let Some(mut span) = rest.next() else {
+            return Ok(());
+        };
+        for next in rest {
+            if next.tier == span.tier && next.start == span.start.saturating_add(span.len) {
+                span.len += next.len;
+            } else {
+                self.free_span(std::mem::replace(&mut span, next), true)?;
+            }
+        }
+        self.free_span(span, true)
     }
 
     /// Maps `new` in the range and frees what was there.
@@ -370,10 +422,7 @@ impl Core<'_> {
         let mut root = file_root(inode)?;
         let old = ExtentTree::of(ino).replace(self, &mut root, FileBlock(from)..FileBlock(to), new)?;
         inode.content = Content::File(root);
-        for run in old {
-            self.free_span(span_of(run), true)?;
-        }
-        Ok(())
+        self.free_runs(&old)
     }
 
     /// Unmaps and frees, at most `budget` extents and as long as the record has room.
@@ -407,9 +456,8 @@ impl Core<'_> {
                 *budget -= 1;
                 end = extent.end().0;
             }
-            for run in tree.remove(self, root, FileBlock(start)..FileBlock(end))? {
-                self.free_span(span_of(run), true)?;
-            }
+            let gone = tree.remove(self, root, FileBlock(start)..FileBlock(end))?;
+            self.free_runs(&gone)?;
             at = end;
         }
     }
@@ -673,7 +721,7 @@ fn push(extents: &mut Vec<Extent>, next: Extent) {
     }
 }
 
-fn span_of(run: varve_extent_tree::Run) -> Span {
+fn span_of(run: &Run) -> Span {
     Span {
         tier: run.tier,
         start: run.block.0,

@@ -4,8 +4,8 @@ use crate::seeded::{Bug, armed};
 use crate::{Result, StoreError};
 use std::sync::Arc;
 use varve_format::journal::{
-    HEADER_OFFSETS, JournalHeader, RANGE_HEADER_SIZE, RECORD_ALIGN, RECORD_HEADER_SIZE, RECORD_MAX_BYTES,
-    RING_START, Range, RangeHeader, RecordHeader, parse_ranges,
+    HEADER_OFFSETS, JournalHeader, RECORD_ALIGN, RECORD_HEADER_SIZE, RECORD_MAX_BYTES, RING_START, Range,
+    RangeHeader, RecordHeader, parse_ranges,
 };
 use varve_format::{BlockNo, TxId};
 use varve_media::Region;
@@ -87,13 +87,6 @@ pub(crate) fn diff(old: &[u8], new: &[u8], mut f: impl FnMut(usize, usize)) {
     if let Some((start, end)) = open {
         f(start, end - start);
     }
-}
-
-/// Bytes that the difference takes in a record.
-pub(crate) fn diff_bytes(old: &[u8], new: &[u8]) -> u64 {
-    let mut sum = 0;
-    diff(old, new, |_, len| sum += (len + RANGE_HEADER_SIZE) as u64);
-    sum
 }
 
 impl Journal {

@@ -84,6 +84,9 @@ impl Bits {
     }
 }
 
+/// Rather than a run of fewer blocks than this (and than wanted), space is taken that was never touched.
+const LONG_RUN: u64 = 64;
+
 /// One tier.
 #[derive(Debug)]
 struct TierSpace {
@@ -92,6 +95,8 @@ struct TierSpace {
     free: u64,
     pending: u64,
     cursor: u64,
+    /// The block after the last that was ever in use, as far as is known.
+    high: u64,
     unit_blocks: u64,
     unit_data: u64,
     /// Busy data blocks of each unit.
@@ -149,6 +154,7 @@ impl Space {
                     free: 0,
                     pending: 0,
                     cursor: layout.first_free(),
+                    high: layout.first_free(),
                     unit_blocks: 0,
                     unit_data: 0,
                     live: Vec::new(),
@@ -168,6 +174,7 @@ impl Space {
                     free: 0,
                     pending: 0,
                     cursor: 0,
+                    high: 0,
                     unit_blocks,
                     unit_data: data,
                     live: vec![0; units as usize],
@@ -255,12 +262,20 @@ impl Space {
         if want == 0 {
             return None;
         }
-        let from = near.unwrap_or(nvm.cursor).max(first);
         let end = nvm.busy.len;
-        let start = nvm
+        if near.is_none() && nvm.cursor >= nvm.high && nvm.is_sparse(first) {
+            nvm.cursor = first;
+        }
+        let from = near.unwrap_or(nvm.cursor).max(first);
+        let mut start = nvm
             .longest_near(from, end, want)
             .or_else(|| nvm.longest_near(first, end, want))?;
-        let len = nvm.busy.clear_run(start, (start + want).min(end));
+        let mut len = nvm.busy.clear_run(start, (start + want).min(end));
+        let next = start + len;
+        let jump = near.is_none() && len < want.min(LONG_RUN) && start < nvm.high && nvm.high + want <= end;
+        if jump {
+            (start, len) = (nvm.high, want);
+        }
         let span = Span {
             tier: Tier::Nvm,
             start,
@@ -268,7 +283,7 @@ impl Space {
         };
         nvm.take(span);
         if near.is_none() {
-            nvm.cursor = start + len;
+            nvm.cursor = next;
         }
         Some(span)
     }
@@ -503,7 +518,16 @@ impl Space {
 }
 
 impl TierSpace {
+    /// Whether two of three blocks from `first` on that were ever in use are free. Then they come before those that were never touched: memory
+    /// behind a pool is not all taken because something is overwritten again and again, and free blocks still lie in long runs.
+    fn is_sparse(&self, first: u64) -> bool {
+        let used = self.high.saturating_sub(first);
+        let untouched = self.busy.len.saturating_sub(self.high);
+        self.free.saturating_sub(untouched) * 3 > used * 2
+    }
+
     fn take(&mut self, span: Span) {
+        self.high = self.high.max(span.start + span.len);
         for block in span.start..span.start + span.len {
             debug_assert!(!self.busy.get(block), "block {block} is given out twice");
             self.busy.set(block, true);

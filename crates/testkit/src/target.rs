@@ -46,15 +46,7 @@ pub(crate) fn open(fs: &Fs, path: &Path) -> Outcome<OpenFile> {
         FileKind::Directory => return Err(error(libc::EISDIR)),
         _ => return Err(error(libc::EINVAL)),
     }
-    fs.open(
-        attr.key,
-        OpenFlags {
-            read: true,
-            write: true,
-            ..OpenFlags::default()
-        },
-        &Cred::root(),
-    )
+    fs.open(attr.key, OpenFlags::READ_WRITE, &Cred::root())
 }
 
 fn rename(fs: &Fs, from: &Path, to: &Path, flags: RenameFlags) -> Outcome<()> {
@@ -198,10 +190,7 @@ pub fn content(fs: &Fs, path: &[&str]) -> Outcome<Vec<u8>> {
 }
 
 fn content_of(fs: &Fs, attr: &InodeAttr) -> Outcome<Vec<u8>> {
-    let flags = OpenFlags {
-        read: true,
-        ..OpenFlags::default()
-    };
+    let flags = OpenFlags::READ;
     let file = fs.open(attr.key, flags, &Cred::root())?;
     let mut content = vec![0xa5; attr.size_bytes as usize + 1];
     let count = file.read_at(0, &mut content)?;

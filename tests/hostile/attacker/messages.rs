@@ -5,8 +5,8 @@ use crate::client::{Wire, frame};
 use std::fs::File;
 use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
-use varve_format::{FileBlock, LeaseNo, LogSeq, TxId};
-use varve_ipc::{Admin, Cred, LeaseMode, MediatedOp, ReleaseItem, Request, Response, Upcall, Want};
+use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
+use varve_ipc::{Admin, Cred, LeaseMode, MediatedOp, Near, ReleaseItem, Request, Response, Upcall, Want};
 use zerocopy::IntoBytes;
 
 impl Attacker {
@@ -64,8 +64,16 @@ impl Attacker {
                     },
                     mode: if write { LeaseMode::Write } else { LeaseMode::Read },
                 });
-                Request::Acquire {
-                    wants: wants.collect(),
+                let wants = wants.collect();
+                if self.rng.below(2) == 0 {
+                    Request::Acquire { wants }
+                } else {
+                    let near = Near {
+                        after: Ino(extreme(self)),
+                        count: self.rng.next_u64() as u16 % 200,
+                        mode: if write { LeaseMode::Write } else { LeaseMode::Read },
+                    };
+                    Request::AcquireNear { wants, near }
                 }
             }
             6 => {
@@ -102,6 +110,7 @@ impl Attacker {
                 dir: self.any_key(),
                 cookie: extreme(self),
                 max: extreme(self) as u32,
+                attrs: self.rng.below(2) == 0,
             },
             11 => Request::ReadLink { key: self.any_key() },
             12 => Request::Xattrs { key: self.any_key() },
@@ -114,6 +123,10 @@ impl Attacker {
                 key: self.any_key(),
                 offset: extreme(self),
                 len: extreme(self) as u32 % (2 << 20),
+            },
+            16 if self.rng.below(2) == 0 => Request::SyncLog {
+                offset: extreme(self),
+                len: extreme(self),
             },
             16 => Request::GrowLog {
                 len_bytes: extreme(self) & !(CHUNK_BYTES - 1) | self.rng.below(2),

@@ -365,6 +365,131 @@ fn stranger_owns_nothing_that_he_makes_for_others() {
     assert_eq!(refused.why, Refusal::NotPermitted);
 }
 
+/// Everything, to a user of group 20.
+struct InGroup;
+
+impl Grants for InGroup {
+    fn allows(&self, _: InodeKey, _: Need, _: LogSeq) -> bool {
+        true
+    }
+
+    fn in_group(&self, gid: u32) -> bool {
+        gid == 20
+    }
+}
+
+const fn made(key: InodeKey, name: &[u8], mode: u32, gid: u32) -> LogOp<'_> {
+    LogOp::Create {
+        dir: ROOT,
+        name,
+        key,
+        mode,
+        uid: 5,
+        gid,
+        rdev: 0x801,
+        target: b"",
+    }
+}
+
+#[test]
+fn stranger_makes_no_device_and_nothing_for_groups_of_others() {
+    let stranger = Actor {
+        uid: 5,
+        privileged: false,
+        ..actor(1)
+    };
+    for (mode, gid, want) in [
+        (0o100_644, 20, None),
+        (0o010_644, 20, None),
+        (0o100_644, 21, Some(Refusal::NotPermitted)),
+        (0o060_666, 20, Some(Refusal::NotPermitted)),
+        (0o020_666, 20, Some(Refusal::NotPermitted)),
+    ] {
+        // As done by the daemon on its request, too.
+        for mediated in [false, true] {
+            let who = Actor { mediated, ..stranger };
+            let mut fold = Fold::new(Model::new(), i64::MAX);
+            let folded = fold.transaction(who, &InGroup, &[op(1, NONE, made(file(2), b"f", mode, gid))]);
+            assert_eq!(
+                folded.unwrap().err().map(|refused| refused.why),
+                want,
+                "{mode:o} {gid}"
+            );
+        }
+    }
+    // A directory that hands its group on does that for strangers too.
+    let mut fold = Fold::new(Model::new(), i64::MAX);
+    let dir = LogOp::SetAttr {
+        key: ROOT,
+        attr: SetAttr {
+            mask: SetAttrMask::MODE | SetAttrMask::GID,
+            mode: 0o2777,
+            gid: 21,
+            ..SetAttr::default()
+        },
+    };
+    fold.transaction(actor(2), &All, &[op(1, NONE, dir)])
+        .unwrap()
+        .unwrap();
+    let handed_on = op(1, NONE, made(file(2), b"f", 0o102_755, 21));
+    fold.transaction(stranger, &InGroup, &[handed_on])
+        .unwrap()
+        .unwrap();
+    let attr = fold.attr(file(2).ino).unwrap().unwrap();
+    assert_eq!((attr.gid, attr.mode), (21, 0o100_755));
+}
+
+#[test]
+fn set_id_bits_go_when_a_stranger_changes_data_whatever_he_says() {
+    let change = |offset| LogOp::Write {
+        key: file(2),
+        offset,
+        data: b"x",
+    };
+    let stranger = Actor {
+        uid: 5,
+        privileged: false,
+        ..actor(1)
+    };
+    for (who, gid, before, after) in [
+        (stranger, 20, 0o106_775, 0o100_775),
+        // No program of a group: the bit means nothing, as on Linux.
+        (stranger, 20, 0o106_664, 0o102_664),
+        (stranger, 21, 0o106_664, 0o100_664),
+        (
+            Actor {
+                mediated: true,
+                ..stranger
+            },
+            20,
+            0o104_755,
+            0o100_755,
+        ),
+        (actor(1), 20, 0o106_775, 0o106_775),
+    ] {
+        for entries in [1, 2] {
+            let mut fold = Fold::new(Model::new(), i64::MAX);
+            let root = LogOp::Create {
+                dir: ROOT,
+                name: b"f",
+                key: file(2),
+                mode: before,
+                uid: 0,
+                gid,
+                rdev: 0,
+                target: b"",
+            };
+            fold.transaction(actor(2), &All, &[op(1, NONE, root)])
+                .unwrap()
+                .unwrap();
+            let ops: Vec<_> = (0..entries).map(|at| op(at + 1, NONE, change(at))).collect();
+            fold.transaction(who, &InGroup, &ops).unwrap().unwrap();
+            let mode = fold.attr(file(2).ino).unwrap().unwrap().mode;
+            assert_eq!(mode, after, "{who:?} {gid} {before:o}: {mode:o}");
+        }
+    }
+}
+
 #[test]
 fn time_in_a_log_is_never_later_than_now() {
     let mut fold = Fold::new(Model::new(), 15);

@@ -1,6 +1,6 @@
 //! Insertion and removal with split and merge. Refuses to know where the root is kept: the caller stores the new [`Top`].
 
-use super::{BTree, KEY_END, Step, parse_pointer, pointer};
+use super::{BTree, KEY_END, Place, Step, parse_pointer, pointer};
 use crate::{Fault, MetaIo, MetaRead, TreeError};
 use varve_format::{
     BlockNo, NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD, TREE_HEIGHT_MAX, Top,
@@ -58,12 +58,12 @@ fn split_point(node: &NodeRef<'_>, position: usize, new_bytes: usize) -> Result<
 }
 
 impl BTree {
-    fn path<M: MetaRead>(&self, io: &M, top: &Top, key: u64) -> Result<(Vec<Step>, BlockNo), M::Error> {
+    fn path<M: MetaRead>(&self, io: &M, top: &Top, key: u64) -> Result<(Vec<Step>, Place), M::Error> {
         let mut steps = Vec::with_capacity(usize::from(top.height));
         let place = self.descend(io, top, key, |step| steps.push(step))?;
         // Leaf first: the step at level n is `steps[n - 1]`.
         steps.reverse();
-        Ok((steps, place.leaf))
+        Ok((steps, place))
     }
 
     fn new_node<M: MetaIo>(
@@ -105,8 +105,8 @@ impl BTree {
             top.height = 1;
             return Ok(());
         }
-        let (steps, leaf) = self.path(io, top, key)?;
-        let (mut block, mut level) = (leaf, 0);
+        let (steps, place) = self.path(io, top, key)?;
+        let (mut block, mut level) = (place.leaf, 0);
         let (mut key, mut value) = (key, value.to_vec());
         while !self.put(io, block, level, key, &value)? {
             let (separator, right) = self.split(io, top, block, level, key, &value)?;
@@ -231,7 +231,7 @@ impl BTree {
         if top.height == 0 {
             return Err(TreeError::NotFound.into());
         }
-        let (steps, leaf) = self.path(io, top, key)?;
+        let (steps, Place { leaf, .. }) = self.path(io, top, key)?;
         let Some(index) = self.view(io, leaf, 0, |node| Ok(node.find(key)?))? else {
             return Err(TreeError::NotFound.into());
         };
@@ -240,6 +240,29 @@ impl BTree {
             Fill::of(node)
         })?;
         self.rebalance(io, top, &steps, leaf, fill)
+    }
+
+    /// Has `change` change the leaf where `key` belongs, once for as many records as it likes. It is told which keys belong there, and must leave
+    /// a record. Nothing may be inserted that does not fit.
+    pub(crate) fn change_leaf<M: MetaIo, R>(
+        &self,
+        io: &mut M,
+        top: &mut Top,
+        key: u64,
+        change: impl FnOnce(&mut NodeMut<'_>, Place) -> Result<R, Fault>,
+    ) -> Result<R, M::Error> {
+        let (steps, place) = self.path(io, top, key)?;
+        let changed = io.update(place.leaf, |bytes| {
+            let before = self.open(bytes, place.leaf, 0)?.count();
+            let mut node = NodeMut::open(bytes)?;
+            let result = change(&mut node, place)?;
+            Ok((result, before, Fill::of(&node)?))
+        })?;
+        let (result, before, fill) = changed.map_err(|fault: Fault| self.corrupt(place.leaf, fault))?;
+        if fill.count < before {
+            self.rebalance(io, top, &steps, place.leaf, fill)?;
+        }
+        Ok(result)
     }
 
     /// Takes at most `max` records off the end and returns them, last first. Takes them from one leaf, so there may be fewer;
@@ -253,7 +276,7 @@ impl BTree {
         if top.height == 0 || max == 0 {
             return Ok(Vec::new());
         }
-        let (steps, leaf) = self.path(io, top, KEY_END - 1)?;
+        let (steps, Place { leaf, .. }) = self.path(io, top, KEY_END - 1)?;
         let (keep, mut taken) = self.view(io, leaf, 0, |node| {
             let keep = node.count().saturating_sub(max);
             Ok((keep, records_from(&node, keep)?))

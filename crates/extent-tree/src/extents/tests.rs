@@ -3,7 +3,7 @@
 use super::{ExtentTree, Mapping, Run};
 use crate::testing::{MemError, MemIo, Numbers, Told};
 use crate::{MetaIo, Progress, TreeError};
-use proptest::prelude::{Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use varve_format::{BlockNo, Extent, ExtentFlags, FileBlock, Ino, Tier, TreeRoot};
@@ -48,6 +48,8 @@ fn blocks_of(extents: &[Extent]) -> BTreeMap<u64, At> {
 #[derive(Debug, Clone)]
 enum Op {
     Replace(u64, Vec<(u8, u8, bool, u8)>),
+    /// Extents at places all over the file: where after the last, blocks, tier, unwritten.
+    ReplaceEach(Vec<(u16, u8, u8, bool)>),
     Remove(u64, u64),
     /// One extent over all of a range.
     Cover(u64, u64),
@@ -62,8 +64,13 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let piece = (1_u8..5, 0_u8..3, any::<bool>(), 0_u8..4);
+    // Mostly single blocks at even places, where the file has single blocks.
+    let gap = prop_oneof![4 => (0_u16..8).prop_map(|n| n * 2), 2 => 0_u16..4, 1 => 0_u16..300];
+    let len = prop_oneof![8 => Just(1_u8), 2 => 1_u8..6, 1 => 1_u8..80];
+    let place = (gap, len, 0_u8..12, any::<bool>());
     let op = prop_oneof![
         12 => (0_u64..1500, prop::collection::vec(piece, 1..6)).prop_map(|(at, new)| Op::Replace(at, new)),
+        6 => prop::collection::vec(place, 1..80).prop_map(Op::ReplaceEach),
         3 => (0_u64..1500, 1_u64..30).prop_map(|(at, len)| Op::Remove(at, len)),
         1 => (0_u64..1500, 30_u64..600).prop_map(|(at, len)| Op::Remove(at, len)),
         3 => (0_u64..1500, any::<bool>()).prop_map(|(at, before)| Op::Adjoin(at, before)),
@@ -125,6 +132,31 @@ impl World {
                     .replace(io, root, FileBlock(at)..FileBlock(next), &new)
                     .unwrap();
                 assert_eq!(sorted(&freed), drain(model, at..next));
+                model.extend(blocks_of(&new));
+            }
+            Op::ReplaceEach(places) => {
+                let (mut new, mut next) = (Vec::new(), 0);
+                for (gap, len, kind, unwritten) in places {
+                    let at = next + u64::from(gap);
+                    // Now and then a block that goes on where the one before it in the file lies, so that neighbours join.
+                    let before = at.checked_sub(1).and_then(|before| model.get(&before));
+                    let (tier, block) = match before {
+                        Some((tier, block, _)) if kind == 11 => (*tier, block + 1),
+                        _ => (Tier::ALL[usize::from(kind) / 4], self.next_block),
+                    };
+                    let mut piece = extent(at, u32::from(len), tier, block);
+                    piece
+                        .flags
+                        .set(ExtentFlags::UNWRITTEN, unwritten && kind % 4 == 1);
+                    self.next_block += u64::from(len) + u64::from(kind % 2);
+                    next = at + u64::from(len);
+                    new.push(piece);
+                }
+                let freed = TREE.replace_each(io, root, &new).unwrap();
+                let lost = |piece: &Extent| drain(model, piece.file_block.0..piece.end().0);
+                let mut lost: Vec<_> = new.iter().flat_map(lost).collect();
+                lost.sort_unstable();
+                assert_eq!(sorted(&freed), lost);
                 model.extend(blocks_of(&new));
             }
             Op::Remove(at, len) => {
@@ -423,6 +455,60 @@ fn extents_out_of_bounds_are_refused_with_nothing_changed() {
 }
 
 #[test]
+fn leaf_is_read_and_changed_once_for_all_that_is_replaced_in_it() {
+    let (count, mut numbers) = (30_000, Numbers::new(17));
+    let (mut io, mut root) = build(count, None);
+    let nodes = TREE.node_blocks(&root).unwrap();
+    let mut model = blocks_of(&check(&io, &root));
+    let mut block = 1_000_000;
+    for many in [1_u64, 40, 4000] {
+        let mut new: Vec<_> = (0..many)
+            .map(|_| {
+                block += 3;
+                extent(numbers.below(count) * 3, 2, Tier::Nvm, block)
+            })
+            .collect();
+        new.sort_unstable_by_key(|piece| piece.file_block);
+        new.dedup_by_key(|piece| piece.file_block);
+        let before = io.reads.get();
+        let freed = TREE.replace_each(&mut io, &mut root, &new).unwrap();
+        let reads = io.reads.get() - before;
+        assert!(
+            reads <= 20 + 6 * many.min(count / 144),
+            "{reads} reads for {many}"
+        );
+        let lost = |piece: &Extent| drain(&mut model, piece.file_block.0..piece.end().0);
+        let mut lost: Vec<_> = new.iter().flat_map(lost).collect();
+        lost.sort_unstable();
+        assert_eq!(sorted(&freed), lost);
+        model.extend(blocks_of(&new));
+        assert_eq!(blocks_of(&check(&io, &root)), model);
+    }
+    assert_eq!(TREE.node_blocks(&root).unwrap(), nodes);
+}
+
+#[test]
+fn extents_given_out_of_order_are_refused_with_nothing_changed() {
+    let (mut io, mut root) = build(10, None);
+    let before = root;
+    for second in [
+        extent(3, 1, Tier::Nvm, 9),
+        extent(4, 1, Tier::Nvm, 9),
+        extent(7, 0, Tier::Nvm, 9),
+    ] {
+        let new = [extent(4, 2, Tier::Nvm, 5), second];
+        let error = TREE.replace_each(&mut io, &mut root, &new).unwrap_err();
+        assert!(matches!(
+            error,
+            MemError::Tree(TreeError::BadExtent(_) | TreeError::BadOrder(_))
+        ));
+    }
+    assert_eq!(TREE.replace_each(&mut io, &mut root, &[]).unwrap(), []);
+    assert_eq!(root, before);
+    assert_eq!(check(&io, &root).len(), 10);
+}
+
+#[test]
 fn change_fails_when_there_is_no_space() {
     let (mut io, mut root) = build(4, None);
     io.space = 0;
@@ -467,6 +553,10 @@ fn corrupt_blocks_give_errors_and_never_panics_or_loops() {
             let _ = TREE.remove(&mut changed, &mut root, range(at, 600));
             let new = extent(at, 1, Tier::Hdd, 1);
             let _ = TREE.replace(&mut changed, &mut root, range(at, 1), &[new]);
+            let each: Vec<_> = (0..50)
+                .map(|n| extent(at + n * 30, 1, Tier::Ssd, 2 * n))
+                .collect();
+            let _ = TREE.replace_each(&mut changed, &mut root, &each);
             let _ = TREE.free_some(&mut changed, &mut root, 100);
         }
         *io.block_mut(block) = saved;

@@ -23,10 +23,12 @@ pub(crate) const WORKERS_MAX: usize = WAITING_MAX + 8;
 pub(crate) const fn may_wait(request: &Request) -> bool {
     match request {
         Request::Acquire { .. }
+        | Request::AcquireNear { .. }
         | Request::AllocInodes { .. }
         | Request::Credits { .. }
         | Request::Digest { .. }
         | Request::GrowLog { .. }
+        | Request::SyncLog { .. }
         | Request::Mediate(_)
         | Request::Admin(_) => true,
         Request::Hello(_)

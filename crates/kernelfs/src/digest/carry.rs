@@ -12,8 +12,8 @@ use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
 pub(super) const FREE_BUDGET: usize = 256;
 /// Bytes of data given to the store in one call.
 const PIECES_BYTES: usize = 4 << 20;
-/// Stretches of adjoining pieces given to the store in one call: each may need a new extent.
-const STRETCHES: usize = 32;
+/// Bytes of the record that a stretch of adjoining pieces is taken to need in a call to the store: each may need a new extent.
+const STRETCH_ROOM: u64 = OP_ROOM / 32;
 
 /// Something too big for the record of its batch, to be done before in records of its own. Doing it twice is doing it once, and the
 /// log still has the operation: a crash in between shows nothing that the batch would not show.
@@ -172,7 +172,8 @@ impl Carrier<'_, '_> {
         let mut pieces = file.pieces.as_slice();
         while !pieces.is_empty() {
             self.room()?;
-            let (now, later) = pieces.split_at(one_call(pieces));
+            let stretches = (self.tx.room() / STRETCH_ROOM) as usize;
+            let (now, later) = pieces.split_at(one_call(pieces, stretches));
             self.tx.write_bytes(ino, now, target)?;
             self.note_written(inode.attr.key, now);
             pieces = later;
@@ -262,14 +263,14 @@ impl Carrier<'_, '_> {
     }
 }
 
-/// How many of the pieces go to the store in one call; at least one.
-fn one_call(pieces: &[(u64, &[u8])]) -> usize {
+/// How many of the pieces go to the store in one call, in at most so many stretches; at least one.
+fn one_call(pieces: &[(u64, &[u8])], most: usize) -> usize {
     let (mut bytes, mut stretches, mut end) = (0, 0, None);
     let fits = |(offset, data): &&(u64, &[u8])| {
         bytes += data.len();
         stretches += usize::from(end != Some(*offset));
         end = Some(offset + data.len() as u64);
-        bytes <= PIECES_BYTES && stretches <= STRETCHES
+        bytes <= PIECES_BYTES && stretches <= most
     };
     pieces.iter().take_while(fits).count().max(1)
 }
@@ -288,16 +289,16 @@ fn give(attr: &mut InodeAttr, new: &InodeAttr) {
 
 #[cfg(test)]
 mod tests {
-    use super::{PIECES_BYTES, STRETCHES, one_call};
+    use super::{PIECES_BYTES, one_call};
 
     #[test]
     fn one_call_takes_adjoining_pieces_by_their_bytes_and_others_by_their_number() {
         let small = [0_u8; 128];
         let adjoining: Vec<(u64, &[u8])> = (0..100_000).map(|n| (n * 128, &small[..])).collect();
-        assert_eq!(one_call(&adjoining), PIECES_BYTES / 128);
+        assert_eq!(one_call(&adjoining, 32), PIECES_BYTES / 128);
         let apart: Vec<(u64, &[u8])> = (0..1000).map(|n| (n * 8192, &small[..])).collect();
-        assert_eq!(one_call(&apart), STRETCHES);
+        assert_eq!(one_call(&apart, 32), 32);
         let big = vec![0_u8; PIECES_BYTES + 1];
-        assert_eq!(one_call(&[(0, &big[..]), (big.len() as u64, &small[..])]), 1);
+        assert_eq!(one_call(&[(0, &big[..]), (big.len() as u64, &small[..])], 32), 1);
     }
 }

@@ -22,6 +22,8 @@ pub struct Client {
     pub uid: u32,
     /// Root or the pool's owner: acts for any credentials, which its LibFS or the kernel checks.
     pub privileged: bool,
+    /// The kernel above it has checked what a caller may do. It does not say which groups a caller has, so here it cannot be asked again.
+    pub checked: bool,
 }
 
 /// A session whose log is digested.
@@ -45,6 +47,16 @@ pub trait Leases {
     /// Whether the session's user is known to be in this group.
     fn in_group(&self, _session: SessionId, _gid: u32) -> bool {
         false
+    }
+
+    /// Whether the session's user may give a file this group: as `in_group`, and true where the groups are not known any more.
+    fn may_give(&self, session: SessionId, gid: u32) -> bool {
+        self.in_group(session, gid)
+    }
+
+    /// Rights (4 read, 2 write) that the session had on an inode, which it has kept open since.
+    fn had(&self, _session: SessionId, _key: InodeKey) -> u32 {
+        0
     }
 
     /// Blocks granted to the session and not used up yet; `None`: not known any more. Asked only when there is no space for what a

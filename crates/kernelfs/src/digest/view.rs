@@ -108,13 +108,18 @@ impl Grants for Rows<'_> {
         self.leases.in_group(self.client.session, gid)
     }
 
+    fn may_give(&self, gid: u32) -> bool {
+        self.leases.may_give(self.client.session, gid)
+    }
+
     fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool {
         self.with(key, |rows| {
             rows.iter().any(|row| {
                 let in_time = row.first_seq <= seq && row.last_seq.is_none_or(|last| seq <= last);
                 let may = match need {
                     Need::Links => true,
-                    Need::Write => row.batch != 0 || row.rights & rights::WRITE != 0,
+                    // An owner without the bit gives it to itself first: what it logs under this lease counts.
+                    Need::Write => row.batch != 0 || row.rights & (rights::WRITE | rights::OWN) != 0,
                     Need::Own => row.batch != 0 || row.rights & rights::OWN != 0,
                 };
                 in_time && may

@@ -5,6 +5,7 @@ use super::pool::{HostPool, PoolLock};
 use super::report::CheckReport;
 use super::service::HostService;
 use super::space::HostSpace;
+use super::touch::Touching;
 use super::{devices, live};
 use crate::{Daemon, Hook, KernelError, KernelFs, Parts};
 use std::io;
@@ -24,6 +25,7 @@ pub struct HostDaemon {
     logs: Arc<HostLogs>,
     report: OpenReport,
     remarks: Vec<String>,
+    touching: Option<Touching>,
     _lock: PoolLock,
 }
 
@@ -50,6 +52,12 @@ impl HostDaemon {
             }
         }
         let logs = Arc::new(pool.logs()?);
+        logs.forget_segments();
+        let memory = if pool.spec().nvm.is_memory() {
+            vec![Arc::clone(&devices.nvm), Arc::clone(&devices.journal)]
+        } else {
+            Vec::new()
+        };
         let (store, report) = open_store(pool, devices)?;
         if store.pool_uuid() != pool.uuid() {
             return Err(KernelError::Pool(format!(
@@ -81,8 +89,12 @@ impl HostDaemon {
             space,
             remarks.clone(),
         );
-        let daemon = Daemon::start(kernel)
-            .map_err(|error| KernelError::io("cannot start the daemon's threads", error))?;
+        let daemon = Daemon::start(kernel).map_err(threads)?;
+        let touching = if memory.is_empty() {
+            None
+        } else {
+            Some(Touching::start(memory).map_err(threads)?)
+        };
         let listener = listen(pool)?;
         let server = Server::start(listener, Arc::new(service), ServerOptions::default())
             .map_err(|error| KernelError::io("cannot start the socket's threads", error))?;
@@ -93,6 +105,7 @@ impl HostDaemon {
             logs,
             report,
             remarks,
+            touching,
             _lock: lock,
         })
     }
@@ -131,21 +144,29 @@ impl HostDaemon {
             server,
             daemon,
             pool,
+            logs,
+            touching,
             _lock,
             ..
         } = self;
+        drop(touching);
         let _ = std::fs::remove_file(pool.socket());
         if !server.stop() {
             tracing::warn!("some requests did not end in time");
         }
         let result = daemon.stop();
         let _ = std::fs::remove_file(pool.pid_file());
+        logs.forget_segments();
         if !pool.spec().nvm.is_memory() {
             // Empty if every session is digested; else it stays, with the logs.
             let _ = std::fs::remove_dir(pool.live());
         }
         result
     }
+}
+
+fn threads(error: io::Error) -> KernelError {
+    KernelError::io("cannot start the daemon's threads", error)
 }
 
 fn hook(check: fn(&Store) -> Result<CheckReport, StoreError>) -> Hook {
@@ -181,7 +202,8 @@ pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
     }
 }
 
-/// The pool's socket, for its owner and root. Hold the lock: a socket that is there is a dead one.
+/// The pool's socket, for its owner and root, or for all where others may have sessions: who they are is looked at when they say hello.
+/// Hold the lock: a socket that is there is a dead one.
 fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     let path = pool.socket();
     match std::fs::remove_file(&path) {
@@ -196,8 +218,13 @@ fn listen(pool: &HostPool) -> Result<UnixListener, KernelError> {
     // Made under another name, so that nobody connects before its permissions are right.
     let new = path.with_extension("new");
     let _ = std::fs::remove_file(&new);
+    let mode = if pool.config().users.is_owner_only() {
+        0o600
+    } else {
+        0o666
+    };
     let made = UnixListener::bind(&new).and_then(|listener| {
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(mode))?;
         std::fs::rename(&new, &path)?;
         Ok(listener)
     });

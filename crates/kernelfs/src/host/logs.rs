@@ -2,7 +2,9 @@
 //! names and which of two copies counts; refuses to know what an entry is.
 
 use super::left::LeftLog;
+use super::segments::SegmentFiles;
 use crate::logs::{LogStore, SessionArea};
+use crate::segments::SegmentFile;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -65,9 +67,10 @@ pub struct HostLogs {
     pool_uuid: [u8; 16],
     open: Mutex<HashMap<SessionId, Files>>,
     recovered: Mutex<Recovered>,
+    segments: SegmentFiles,
 }
 
-fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
+pub(super) fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
     let device = DeviceName::from(path);
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => MediaError::NoSpace {
@@ -128,7 +131,13 @@ impl HostLogs {
             pool_uuid,
             open: Mutex::default(),
             recovered: Mutex::default(),
+            segments: SegmentFiles::default(),
         }
+    }
+
+    /// Removes the segments that an earlier daemon left: they are copies. Clients that map them keep their mappings.
+    pub fn forget_segments(&self) {
+        SegmentFiles::remove_left(&self.live);
     }
 
     /// Which copies were used for the sessions of earlier daemons.
@@ -296,7 +305,7 @@ impl LogStore for HostLogs {
         }
     }
 
-    fn descriptors(&self, session: SessionId, nvm: bool) -> Result<Descriptors, MediaError> {
+    fn descriptors(&self, session: SessionId, privileged: bool) -> Result<Descriptors, MediaError> {
         let path = self.page_path(session);
         let page = Page::open_for_client(&path).map_err(|error| setup(&path, "open it", &error))?;
         let mut descriptors = Descriptors {
@@ -309,19 +318,32 @@ impl LogStore for HostLogs {
             copy.map(Into::into)
                 .map_err(|error| setup(&self.log_path(session), "share it", &error))
         };
+        // Opened anew: flags and position of the daemon's own descriptor are not the client's to change.
+        let path = self.log_path(session);
+        let own = || {
+            let file = File::options().read(true).write(true).open(&path);
+            file.map(Into::into)
+                .map_err(|error| setup(&path, "open it", &error))
+        };
         match files {
             Some(Files::Backed(log)) => {
-                descriptors.log = Some(share(log.live_file())?);
-                descriptors.log_backing = Some(share(log.backing_file())?);
+                descriptors.log = Some(own()?);
+                if privileged {
+                    descriptors.log_backing = Some(share(log.backing_file())?);
+                }
             }
-            Some(Files::Memory(log)) => descriptors.log = Some(share(log.file())?),
+            Some(Files::Memory(_)) => descriptors.log = Some(own()?),
             None => {}
         }
-        if nvm {
+        if privileged {
             let file = File::open(&self.nvm).map_err(|error| setup(&self.nvm, "open it", &error))?;
             descriptors.nvm = Some(file.into());
         }
         Ok(descriptors)
+    }
+
+    fn segment_file(&self, uid: u32, len_bytes: u64) -> Result<Option<Box<dyn SegmentFile>>, MediaError> {
+        self.segments.make(&self.live, uid, len_bytes)
     }
 
     fn needs_sync(&self) -> bool {
@@ -492,6 +514,8 @@ mod tests {
         area.log.unwrap().read(4096, &mut back).unwrap();
         assert_eq!(&back, b"hello");
         assert!(fds.page.is_some() && fds.nvm.is_some());
+        let fds = logs.descriptors(S, false).unwrap();
+        assert!(fds.log.is_some() && fds.log_backing.is_none() && fds.nvm.is_none());
         logs.create(SessionId(9), None).unwrap();
         let fds = logs.descriptors(SessionId(9), false).unwrap();
         assert!(fds.log.is_none() && fds.log_backing.is_none() && fds.nvm.is_none());

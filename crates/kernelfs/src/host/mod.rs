@@ -9,10 +9,12 @@ mod logs;
 mod pool;
 mod readonly;
 mod report;
+mod segments;
 mod service;
 pub mod size;
 mod space;
 mod spec;
+mod touch;
 
 pub use daemon::{HostDaemon, explain};
 pub use logs::{HostLogs, LogCopy, Recovered};

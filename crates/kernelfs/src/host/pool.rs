@@ -8,7 +8,7 @@ use crate::{Config, KernelError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use varve_store::Devices;
 
@@ -407,8 +407,11 @@ fn take_lock(dir: &Path) -> Result<PoolLock, KernelError> {
         .create(true)
         .truncate(false)
         .write(true)
+        // Who can open it, for reading too, can lock it and keep the daemon out.
+        .mode(0o600)
         .open(&path)
         .map_err(|error| KernelError::io(format!("cannot open {}", path.display()), error))?;
+    let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(PoolLock { _file: file }),
         Err(rustix::io::Errno::WOULDBLOCK) => {

@@ -347,7 +347,26 @@ impl Table {
         decisions
     }
 
+    /// A lease that nobody is kept from and nobody is asked for; `None` where there is no such, or the session has it. Nothing is known of its
+    /// use, so it does not count as one. To be [confirmed](Self::confirm) or [undone](Self::undo).
+    pub fn take_free(&mut self, session: SessionId, want: &Want, now_ms: u64) -> Option<GrantedLease> {
+        let contended = want.mode == LeaseMode::Write && self.contention.is_contended(want.key, now_ms);
+        let has = self
+            .holder(session, want.key)
+            .is_some_and(|holder| holder.mode >= want.mode);
+        let free = !has && !contended && !self.queues.contains_key(&want.key) && self.free_for(session, want);
+        free.then(|| self.grant(session, want))
+    }
+
     fn take(&mut self, session: SessionId, want: &Want, now_ms: u64) -> GrantedLease {
+        let granted = self.grant(session, want);
+        if granted.fresh && want.mode == LeaseMode::Write && !Self::is_internal(session) {
+            self.contention.note_grant(want.key, session, now_ms);
+        }
+        granted
+    }
+
+    fn grant(&mut self, session: SessionId, want: &Want) -> GrantedLease {
         let key = want.key;
         if let Some(holder) = self.holder(session, key)
             && holder.mode >= want.mode
@@ -369,9 +388,6 @@ impl Table {
         self.insert(session, key, lease, want.mode, Phase::Granting);
         if let Some(holder) = self.holder_mut(session, key) {
             holder.mapped = mapped;
-        }
-        if want.mode == LeaseMode::Write && !Self::is_internal(session) {
-            self.contention.note_grant(key, session, now_ms);
         }
         GrantedLease {
             key,

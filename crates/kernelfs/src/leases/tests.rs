@@ -385,6 +385,7 @@ fn holds_name_the_inodes_that_nobody_keeps_when_a_session_ends() {
 enum Step {
     Request { session: u64, wants: Vec<(u64, bool)> },
     Release { session: u64, n: u64, downgrade: bool },
+    Ahead { session: u64, n: u64, exclusive: bool },
     Time(u64),
     Drop(u64),
     Cancel(usize),
@@ -396,6 +397,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(session, wants)| Step::Request { session, wants }),
         3 => (1_u64..5, 1_u64..6, any::<bool>())
             .prop_map(|(session, n, downgrade)| Step::Release { session, n, downgrade }),
+        2 => (1_u64..5, 1_u64..6, any::<bool>())
+            .prop_map(|(session, n, exclusive)| Step::Ahead { session, n, exclusive }),
         2 => (1_u64..30).prop_map(Step::Time),
         1 => (1_u64..5).prop_map(Step::Drop),
         1 => any::<usize>().prop_map(Step::Cancel),
@@ -457,6 +460,15 @@ proptest! {
                         table.finish_release(session, key(n), lease, downgrade, now);
                     }
                 }
+                Step::Ahead { session, n, exclusive } => {
+                    let session = SessionId(session);
+                    let want = if exclusive { write(n) } else { read(n) };
+                    if let Some(lease) = table.take_free(session, &want, now) {
+                        assert!(lease.fresh && lease.mode == want.mode);
+                        assert!(waiting.iter().all(|(_, _, wants)| wants.iter().all(|other| other.key != key(n))));
+                        table.confirm(session, &[lease], now);
+                    }
+                }
                 Step::Time(ms) => now += ms,
                 Step::Drop(session) => {
                     let gone = table.drop_session(SessionId(session));
@@ -489,6 +501,29 @@ proptest! {
         }
         assert!(waiting.is_empty(), "not served: {waiting:?}");
     }
+}
+
+#[test]
+fn lease_ahead_is_taken_from_nobody_and_before_nobody() {
+    let mut table = table();
+    let first = table.take_free(A, &read(5), 0).unwrap();
+    table.confirm(A, &[first], 0);
+    assert!(table.take_free(A, &read(5), 0).is_none(), "it has it");
+    assert!(table.take_free(B, &write(5), 0).is_none(), "A reads");
+    let shared = table.take_free(B, &read(5), 0).unwrap();
+    table.confirm(B, &[shared], 0);
+    assert!(table.take_free(A, &write(5), 0).is_none(), "B reads");
+    assert!(table.revocations(1000).is_empty(), "nobody waits");
+    // Its own read lease makes room for more.
+    let alone = table.take_free(A, &read(6), 0).unwrap();
+    table.confirm(A, &[alone], 0);
+    let more = table.take_free(A, &write(6), 0).unwrap();
+    assert_eq!(more.replaces, Some(alone.lease));
+    table.confirm(A, &[more], 0);
+    // One who waits comes first.
+    table.request(B, &[write(6)], 10).unwrap();
+    assert!(table.take_free(SessionId(3), &read(6), 10).is_none());
+    table.check();
 }
 
 #[test]

@@ -153,13 +153,17 @@ impl Placement for Hierarchy {
 
     fn plan(&self, space: &SpaceStats, catalog: &dyn Catalog, most: u64) -> Vec<Job> {
         let uses = std::mem::take(&mut *self.uses.lock());
-        let mut state = self.state.lock();
-        state.step += 1;
-        state.absorb(uses, catalog);
         let tiers: Vec<Tier> = Tier::ALL
             .into_iter()
             .filter(|tier| space.tiers[*tier as usize].total > 0)
             .collect();
+        if tiers.len() < 2 {
+            // Nothing can move, so nobody needs to know what was used.
+            return Vec::new();
+        }
+        let mut state = self.state.lock();
+        state.step += 1;
+        state.absorb(uses, catalog);
         let mut left = most;
         let mut jobs = Vec::new();
         // The slowest first: it makes room for the others.

@@ -32,6 +32,7 @@ impl World {
     pub fn new() -> Self {
         Self::with(Config {
             log_initial_bytes: CHUNK_BYTES,
+            users: varve_kernelfs::Users::All,
             ..Config::default()
         })
     }

@@ -1,10 +1,13 @@
 //! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of what a session does.
 
+mod served;
+
+use served::ServedLog;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use varve_ipc::{Hello, IpcError, Page, Welcome, socket};
+use varve_ipc::{Hello, IpcError, Link, Page, Welcome, socket};
 use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region};
 
 use crate::options::{Connection, Connector};
@@ -21,10 +24,11 @@ impl Connector for SocketConnector {
         // Before the connection has a thread: of a process with several, the kernel waits for all processors, some 10 ms.
         varve_ipc::page::register_for_membarrier();
         let (link, welcome, descriptors) = socket::connect(&self.path, hello)?;
+        let link: Arc<dyn Link> = Arc::new(link);
         let page = descriptors.page.ok_or_else(|| broken("no session page"))?;
         let page = Page::from_descriptor(page).map_err(|error| broken(&error.to_string()))?;
         let log = match descriptors.log {
-            Some(log) if !welcome.read_only => Some(map_log(log, descriptors.log_backing, &welcome)?),
+            Some(log) if !welcome.read_only => Some(map_log(log, descriptors.log_backing, &welcome, &link)?),
             _ => None,
         };
         let nvm = match descriptors.nvm {
@@ -38,7 +42,7 @@ impl Connector for SocketConnector {
             None => None,
         };
         Ok(Connection {
-            link: Arc::new(link),
+            link,
             welcome,
             page: Arc::new(page),
             log,
@@ -47,7 +51,12 @@ impl Connector for SocketConnector {
     }
 }
 
-fn map_log(live: OwnedFd, backing: Option<OwnedFd>, welcome: &Welcome) -> Result<Arc<dyn Region>, IpcError> {
+fn map_log(
+    live: OwnedFd,
+    backing: Option<OwnedFd>,
+    welcome: &Welcome,
+    link: &Arc<dyn Link>,
+) -> Result<Arc<dyn Region>, IpcError> {
     let name = DeviceName::from(PathBuf::from(format!("log-{}", welcome.session)).as_path());
     let max = welcome.log_max_bytes.max(welcome.log_bytes);
     Ok(match backing {
@@ -56,7 +65,12 @@ fn map_log(live: OwnedFd, backing: Option<OwnedFd>, welcome: &Welcome) -> Result
         }
         None => {
             let region = MappedRegion::from_file(File::from(live), name, Backing::Shm, max, true);
-            Arc::new(region.map_err(|error| unmapped(&error))?.retirable())
+            let region = region.map_err(|error| unmapped(&error))?.retirable();
+            if welcome.needs_sync && !welcome.privileged {
+                Arc::new(ServedLog::new(region, Arc::clone(link)))
+            } else {
+                Arc::new(region)
+            }
         }
     })
 }

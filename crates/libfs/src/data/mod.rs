@@ -36,6 +36,8 @@ pub struct DataPlane {
     clock: Arc<dyn Clock>,
     read_ahead_bytes: u64,
     log_max_bytes: u64,
+    /// The map is asked for a window at a time: what it names is copied for us when we ask.
+    windowed: bool,
     /// Space credits not bound to a lane, in blocks.
     credits: AtomicU64,
     cache: ReadCache,
@@ -71,6 +73,7 @@ impl DataPlane {
             clock,
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,
+            windowed: !welcome.privileged,
             credits: AtomicU64::new(0),
             cache: ReadCache::new(),
             listed: Mutex::new(Vec::new()),

@@ -8,7 +8,7 @@ use crate::inode::{Inode, InodeBody};
 use crate::overlay::Source;
 use std::sync::atomic::Ordering;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
-use varve_ipc::{DATA_MAX, Request, Response};
+use varve_ipc::{DATA_MAX, Request, Response, WINDOW_BLOCKS};
 
 /// Most questions for the map in one read: more means that the daemon's answers lead nowhere.
 const ASKS_MAX: u32 = 100_000;
@@ -247,7 +247,12 @@ impl DataPlane {
     pub(super) fn load_map<T>(&self, inode: &Inode, block: u64) -> OpResult<(), T> {
         let (version, from) = {
             let body = inode.read();
-            (body.extents.version(), body.extents.ask_from(block))
+            let from = if self.windowed {
+                block / WINDOW_BLOCKS * WINDOW_BLOCKS
+            } else {
+                body.extents.ask_from(block)
+            };
+            (body.extents.version(), from)
         };
         let request = Request::MapExtents {
             key: inode.key,

@@ -58,7 +58,7 @@ impl Daemon {
 impl Link for Daemon {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         let answer = match request {
-            Request::Acquire { wants } => {
+            Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
                 let mut book = self.0.lock().unwrap();
                 let mut grant = |want: &Want| {
                     let fresh = LeaseNo(book.granted + 1);

@@ -27,6 +27,7 @@
 //!
 //! A lease is known by its number. Numbers grow, so an answer that is overtaken by a revocation is told by its number.
 
+mod ahead;
 mod contended;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;

@@ -71,6 +71,8 @@ pub(crate) struct Node {
     pub data_used: AtomicBool,
     /// The kernel above may cache data of this file.
     pub kernel_data: AtomicBool,
+    /// The lease came ahead of its use: 1 to read, 2 to write.
+    pub ahead: AtomicU32,
     /// Used since the last look for idle leases.
     pub recent: AtomicBool,
     /// The entry of our log that makes this inode; 0: it is older than the session.
@@ -122,6 +124,7 @@ impl Node {
             waiters: AtomicU32::new(0),
             data_used: AtomicBool::new(false),
             kernel_data: AtomicBool::new(false),
+            ahead: AtomicU32::new(0),
             recent: AtomicBool::new(true),
             born: AtomicU64::new(0),
             atime_moved: AtomicBool::new(false),

@@ -8,6 +8,7 @@ use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
 use varve_ipc::{Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Request, Response, SessionPage, Want};
 
 use super::Use;
+use super::ahead::Ahead;
 use super::contended::Contended;
 use super::node::{Node, Phase};
 use super::withdraw::Event;
@@ -53,6 +54,7 @@ pub(crate) struct Leases {
     /// There are kernel caches above.
     kernel: bool,
     acquires: AtomicU64,
+    ahead: Ahead,
     contended: Contended,
 }
 
@@ -159,6 +161,7 @@ impl Leases {
             lost: AtomicBool::new(false),
             kernel,
             acquires: AtomicU64::new(0),
+            ahead: Ahead::new(),
             contended: Contended::default(),
         }
     }
@@ -294,7 +297,11 @@ impl Leases {
         Ok(Pin { leases: self, node })
     }
 
+    #[inline]
     fn note_use(&self, node: &Node, usage: Use) {
+        if node.ahead.load(Ordering::Relaxed) != 0 {
+            self.ahead.used(node);
+        }
         if self.kernel && usage == Use::Data {
             node.kernel_data.store(true, Ordering::Relaxed);
             node.data_used.store(true, Ordering::Release);
@@ -372,13 +379,24 @@ impl Leases {
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
-        let granted = self.call(Request::Acquire { wants }).map_err(OpError::from);
+        let wish = self.ahead.wish(&asked);
+        let (request, most) = match &wish {
+            Some((near, _)) => (
+                Request::AcquireNear { wants, near: *near },
+                usize::from(near.count),
+            ),
+            None => (Request::Acquire { wants }, 0),
+        };
+        let granted = self.call(request).map_err(OpError::from);
         let answer = granted.and_then(|answer| {
-            let Response::Granted(grants) = answer else {
+            let Response::Granted(mut grants) = answer else {
                 return Err(OpError::Failed(Errno(libc::EIO)));
             };
-            if grants.len() != asked.len() {
+            if grants.len() < asked.len() || grants.len() > asked.len() + most {
                 return Err(OpError::Failed(Errno(libc::EIO)));
+            }
+            for grant in grants.drain(asked.len()..) {
+                self.install_ahead(grant);
             }
             let mut pinned = Vec::new();
             for ((node, want), grant) in asked.iter().zip(grants) {
@@ -424,6 +442,21 @@ impl Leases {
             self.trim_if_too_many();
         }
         installed
+    }
+
+    /// Takes a neighbour's grant in. One that does not fit what is under way here is left: when it is asked back it is not known, and so free.
+    fn install_ahead(&self, grant: Grant) {
+        let node = self.get_or_make(grant.attr.key);
+        let (had, settled) = node.settled();
+        if !settled || !node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), false) {
+            return;
+        }
+        node.note_recent();
+        self.ahead.came(&node, grant.mode);
+        if had.is_none() {
+            self.held.fetch_add(1, Ordering::Relaxed);
+            self.trim_if_too_many();
+        }
     }
 
     /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back would only cost a digest.
@@ -632,6 +665,10 @@ impl Leases {
                 self.early.lock().insert(key, number);
                 return Revoked::Early;
             }
+        }
+        if self.ahead.is_asking() {
+            // A grant that nobody here has named may be on its way: the node remembers that it comes too late.
+            self.get_or_make(key);
         }
         let mut replaced = None;
         if let Some(node) = self.get(key) {

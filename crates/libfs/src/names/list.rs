@@ -12,7 +12,14 @@ use crate::session::Mount;
 pub(super) const PAGE_MAX: usize = 1024;
 
 /// A page of a directory. Our own changes of it are digested first, so that the daemon's order and cookies are the only ones.
-pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
+/// Attributes come with it where `attrs` wants them and the daemon knows them.
+pub(crate) fn readdir(
+    mount: &Mount,
+    dir: InodeKey,
+    cookie: u64,
+    max: usize,
+    attrs: bool,
+) -> Result<Vec<DirEntry>> {
     let max = max.clamp(1, PAGE_MAX) as u32;
     mount.look(|session| {
         let pins = session.pin_read(dir)?;
@@ -21,7 +28,12 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
         let last = node.inode.read().last_seq;
         session.digest(last)?;
         let _asking = Asking::all(&node.names);
-        let answer = session.call(Request::ReadDir { dir, cookie, max })?;
+        let answer = session.call(Request::ReadDir {
+            dir,
+            cookie,
+            max,
+            attrs,
+        })?;
         let Response::Entries(mut entries) = answer else {
             return Err(OpError::Failed(Errno(libc::EIO)));
         };
@@ -39,7 +51,7 @@ pub(crate) fn readdir(mount: &Mount, dir: InodeKey, cookie: u64, max: usize) -> 
                 );
             }
         }
-        for entry in &mut entries {
+        for entry in entries.iter_mut().filter(|_| attrs) {
             // What we may have changed is not yet what the daemon says.
             if let Some(child) = session.node(entry.key)
                 && child.mode().is_some()

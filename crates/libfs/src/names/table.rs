@@ -8,7 +8,7 @@ use crate::hash::KeyHasher;
 use crate::sync::Mutex;
 
 /// Names kept for one directory; beyond that, those that the shared area has are forgotten.
-const NAMES_MAX: usize = 65_536;
+const NAMES_MAX: usize = 1 << 20;
 /// Names that are asked for between two pages of the directory that are read to know them all. A page costs about as much as these.
 const MISSES_A_PAGE: u32 = 16;
 /// Removed names kept before those whose removal is digested are looked for.

@@ -188,6 +188,13 @@ impl Session {
         if !self.is_live() {
             return Err(OpError::lost());
         }
+        if synced.is_err() && !self.welcome.privileged {
+            // The daemon does it, if it has no backing file; and it may be away. Then the next one's digest makes it durable.
+            let alive = self.link.call(Request::StatFs);
+            if matches!(alive, Err(IpcError::Gone(_) | IpcError::Sealed)) {
+                return Err(OpError::lost());
+            }
+        }
         Ok(synced?)
     }
 

@@ -15,7 +15,8 @@ use varve_format::log::{
 use varve_format::{EntryHeader, Generation, Ino, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId};
 use varve_ipc::{
     Admin, Descriptors, DirEntry, Grant, Hello, InprocLink, IpcError, LeaseMode, MediatedOp, MediatedResult,
-    Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want, Welcome,
+    Near, Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want,
+    Welcome,
 };
 use varve_libfs::{Connection, Connector};
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
@@ -117,7 +118,9 @@ impl Gate {
 /// Whether a request is about an inode.
 fn names(request: &Request, key: InodeKey) -> bool {
     match request {
-        Request::Acquire { wants } => wants.iter().any(|want| want.key == key),
+        Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
+            wants.iter().any(|want| want.key == key)
+        }
         Request::Release { items } => items.iter().any(|item| item.key == key),
         Request::Drop { keys } => keys.contains(&key),
         Request::ReadDir { dir, .. } | Request::Lookup { dir, .. } => *dir == key,
@@ -184,6 +187,20 @@ fn scan(session: u64, log: &dyn Region) -> BTreeMap<u64, (EntryHeader, Vec<u8>)>
 }
 
 impl State {
+    /// What a session may have ahead: leases that nobody else has.
+    fn neighbours(&self, id: u64, near: Near) -> Vec<Want> {
+        let numbers = near.after.0 + 1..=near.after.0 + u64::from(near.count);
+        let free = |key: &InodeKey| {
+            let holders = self.leases.get(key).map_or(&[][..], Vec::as_slice);
+            let own = |holder: &Holder| holder.session == id && holder.mode < near.mode && !holder.asked;
+            holders.iter().all(own)
+        };
+        let mut keys: Vec<_> = self.tree.inodes.keys().copied().collect();
+        keys.retain(|key| numbers.contains(&key.ino.0) && free(key));
+        let mode = near.mode;
+        keys.into_iter().map(|key| Want { key, mode }).collect()
+    }
+
     /// Digests what is contiguous; returns how far.
     fn digest(&mut self, id: u64) -> LogSeq {
         let Some(session) = self.sessions.get(&id) else {
@@ -356,6 +373,13 @@ impl Fake {
             .count()
     }
 
+    /// Whether a session has a lease on an inode.
+    pub fn has(&self, session: u64, key: InodeKey) -> bool {
+        let state = self.lock();
+        let mut holders = state.leases.get(&key).into_iter().flatten();
+        holders.any(|holder| holder.session == session)
+    }
+
     fn gate(&self, session: SessionId, what: &str, request: &Request) -> Option<Arc<Gate>> {
         let mut gates = self.gates.lock().unwrap();
         let mine =
@@ -411,16 +435,23 @@ impl Fake {
         }
     }
 
-    fn acquire(&self, id: u64, wants: &[Want]) -> Result<Response, IpcError> {
-        if self.contended.load(Ordering::SeqCst) && wants.iter().any(|want| want.mode == LeaseMode::Write) {
+    fn acquire(&self, id: u64, asked: &[Want], near: Option<Near>) -> Result<Response, IpcError> {
+        if self.contended.load(Ordering::SeqCst) && asked.iter().any(|want| want.mode == LeaseMode::Write) {
             return Err(IpcError::Mediate);
         }
-        let mut state = self.settle(self.lock(), id, wants)?;
-        for want in wants {
+        let mut state = self.settle(self.lock(), id, asked)?;
+        for want in asked {
             state.tree.get(want.key).map_err(IpcError::Errno)?;
         }
+        let mut wants = asked.to_vec();
+        let ahead = near.map(|near| state.neighbours(id, near)).unwrap_or_default();
+        wants.extend(
+            ahead
+                .into_iter()
+                .filter(|want| asked.iter().all(|asked| asked.key != want.key)),
+        );
         let mut grants = Vec::new();
-        for want in wants {
+        for want in &wants {
             let fresh = LeaseNo(state.next_number);
             let holders = state.leases.entry(want.key).or_default();
             let held = holders.iter_mut().find(|holder| holder.session == id);
@@ -604,7 +635,7 @@ impl Fake {
                 }
                 Ok(Response::Inodes(batch))
             }
-            Request::ReadDir { dir, cookie, max } => {
+            Request::ReadDir { dir, cookie, max, .. } => {
                 let node = state.tree.get(dir).map_err(IpcError::Errno)?;
                 let page = node
                     .names
@@ -719,6 +750,7 @@ impl Service for Fake {
             pool_uuid: [7; 16],
             root: state.tree.get(InodeKey::ROOT).unwrap().attr.clone(),
             privileged: true,
+            acts_for: None,
             read_only: hello.read_only,
             latched: None,
             company: state.sessions.len() > 1,
@@ -730,6 +762,7 @@ impl Service for Fake {
             digest_percent: 30,
             read_ahead_bytes: 0,
             sync_ms: 0,
+            needs_sync: false,
             seal: old.as_ref().and_then(|old| old.sealed.clone()),
             last_mediated: old.map_or(0, |old| old.last_mediated),
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
@@ -744,7 +777,7 @@ impl Service for Fake {
 
     fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError> {
         let name = match &request {
-            Request::Acquire { .. } => "acquire",
+            Request::Acquire { .. } | Request::AcquireNear { .. } => "acquire",
             Request::Lookup { .. } => "lookup",
             Request::Mediate(_) => "mediate",
             Request::Release { .. } => "release",
@@ -766,7 +799,8 @@ impl Service for Fake {
             return Err(IpcError::Sealed);
         }
         let answer = match request {
-            Request::Acquire { wants } => self.acquire(session.0, &wants),
+            Request::Acquire { wants } => self.acquire(session.0, &wants, None),
+            Request::AcquireNear { wants, near } => self.acquire(session.0, &wants, Some(near)),
             Request::Mediate(op) => self.mediate(session.0, &op),
             request => self.answer(session.0, request),
         };

@@ -10,6 +10,8 @@ enum Op {
     Unlink(u8),
     Rename(u8, u8),
     Write(u8, u16, u16, u8),
+    /// Pieces all over the file: blocks from the last, and of what kind.
+    Scatter(u8, Vec<(u8, u8)>, u8),
     Truncate(u8, u16),
     Punch(u8, u16, u16),
     Zero(u8, u16, u16),
@@ -27,6 +29,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => name.clone().prop_map(Op::Unlink),
         2 => (name.clone(), name.clone()).prop_map(|(a, b)| Op::Rename(a, b)),
         8 => (name.clone(), 0_u16..50_000, 1_u16..20_000, any::<u8>()).prop_map(|(n, o, l, s)| Op::Write(n, o, l, s)),
+        6 => (name.clone(), prop::collection::vec((0_u8..5, any::<u8>()), 1..24), any::<u8>())
+            .prop_map(|(n, places, s)| Op::Scatter(n, places, s)),
         2 => (name.clone(), 0_u16..60_000).prop_map(|(n, s)| Op::Truncate(n, s)),
         2 => (name.clone(), 0_u16..50_000, 1_u16..20_000).prop_map(|(n, o, l)| Op::Punch(n, o, l)),
         1 => (name.clone(), 0_u16..50_000, 1_u16..15_000).prop_map(|(n, o, l)| Op::Zero(n, o, l)),
@@ -48,6 +52,25 @@ fn ino(tx: &Tx<'_>, n: u8) -> Option<Ino> {
     tx.dir_lookup(ROOT_INO, name(n).as_bytes())
         .unwrap()
         .map(|item| item.key.ino)
+}
+
+/// Ascending pieces (offset, length): whole blocks, parts of one, some that reach into the next, some that go on where the last one ends.
+fn scattered(places: &[(u8, u8)]) -> Vec<(u64, usize)> {
+    let (mut pieces, mut end) = (Vec::new(), 0_u64);
+    for (gap, kind) in places {
+        let block = end.next_multiple_of(4096) + u64::from(*gap) * 4096;
+        let part = u64::from(kind / 8) * 60;
+        let (offset, len) = match kind % 8 {
+            0..4 => (block, 4096),
+            4 => (block, 4096 * 3),
+            5 => (block + part, 1 + part as usize),
+            6 => (block + part, 4096),
+            _ => (end, 1 + part as usize * 3),
+        };
+        pieces.push((offset, len));
+        end = offset + len as u64;
+    }
+    pieces
 }
 
 fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
@@ -81,7 +104,7 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
                 Op::Write(n, offset, len, _) | Op::Punch(n, offset, len) => (n, offset, len),
                 Op::Zero(n, offset, len) | Op::Allocate(n, offset, len) => (n, offset, len),
                 Op::Truncate(n, size) => (n, size, 0),
-                Op::Migrate(n, _) => (n, 0, 0),
+                Op::Migrate(n, _) | Op::Scatter(n, ..) => (n, 0, 0),
                 _ => return,
             };
             let Some(ino) = ino(tx, n) else {
@@ -100,6 +123,19 @@ fn apply(tx: &mut Tx<'_>, model: &mut Model, op: &Op) {
                     tx.write_bytes(ino, pieces, tier(seed)).unwrap();
                     grow(data);
                     data[from..to].copy_from_slice(&bytes);
+                }
+                Op::Scatter(_, ref places, seed) => {
+                    let places = scattered(places);
+                    let bytes = |at: usize| pattern(places[at].1, u64::from(seed) + at as u64);
+                    let bytes: Vec<_> = (0..places.len()).map(bytes).collect();
+                    let offsets = places.iter().map(|(offset, _)| *offset);
+                    let pieces: Vec<_> = offsets.zip(bytes.iter().map(Vec::as_slice)).collect();
+                    tx.write_bytes(ino, &pieces, tier(seed)).unwrap();
+                    for (offset, bytes) in pieces {
+                        let (from, to) = (offset as usize, offset as usize + bytes.len());
+                        data.resize(data.len().max(to), 0);
+                        data[from..to].copy_from_slice(bytes);
+                    }
                 }
                 Op::Truncate(..) => {
                     assert_eq!(tx.truncate(ino, from as u64).unwrap(), Progress::Done);

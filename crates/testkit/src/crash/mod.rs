@@ -287,10 +287,7 @@ impl Stage {
             Act::Thaw(session) => self.rig.freeze(self.clients[*session].no, false),
             Act::Hold(path) => {
                 let fs = &self.clients[0].fs;
-                let flags = OpenFlags {
-                    read: true,
-                    ..OpenFlags::default()
-                };
+                let flags = OpenFlags::READ;
                 let file = target::find(fs, path)
                     .and_then(|attr| fs.open(attr.key, flags, &varve_ipc::Cred::root()))
                     .map_err(|errno| format!("open: {errno:?}"))?;

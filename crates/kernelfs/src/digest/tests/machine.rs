@@ -184,6 +184,7 @@ impl Machine {
             session: S,
             uid: self.unprivileged.unwrap_or(0),
             privileged: self.unprivileged.is_none(),
+            checked: false,
         }
     }
 

@@ -10,6 +10,7 @@ struct Caller {
     machine: Machine,
     number: u64,
     cred: Cred,
+    checked: bool,
 }
 
 type Answer = Result<(Applied, MediatedResult), i32>;
@@ -20,6 +21,7 @@ impl Caller {
             machine: Machine::new(),
             number: 0,
             cred: Cred::root(),
+            checked: false,
         }
     }
 
@@ -56,6 +58,7 @@ impl Caller {
         let client = Client {
             uid: self.cred.uid,
             privileged: true,
+            checked: self.checked,
             ..self.machine.client()
         };
         match apply_mediated(
@@ -106,6 +109,37 @@ impl Caller {
 
 fn errno<T>(answer: Result<T, i32>) -> i32 {
     answer.err().unwrap_or(0)
+}
+
+#[test]
+fn what_the_kernel_has_checked_is_not_refused_for_groups_that_it_does_not_tell() {
+    let mut caller = Caller::new();
+    let dir = caller.make(ROOT, b"shared", DIR & !0o777 | 0o770).unwrap();
+    let file = caller.make(dir, b"f", FILE).unwrap();
+    let group = |gid| LogOp::SetAttr {
+        key: dir,
+        attr: SetAttr {
+            mask: SetAttrMask::GID,
+            gid,
+            ..SetAttr::default()
+        },
+    };
+    caller.call(group(50)).unwrap();
+    // A member of group 50, of which nothing is said here.
+    caller.be(1000);
+    let name = (dir, &b"f"[..], file);
+    assert_eq!(errno(caller.make(dir, b"g", FILE)), libc::EACCES);
+    assert_eq!(errno(caller.rename(name, (dir, b"h"), None)), libc::EACCES);
+    caller.checked = true;
+    caller.make(dir, b"g", FILE).unwrap();
+    caller.rename(name, (dir, b"h"), None).unwrap();
+    caller
+        .call(LogOp::Unlink {
+            dir,
+            name: b"h",
+            key: file,
+        })
+        .unwrap();
 }
 
 #[test]

@@ -1,0 +1,96 @@
+//! The log of a session that has no backing file of its own: stored to by this process, made durable by the daemon. Knows nothing of entries.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use varve_ipc::{IpcError, Link, Request};
+use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, Region};
+
+/// A mapped log, and whom to ask.
+pub(super) struct ServedLog {
+    log: MappedRegion,
+    link: Arc<dyn Link>,
+}
+
+impl ServedLog {
+    /// The log of the session at the other end of `link`.
+    pub(super) fn new(log: MappedRegion, link: Arc<dyn Link>) -> Self {
+        Self { log, link }
+    }
+}
+
+impl Region for ServedLog {
+    fn len_bytes(&self) -> u64 {
+        self.log.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.log.read(off, out)
+    }
+
+    fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.log.read_shared(off, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.log.write(off, src)
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        self.log.write_crc(off, src, seed)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.log.fence()
+    }
+
+    fn retire(&self) {
+        self.log.retire();
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.log.fence()?;
+        if len == 0 {
+            return Ok(());
+        }
+        let request = Request::SyncLog { offset: off, len };
+        let errno = match self.link.call(request) {
+            Ok(_) => return Ok(()),
+            Err(IpcError::Errno(errno)) => errno,
+            // Whether the session goes on somewhere else is found out by who asked.
+            Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Mediate | IpcError::Protocol(_)) => {
+                libc::EIO
+            }
+        };
+        let device = self.log.info().name;
+        Err(match errno {
+            libc::ENOSPC => MediaError::NoSpace { device, off, len },
+            errno => MediaError::Io {
+                device,
+                op: "durable write by the daemon",
+                off,
+                len,
+                errno,
+            },
+        })
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        self.log.grow(new_len)
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.log.allocate(off, len)
+    }
+
+    fn as_ptr(&self) -> Option<NonNull<u8>> {
+        self.log.as_ptr()
+    }
+
+    fn state(&self) -> DeviceState {
+        self.log.state()
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.log.info()
+    }
+}
