@@ -52,7 +52,7 @@ struct Pending {
 }
 
 /// A way to the daemon for one call at a time.
-struct Lane {
+struct Line {
     stream: UnixStream,
     /// Held by the call that uses it; what answers are read into.
     buffer: Mutex<Vec<u8>>,
@@ -60,7 +60,7 @@ struct Lane {
 
 struct Shared {
     stream: UnixStream,
-    lane: Option<Lane>,
+    line: Option<Line>,
     /// Held for one frame's write.
     writer: Mutex<()>,
     pending: Mutex<Pending>,
@@ -73,8 +73,8 @@ impl Shared {
     /// Fails every call, now and later.
     fn end(&self, why: &str) {
         let _ = self.stream.shutdown(Shutdown::Both);
-        if let Some(lane) = &self.lane {
-            let _ = lane.stream.shutdown(Shutdown::Both);
+        if let Some(line) = &self.line {
+            let _ = line.stream.shutdown(Shutdown::Both);
         }
         let slots = {
             let mut pending = lock(&self.pending);
@@ -88,14 +88,14 @@ impl Shared {
         }
     }
 
-    /// A call by the lane, which is the caller's.
-    fn call_alone(&self, lane: &Lane, buffer: &mut Vec<u8>, request: Request) -> Answer {
+    /// A call by the line, which is the caller's.
+    fn call_alone(&self, line: &Line, buffer: &mut Vec<u8>, request: Request) -> Answer {
         let bytes = match wire::encode(&CallFrame { id: 0, request }) {
             Ok(bytes) => bytes,
             Err(error) => return Err(IpcError::Protocol(error.to_string())),
         };
-        let answer = io::Write::write_all(&mut &lane.stream, &bytes)
-            .and_then(|()| wire::read_alone(&lane.stream, buffer));
+        let answer = io::Write::write_all(&mut &line.stream, &bytes)
+            .and_then(|()| wire::read_alone(&line.stream, buffer));
         let why = match answer {
             Ok(ServerFrame::Answer { id: 0, result }) => return result,
             Ok(_) => "the daemon answered a call that was not made".to_owned(),
@@ -142,10 +142,10 @@ pub struct SocketLink {
 }
 
 impl SocketLink {
-    fn start(stream: UnixStream, lane: Option<UnixStream>) -> io::Result<Self> {
+    fn start(stream: UnixStream, line: Option<UnixStream>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             stream,
-            lane: lane.map(|stream| Lane {
+            line: line.map(|stream| Line {
                 stream,
                 buffer: Mutex::default(),
             }),
@@ -168,10 +168,10 @@ impl SocketLink {
 impl Link for SocketLink {
     fn call(&self, request: Request) -> Answer {
         let shared = &self.shared;
-        if let Some(lane) = &shared.lane
-            && let Ok(mut buffer) = lane.buffer.try_lock()
+        if let Some(line) = &shared.line
+            && let Ok(mut buffer) = line.buffer.try_lock()
         {
-            return shared.call_alone(lane, &mut buffer, request);
+            return shared.call_alone(line, &mut buffer, request);
         }
         let waits = may_wait(&request);
         let slot = Arc::new(Slot::default());
@@ -265,8 +265,8 @@ pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descri
         log_backing: take(mask::LOG_BACKING),
         nvm: take(mask::NVM),
     };
-    let lane = take(mask::LANE).map(UnixStream::from);
-    let link = SocketLink::start(stream, lane).map_err(gone)?;
+    let line = take(mask::LINE).map(UnixStream::from);
+    let link = SocketLink::start(stream, line).map_err(gone)?;
     Ok((link, welcome, descriptors))
 }
 

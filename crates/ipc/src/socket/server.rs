@@ -7,7 +7,7 @@
 use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
 use crate::sync::{Mutex, lock};
 use crate::wire::{self, CallFrame, ServerFrame};
-use crate::{Descriptors, IpcError, Opened, Peer, Request, Service, UpcallQueue};
+use crate::{Descriptors, IpcError, Opened, Peer, Request, Response, Service, UpcallQueue};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 use std::collections::HashMap;
@@ -264,7 +264,7 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
 struct Connection {
     shared: Arc<Shared>,
     stream: Arc<UnixStream>,
-    lane: UnixStream,
+    line: UnixStream,
     session: SessionId,
     upcalls: Arc<UpcallQueue>,
     /// The turn to read.
@@ -279,14 +279,14 @@ struct Connection {
 fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
     let session = opened.welcome.session;
     let upcalls = Arc::clone(&opened.upcalls);
-    let lane = UnixStream::pair().and_then(|(lane, theirs)| {
-        lane.set_write_timeout(Some(shared.options.patience))?;
+    let line = UnixStream::pair().and_then(|(line, theirs)| {
+        line.set_write_timeout(Some(shared.options.patience))?;
         send_opened(stream, opened, &theirs)?;
         stream.set_read_timeout(None)?;
-        Ok(lane)
+        Ok(line)
     });
-    let lane = match lane {
-        Ok(lane) => lane,
+    let line = match line {
+        Ok(line) => line,
         Err(error) => {
             tracing::debug!(%session, "the answer to Hello was not taken: {error}");
             shared.service.gone(session);
@@ -296,7 +296,7 @@ fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
     let connection = Arc::new(Connection {
         shared: Arc::clone(shared),
         stream: Arc::clone(stream),
-        lane,
+        line,
         session,
         upcalls,
         reading: Mutex::new(()),
@@ -315,21 +315,21 @@ fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
         }
     });
     let count = ThreadCount::new(shared);
-    let lane = std::thread::Builder::new().name("varve-lane".into()).spawn({
+    let line = std::thread::Builder::new().name("varve-line".into()).spawn({
         let connection = Arc::clone(&connection);
         move || {
             connection.work_alone();
             drop(count);
         }
     });
-    if upcaller.is_err() || lane.is_err() {
+    if upcaller.is_err() || line.is_err() {
         connection.end();
         return;
     }
     connection.work(true);
 }
 
-fn send_opened(stream: &UnixStream, opened: Opened, lane: &UnixStream) -> io::Result<()> {
+fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Result<()> {
     let Descriptors {
         page,
         log,
@@ -350,8 +350,8 @@ fn send_opened(stream: &UnixStream, opened: Opened, lane: &UnixStream) -> io::Re
             fds.push(fd.as_fd());
         }
     }
-    present |= mask::LANE;
-    fds.push(lane.as_fd());
+    present |= mask::LINE;
+    fds.push(line.as_fd());
     let frame = ServerFrame::Opened {
         result: Ok(Box::new(opened.welcome)),
         descriptors: present,
@@ -364,6 +364,23 @@ fn send_opened(stream: &UnixStream, opened: Opened, lane: &UnixStream) -> io::Re
     }
     let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     (&*stream).write_all(&bytes[sent..])
+}
+
+/// Sends an answer; whether the connection goes on.
+fn answer(
+    id: u64,
+    result: Result<Response, IpcError>,
+    write: impl Fn(&ServerFrame) -> io::Result<()>,
+) -> bool {
+    write(&ServerFrame::Answer { id, result })
+        .or_else(|error| {
+            if error.kind() == io::ErrorKind::InvalidData {
+                let result = Err(IpcError::Errno(libc::EMSGSIZE));
+                return write(&ServerFrame::Answer { id, result });
+            }
+            Err(error)
+        })
+        .is_ok()
 }
 
 impl Connection {
@@ -394,7 +411,7 @@ impl Connection {
             if others_idle == 0 {
                 self.add_worker();
             }
-            if !self.carry_out(frame, |frame| self.write(frame)) {
+            if !self.carry_out(frame) {
                 self.end();
             }
             if !first && self.idle.load(Ordering::Acquire) >= 2 {
@@ -404,14 +421,19 @@ impl Connection {
         self.workers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Carries out what comes by the lane, one request after another. A client that closes its end goes on by the connection.
+    /// Carries out what comes by the line, one request after another. A client that closes its end goes on by the connection.
     fn work_alone(&self) {
         let mut buffer = Vec::new();
-        let write = |frame: &ServerFrame| wire::write(&self.lane, frame);
+        let write = |frame: &ServerFrame| wire::write(&self.line, frame);
         while !self.over.load(Ordering::Acquire) {
-            match wire::read_alone(&self.lane, &mut buffer) {
-                Ok(frame) => {
-                    if !self.carry_out(frame, write) {
+            match wire::read_alone(&self.line, &mut buffer) {
+                Ok(CallFrame {
+                    request: Request::Hello(_),
+                    ..
+                }) => return self.end(),
+                Ok(CallFrame { id, request }) => {
+                    let result = self.shared.service.call(self.session, request);
+                    if !answer(id, result, write) {
                         return self.end();
                     }
                 }
@@ -441,8 +463,8 @@ impl Connection {
         }
     }
 
-    /// Answers whether the connection goes on.
-    fn carry_out(&self, frame: CallFrame, write: impl Fn(&ServerFrame) -> io::Result<()>) -> bool {
+    /// Carries out one that came by the connection, of which only so many may wait. Answers whether the connection goes on.
+    fn carry_out(&self, frame: CallFrame) -> bool {
         let CallFrame { id, request } = frame;
         let result = match request {
             Request::Hello(_) => return false,
@@ -457,15 +479,7 @@ impl Connection {
             }
             request => self.shared.service.call(self.session, request),
         };
-        write(&ServerFrame::Answer { id, result })
-            .or_else(|error| {
-                if error.kind() == io::ErrorKind::InvalidData {
-                    let result = Err(IpcError::Errno(libc::EMSGSIZE));
-                    return write(&ServerFrame::Answer { id, result });
-                }
-                Err(error)
-            })
-            .is_ok()
+        answer(id, result, |frame| self.write(frame))
     }
 
     fn write(&self, frame: &ServerFrame) -> io::Result<()> {
@@ -500,7 +514,7 @@ impl Connection {
     fn end(&self) {
         if !self.over.swap(true, Ordering::AcqRel) {
             let _ = self.stream.shutdown(Shutdown::Both);
-            let _ = self.lane.shutdown(Shutdown::Both);
+            let _ = self.line.shutdown(Shutdown::Both);
             self.upcalls.close();
             self.shared.service.gone(self.session);
         }
