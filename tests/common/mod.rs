@@ -332,3 +332,29 @@ pub fn same_tree(left: &Path, right: &Path) {
             .arg(right),
     );
 }
+
+/// A directory in memory where that can be: a host whose disk is busy for half a minute is not what is tested.
+pub fn memory_dir() -> tempfile::TempDir {
+    let shm = Path::new("/dev/shm");
+    if shm.is_dir() {
+        tempfile::tempdir_in(shm).expect("a directory")
+    } else {
+        tempfile::tempdir().expect("a directory")
+    }
+}
+
+/// Makes a pool without HDD, with these lines in the section `[daemon]` of its settings.
+pub fn make_pool(pool: &Path, nvm: &str, ssd: &str, settings: &str) {
+    run_ok(
+        varve()
+            .arg("mkfs")
+            .arg(pool)
+            .args(["--nvm", nvm, "--ssd", ssd, "--hdd", "0"]),
+    );
+    let toml = pool.join("varve.toml");
+    let mut text = std::fs::read_to_string(&toml).expect("settings");
+    assert!(text.trim_end().ends_with("[daemon]"), "{text}");
+    text.push_str(settings);
+    text.push('\n');
+    std::fs::write(toml, text).expect("written");
+}

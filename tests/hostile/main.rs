@@ -356,29 +356,12 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        // In memory where that can be: a host whose disk is busy for half a minute is not what is tested.
-        let shm = Path::new("/dev/shm");
-        let dir = if shm.is_dir() {
-            tempfile::tempdir_in(shm)
-        } else {
-            tempfile::tempdir()
-        }
-        .unwrap();
+        let dir = common::memory_dir();
         let place = Self {
             _live: common::LiveDirs::of(&dir.path().join("pool")),
             dir,
         };
-        run_ok(
-            varve()
-                .arg("mkfs")
-                .arg(place.pool())
-                .args(["--nvm", "96M", "--ssd", "96M", "--hdd", "0"]),
-        );
-        let toml = place.pool().join("varve.toml");
-        let mut text = text(&toml);
-        assert!(text.trim_end().ends_with("[daemon]"), "{text}");
-        text.push_str(SETTINGS);
-        std::fs::write(toml, text).unwrap();
+        common::make_pool(&place.pool(), "96M", "96M", SETTINGS);
         for dir in [place.dir.path().to_owned(), place.pool()] {
             std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o711)).unwrap();
         }

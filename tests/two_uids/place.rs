@@ -18,29 +18,12 @@ pub struct Place {
 impl Place {
     /// A new pool with these lines in the section `[daemon]`.
     pub fn new(settings: &str, nvm: &str) -> Self {
-        let shm = Path::new("/dev/shm");
-        let dir = if shm.is_dir() {
-            tempfile::tempdir_in(shm)
-        } else {
-            tempfile::tempdir()
-        }
-        .unwrap();
+        let dir = common::memory_dir();
         let place = Self {
             _live: common::LiveDirs::of(&dir.path().join("pool")),
             dir,
         };
-        run_ok(
-            varve()
-                .arg("mkfs")
-                .arg(place.pool())
-                .args(["--nvm", nvm, "--ssd", "64M", "--hdd", "0"]),
-        );
-        let toml = place.pool().join("varve.toml");
-        let mut text = std::fs::read_to_string(&toml).unwrap();
-        assert!(text.trim_end().ends_with("[daemon]"), "{text}");
-        text.push_str(settings);
-        text.push('\n');
-        std::fs::write(toml, text).unwrap();
+        common::make_pool(&place.pool(), nvm, "64M", settings);
         // The users reach the socket; everything else is closed by its own mode.
         std::fs::set_permissions(place.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         place

@@ -10,7 +10,7 @@ use crate::status::Counters;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
-use varve_format::{EntryHeader, InodeKey, LogOp};
+use varve_format::{EntryHeader, InodeKey, LogOp, SessionId};
 use varve_ipc::{ClientKind, IpcError, LeaseMode, MediatedOp, MediatedResult, Want};
 use zerocopy::FromBytes;
 
@@ -196,14 +196,8 @@ impl KernelFs {
         Ok(result)
     }
 
-    /// Takes exclusive leases on `keys` for as long as the operation takes, and does it.
-    fn under_leases(
-        &self,
-        session: &Arc<Session>,
-        op: &MediatedOp,
-        keys: &[InodeKey],
-        named: Option<InodeKey>,
-    ) -> Result<MediatedResult, IpcError> {
+    /// Exclusive leases on `keys`, all at once, for a session of the daemon's own. They go with it.
+    fn exclusive(&self, keys: &[InodeKey]) -> Result<SessionId, IpcError> {
         let owner = self.locked().table.internal_session();
         let wants: Vec<_> = keys
             .iter()
@@ -216,6 +210,18 @@ impl KernelFs {
             let until_ms = self.now_ms() + self.config.wait_ms;
             self.obtain(owner, &wants, until_ms)?;
         }
+        Ok(owner)
+    }
+
+    /// Takes exclusive leases on `keys` for as long as the operation takes, and does it.
+    fn under_leases(
+        &self,
+        session: &Arc<Session>,
+        op: &MediatedOp,
+        keys: &[InodeKey],
+        named: Option<InodeKey>,
+    ) -> Result<MediatedResult, IpcError> {
+        let owner = self.exclusive(keys)?;
         let mut result = self.apply(session, op, named);
         let now_ms = self.now_ms();
         let mut core = self.locked();
@@ -272,16 +278,7 @@ impl KernelFs {
         op: &MediatedOp,
         keys: &[InodeKey],
     ) -> Result<(), IpcError> {
-        let owner = self.locked().table.internal_session();
-        let wants: Vec<_> = keys
-            .iter()
-            .map(|key| Want {
-                key: *key,
-                mode: LeaseMode::Write,
-            })
-            .collect();
-        let until_ms = self.now_ms() + self.config.wait_ms;
-        self.obtain(owner, &wants, until_ms)?;
+        let owner = self.exclusive(keys)?;
         let found = self.find_by_name(session, by_name, op);
         let mut core = self.locked();
         core.table.drop_session(owner);

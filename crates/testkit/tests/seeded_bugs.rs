@@ -162,13 +162,21 @@ fn metadata_and_reuse() -> Script {
         acts: [
             acts(remove),
             vec![Act::Digest, Act::Tick],
-            acts(single_blocks("t", 100)),
+            acts(small_files("t", 100)),
             vec![Act::Digest],
-            acts(single_blocks("u", 100)),
+            acts(small_files("u", 100)),
             vec![Act::Digest],
         ]
         .concat(),
     }
+}
+
+/// Files of one block each, so that each block is allocated by itself: those of one file come in one run where there is one.
+fn small_files(prefix: &str, count: u64) -> Vec<Op> {
+    let files = (0..count).map(|i| -> &'static str { Box::leak(format!("{prefix}{i}").into_boxed_str()) });
+    files
+        .flat_map(|name| [Op::Create(vec![name]), write(name, 0, 4096, 7)])
+        .collect()
 }
 
 /// Files on SSD and HDD are written, freed, and their units used again.

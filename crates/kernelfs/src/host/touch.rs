@@ -1,16 +1,16 @@
 //! Faults memory in before it is needed. Memory that was allocated is cleared by the kernel at the first touch of each page, at the cost of a
-//! second copy of the data; a thread of its own has that done when the processors have nothing else to do.
+//! second copy of the data; a thread of its own has that done, in small steps with pauses: while a step lasts nothing else in the process can be
+//! mapped, so the thread must not be one that waits for the processor meanwhile.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 use varve_media::Region;
 
-/// Bytes between two looks whether to go on.
-const STEP_BYTES: u64 = 16 << 20;
-/// The least that a thread can ask of the processors.
-const NICE: i32 = 19;
+/// Bytes of a step: a page of the largest kind that is usual.
+const STEP_BYTES: u64 = 2 << 20;
 
 /// A thread that touches all of some regions once, from their beginnings; the drop ends it.
 pub(super) struct Touching {
@@ -24,8 +24,6 @@ impl Touching {
         let thread = std::thread::Builder::new().name("varve-touch".into()).spawn({
             let over = Arc::clone(&over);
             move || {
-                // On Linux a thread's number names that thread alone.
-                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
                 for region in regions {
                     touch(&*region, &over);
                 }
@@ -51,7 +49,9 @@ fn touch(region: &dyn Region, over: &AtomicBool) {
     let len = region.len_bytes();
     let mut off = 0;
     while off < len && !over.load(Ordering::Acquire) {
+        let start = Instant::now();
         region.populate(off, STEP_BYTES.min(len - off));
+        std::thread::sleep(start.elapsed());
         off += STEP_BYTES;
     }
 }
