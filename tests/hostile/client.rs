@@ -33,7 +33,7 @@ pub enum ServerFrame {
 /// Longest that anything is written: a daemon that takes no more is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Descriptors that come with a welcome at most.
-const KINDS: usize = 4;
+const KINDS: usize = 5;
 
 /// A frame with its length.
 pub fn frame(id: u64, request: &Request) -> Vec<u8> {

@@ -125,10 +125,56 @@ pub(crate) fn read<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> 
     read_body(stream, len)
 }
 
+/// Length of a buffer for [`read_alone`] when it is not in use.
+const ALONE_BYTES: usize = 16 << 10;
+
+/// Reads one frame that nothing follows before it is answered, by one system call if it is short. `buffer` is used again and again.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_alone<T: DeserializeOwned>(mut stream: impl Read, buffer: &mut Vec<u8>) -> io::Result<T> {
+    buffer.resize(ALONE_BYTES, 0);
+    buffer.shrink_to(ALONE_BYTES);
+    let mut have = 0;
+    let mut end = None;
+    loop {
+        match stream.read(&mut buffer[have..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => have += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        }
+        if end.is_none()
+            && let Some(len) = buffer[..have].first_chunk::<4>()
+        {
+            let len = u32::from_le_bytes(*len) as usize;
+            if len == 0 || len > FRAME_MAX {
+                return Err(protocol(format!(
+                    "a frame of {len} bytes; the most is {FRAME_MAX}"
+                )));
+            }
+            end = Some(4 + len);
+            if buffer.len() < 4 + len {
+                buffer.resize(4 + len, 0);
+            }
+        }
+        if let Some(end) = end
+            && have >= end
+        {
+            let (frame, rest) = postcard::take_from_bytes(&buffer[4..end]).map_err(protocol)?;
+            return if rest.is_empty() && have == end {
+                Ok(frame)
+            } else {
+                Err(protocol("bytes after the frame"))
+            };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{CallFrame, FRAME_MAX, ServerFrame, encode, read};
+    use super::{ALONE_BYTES, CallFrame, FRAME_MAX, ServerFrame, encode, read, read_alone};
     use crate::{DATA_MAX, IpcError, Request, Response};
     use proptest::prelude::{any, prop, proptest};
     use varve_format::LogSeq;
@@ -150,6 +196,47 @@ mod tests {
             },
         };
         assert_eq!(read::<CallFrame>(&encode(&frame).unwrap()[..]).unwrap(), frame);
+    }
+
+    /// Gives bytes out a few at a time.
+    struct Dripping<'b>(&'b [u8], usize);
+
+    impl std::io::Read for Dripping<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            let count = self.1.min(out.len()).min(self.0.len());
+            out[..count].copy_from_slice(&self.0[..count]);
+            self.0 = &self.0[count..];
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn lone_frame_is_read_however_its_bytes_come_and_nothing_may_follow() {
+        let mut buffer = Vec::new();
+        for (len, drip) in [(3, 1), (3, 1 << 20), (100_000, 7), (DATA_MAX, 1 << 20)] {
+            let frame = ServerFrame::Answer {
+                id: 7,
+                result: Ok(Response::Bytes(vec![3; len])),
+            };
+            let mut bytes = encode(&frame).unwrap();
+            let read = read_alone::<ServerFrame>(Dripping(&bytes, drip), &mut buffer);
+            assert_eq!(read.unwrap(), frame);
+            let cut = Dripping(&bytes[..bytes.len() - 1], drip);
+            let ended = read_alone::<ServerFrame>(cut, &mut buffer).unwrap_err();
+            assert_eq!(ended.kind(), std::io::ErrorKind::UnexpectedEof);
+            if drip > bytes.len() && bytes.len() < ALONE_BYTES {
+                bytes.push(0);
+                let followed = read_alone::<ServerFrame>(Dripping(&bytes, drip), &mut buffer).unwrap_err();
+                assert_eq!(followed.kind(), std::io::ErrorKind::InvalidData);
+            }
+        }
+        let huge = [0xff, 0xff, 0xff, 0xff, 0, 0];
+        assert_eq!(
+            read_alone::<CallFrame>(&huge[..], &mut buffer)
+                .unwrap_err()
+                .kind(),
+            std::io::ErrorKind::InvalidData
+        );
     }
 
     #[test]
@@ -185,6 +272,7 @@ mod tests {
             bytes[..4].copy_from_slice(&len.to_le_bytes());
             let _ = read::<CallFrame>(&bytes[..]);
             let _ = read::<ServerFrame>(&bytes[..]);
+            let _ = read_alone::<CallFrame>(&bytes[..], &mut Vec::new());
         }
     }
 }

@@ -51,8 +51,16 @@ struct Pending {
     gone: Option<String>,
 }
 
+/// A way to the daemon for one call at a time.
+struct Line {
+    stream: UnixStream,
+    /// Held by the call that uses it; what answers are read into.
+    buffer: Mutex<Vec<u8>>,
+}
+
 struct Shared {
     stream: UnixStream,
+    line: Option<Line>,
     /// Held for one frame's write.
     writer: Mutex<()>,
     pending: Mutex<Pending>,
@@ -65,6 +73,9 @@ impl Shared {
     /// Fails every call, now and later.
     fn end(&self, why: &str) {
         let _ = self.stream.shutdown(Shutdown::Both);
+        if let Some(line) = &self.line {
+            let _ = line.stream.shutdown(Shutdown::Both);
+        }
         let slots = {
             let mut pending = lock(&self.pending);
             pending.gone.get_or_insert_with(|| why.to_owned());
@@ -75,6 +86,27 @@ impl Shared {
         for slot in slots.into_values() {
             slot.fill(Err(IpcError::Gone(why.to_owned())));
         }
+    }
+
+    /// A call by the line, which is the caller's.
+    fn call_alone(&self, line: &Line, buffer: &mut Vec<u8>, request: Request) -> Answer {
+        let bytes = match wire::encode(&CallFrame { id: 0, request }) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(IpcError::Protocol(error.to_string())),
+        };
+        let answer = io::Write::write_all(&mut &line.stream, &bytes)
+            .and_then(|()| wire::read_alone(&line.stream, buffer));
+        let why = match answer {
+            Ok(ServerFrame::Answer { id: 0, result }) => return result,
+            Ok(_) => "the daemon answered a call that was not made".to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                "the daemon closed the connection".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        self.end(&why);
+        let first = lock(&self.pending).gone.clone();
+        Err(IpcError::Gone(first.unwrap_or(why)))
     }
 
     fn read_all(&self) {
@@ -110,9 +142,13 @@ pub struct SocketLink {
 }
 
 impl SocketLink {
-    fn start(stream: UnixStream) -> io::Result<Self> {
+    fn start(stream: UnixStream, line: Option<UnixStream>) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             stream,
+            line: line.map(|stream| Line {
+                stream,
+                buffer: Mutex::default(),
+            }),
             writer: Mutex::new(()),
             pending: Mutex::default(),
             fewer_waiting: Condvar::new(),
@@ -132,6 +168,11 @@ impl SocketLink {
 impl Link for SocketLink {
     fn call(&self, request: Request) -> Answer {
         let shared = &self.shared;
+        if let Some(line) = &shared.line
+            && let Ok(mut buffer) = line.buffer.try_lock()
+        {
+            return shared.call_alone(line, &mut buffer, request);
+        }
         let waits = may_wait(&request);
         let slot = Arc::new(Slot::default());
         let id = {
@@ -224,7 +265,8 @@ pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descri
         log_backing: take(mask::LOG_BACKING),
         nvm: take(mask::NVM),
     };
-    let link = SocketLink::start(stream).map_err(gone)?;
+    let line = take(mask::LINE).map(UnixStream::from);
+    let link = SocketLink::start(stream, line).map_err(gone)?;
     Ok((link, welcome, descriptors))
 }
 

@@ -2,6 +2,9 @@
 //!
 //! One connection carries one session: calls with numbers, so that many wait at once, and upcalls the other way. The end of either
 //! process closes the connection, which the other side sees at once.
+//!
+//! Beside it each session has a *line*, a pair of sockets for one call at a time: the calling thread itself sends the request and reads the answer,
+//! one thread of the daemon takes and answers it, and nobody else is woken. A call that finds the line busy goes by the connection.
 
 mod client;
 mod server;
@@ -52,8 +55,10 @@ mod mask {
     pub(super) const LOG: u8 = 2;
     pub(super) const LOG_BACKING: u8 = 4;
     pub(super) const NVM: u8 = 8;
+    /// The client's end of the line: the transport's own.
+    pub(super) const LINE: u8 = 16;
     /// How many kinds there are.
-    pub(super) const KINDS: usize = 4;
+    pub(super) const KINDS: usize = 5;
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
 use crate::sync::{Mutex, lock};
 use crate::wire::{self, CallFrame, ServerFrame};
-use crate::{Descriptors, IpcError, Opened, Peer, Request, Service, UpcallQueue};
+use crate::{Descriptors, IpcError, Opened, Peer, Request, Response, Service, UpcallQueue};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 use std::collections::HashMap;
@@ -264,6 +264,7 @@ fn greet(shared: &Arc<Shared>, stream: &Arc<UnixStream>, peer: Peer) {
 struct Connection {
     shared: Arc<Shared>,
     stream: Arc<UnixStream>,
+    line: UnixStream,
     session: SessionId,
     upcalls: Arc<UpcallQueue>,
     /// The turn to read.
@@ -278,15 +279,24 @@ struct Connection {
 fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
     let session = opened.welcome.session;
     let upcalls = Arc::clone(&opened.upcalls);
-    let sent = send_opened(stream, opened).and_then(|()| stream.set_read_timeout(None));
-    if let Err(error) = sent {
-        tracing::debug!(%session, "the answer to Hello was not taken: {error}");
-        shared.service.gone(session);
-        return;
-    }
+    let line = UnixStream::pair().and_then(|(line, theirs)| {
+        line.set_write_timeout(Some(shared.options.patience))?;
+        send_opened(stream, opened, &theirs)?;
+        stream.set_read_timeout(None)?;
+        Ok(line)
+    });
+    let line = match line {
+        Ok(line) => line,
+        Err(error) => {
+            tracing::debug!(%session, "the answer to Hello was not taken: {error}");
+            shared.service.gone(session);
+            return;
+        }
+    };
     let connection = Arc::new(Connection {
         shared: Arc::clone(shared),
         stream: Arc::clone(stream),
+        line,
         session,
         upcalls,
         reading: Mutex::new(()),
@@ -304,14 +314,22 @@ fn serve(shared: &Arc<Shared>, stream: &Arc<UnixStream>, opened: Opened) {
             drop(count);
         }
     });
-    if upcaller.is_err() {
+    let count = ThreadCount::new(shared);
+    let line = std::thread::Builder::new().name("varve-line".into()).spawn({
+        let connection = Arc::clone(&connection);
+        move || {
+            connection.work_alone();
+            drop(count);
+        }
+    });
+    if upcaller.is_err() || line.is_err() {
         connection.end();
         return;
     }
     connection.work(true);
 }
 
-fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
+fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Result<()> {
     let Descriptors {
         page,
         log,
@@ -332,6 +350,8 @@ fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
             fds.push(fd.as_fd());
         }
     }
+    present |= mask::LINE;
+    fds.push(line.as_fd());
     let frame = ServerFrame::Opened {
         result: Ok(Box::new(opened.welcome)),
         descriptors: present,
@@ -344,6 +364,23 @@ fn send_opened(stream: &UnixStream, opened: Opened) -> io::Result<()> {
     }
     let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     (&*stream).write_all(&bytes[sent..])
+}
+
+/// Sends an answer; whether the connection goes on.
+fn answer(
+    id: u64,
+    result: Result<Response, IpcError>,
+    write: impl Fn(&ServerFrame) -> io::Result<()>,
+) -> bool {
+    write(&ServerFrame::Answer { id, result })
+        .or_else(|error| {
+            if error.kind() == io::ErrorKind::InvalidData {
+                let result = Err(IpcError::Errno(libc::EMSGSIZE));
+                return write(&ServerFrame::Answer { id, result });
+            }
+            Err(error)
+        })
+        .is_ok()
 }
 
 impl Connection {
@@ -384,6 +421,28 @@ impl Connection {
         self.workers.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Carries out what comes by the line, one request after another. A client that closes its end goes on by the connection.
+    fn work_alone(&self) {
+        let mut buffer = Vec::new();
+        let write = |frame: &ServerFrame| wire::write(&self.line, frame);
+        while !self.over.load(Ordering::Acquire) {
+            match wire::read_alone(&self.line, &mut buffer) {
+                Ok(CallFrame {
+                    request: Request::Hello(_),
+                    ..
+                }) => return self.end(),
+                Ok(CallFrame { id, request }) => {
+                    let result = self.shared.service.call(self.session, request);
+                    if !answer(id, result, write) {
+                        return self.end();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => return self.end_because(&error),
+                Err(_) => return,
+            }
+        }
+    }
+
     fn add_worker(self: &Arc<Self>) {
         if self.workers.fetch_add(1, Ordering::AcqRel) >= WORKERS_MAX {
             self.workers.fetch_sub(1, Ordering::AcqRel);
@@ -404,7 +463,7 @@ impl Connection {
         }
     }
 
-    /// Answers whether the connection goes on.
+    /// Carries out one that came by the connection, of which only so many may wait. Answers whether the connection goes on.
     fn carry_out(&self, frame: CallFrame) -> bool {
         let CallFrame { id, request } = frame;
         let result = match request {
@@ -420,15 +479,7 @@ impl Connection {
             }
             request => self.shared.service.call(self.session, request),
         };
-        self.write(&ServerFrame::Answer { id, result })
-            .or_else(|error| {
-                if error.kind() == io::ErrorKind::InvalidData {
-                    let result = Err(IpcError::Errno(libc::EMSGSIZE));
-                    return self.write(&ServerFrame::Answer { id, result });
-                }
-                Err(error)
-            })
-            .is_ok()
+        answer(id, result, |frame| self.write(frame))
     }
 
     fn write(&self, frame: &ServerFrame) -> io::Result<()> {
@@ -463,6 +514,7 @@ impl Connection {
     fn end(&self) {
         if !self.over.swap(true, Ordering::AcqRel) {
             let _ = self.stream.shutdown(Shutdown::Both);
+            let _ = self.line.shutdown(Shutdown::Both);
             self.upcalls.close();
             self.shared.service.gone(self.session);
         }

@@ -271,7 +271,8 @@ fn more_waiting_calls_than_the_bound_queue_in_the_client() {
             })
         })
         .collect();
-    toy.wait_until(|state| state.waiting == super::WAITING_MAX);
+    // Those of the connection, and the one that has the line.
+    toy.wait_until(|state| state.waiting == super::WAITING_MAX + 1);
     link.call(Request::CompanyAck).unwrap();
     for waiter in waiters {
         assert!(matches!(waiter.join().unwrap(), Ok(Response::Digested(_))));
