@@ -12,7 +12,7 @@ use crate::status::Counters;
 use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
@@ -557,6 +557,15 @@ impl KernelFs {
         })
     }
 
+    /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that fills the pool.
+    fn await_grace(&self) {
+        // A test's clock may stand still.
+        let waited = Instant::now();
+        while self.in_grace() && waited.elapsed() < Duration::from_millis(self.config.grace_ms) {
+            std::thread::sleep(Duration::from_millis(NAP_MS));
+        }
+    }
+
     /// `Request::Credits`.
     pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
@@ -587,6 +596,7 @@ impl KernelFs {
             let digested = if round == 0 {
                 self.digest_session(session, None).map(|_| ())
             } else {
+                self.await_grace();
                 self.free_unheld_for(self.config.wait_ms);
                 self.digest_all()
             };

@@ -10,8 +10,8 @@ use varve_format::inode::{
     Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot, OrphanLinks, SYMLINK_INLINE_MAX,
 };
 use varve_format::{
-    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileBlock, FileKind, Generation, Ino,
-    InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
+    BLOCK_HEADER_SIZE, BlockKind, BlockNo, DIR_SIZE, Extent, ExtentFlags, FileBlock, FileKind, Generation,
+    Ino, InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -321,7 +321,7 @@ impl Core<'_> {
         let mut root = crate::lens::dir_root(&inode)?;
         let directory = self.lens().directory(dir);
         f(self, &mut root, directory)?;
-        inode.attr.size_bytes = u64::from(root.node_blocks()) * varve_format::BLOCK_BYTES;
+        inode.attr.size_bytes = DIR_SIZE;
         inode.content = Content::Dir(root);
         self.put(&inode)
     }
@@ -457,7 +457,11 @@ impl Core<'_> {
             _ => return Err(StoreError::NoInode(attr.key)),
         }
         let mut inode = Inode::new(attr.clone());
-        inode.attr.size_bytes = target.len() as u64;
+        inode.attr.size_bytes = if attr.is_dir() {
+            DIR_SIZE
+        } else {
+            target.len() as u64
+        };
         if target.len() > SYMLINK_INLINE_MAX {
             let block = self.alloc(None, BlockKind::Symlink, attr.key.ino)?;
             if target.len() > varve_format::BLOCK_BODY_SIZE {
