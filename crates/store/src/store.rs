@@ -104,13 +104,12 @@ impl Store {
         report.replayed = scan.records;
         report.replayed_bytes = scan.bytes;
         report.torn_record = scan.torn;
-        if scan.records > 0 || report.damage.is_some() {
-            if !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
-                nvm.fence()?;
-                nvm.sync(0, nvm.len_bytes())?;
-            }
+        let changed = scan.records > 0 || report.damage.is_some();
+        if changed && !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
+            nvm.fence()?;
+            nvm.sync(0, nvm.len_bytes())?;
         }
-        if scan.records > 0 || report.damage.is_some() || scan.uneven {
+        if changed || scan.uneven {
             journal.advance_tail()?;
         }
         let store = Self::assemble(devices, layout, journal, &options);
