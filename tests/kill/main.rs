@@ -142,14 +142,41 @@ impl Run {
             .map(|writer| self.returned(writer) + CALLS_LEAST)
             .collect();
         for (writer, goal) in writers.zip(goals) {
+            let mut ended = None;
             wait_until(
                 &format!(
                     "seed {}, round {}: progress of writer {writer}",
                     self.seed, self.round
                 ),
-                || self.returned(writer) >= goal,
+                || {
+                    ended = self.ended(writer);
+                    ended.is_some() || self.returned(writer) >= goal
+                },
+            );
+            assert!(
+                ended.is_none() || self.returned(writer) >= goal,
+                "seed {}, round {}: writer {writer} ended at call {}: its last one returned {ended:?}",
+                self.seed,
+                self.round,
+                self.returned(writer)
             );
         }
+    }
+
+    /// With which errno a writer's last call returned, when its process has gone by itself: it stops at an answer that is wrong.
+    fn ended(&self, writer: u32) -> Option<u16> {
+        let worker = if MOUNTED.contains(&writer) {
+            &self.mounted
+        } else {
+            &self.linked
+        };
+        if worker.as_ref().is_some_and(|worker| alive(worker.pid())) {
+            return None;
+        }
+        ledger::read(&ledger::path(self.pool.outside(), writer, self.round))
+            .last()?
+            .ended
+            .map(|(_, errno)| errno)
     }
 
     fn start_workers(&mut self) {

@@ -4,7 +4,7 @@ use crate::bytes::FileFold;
 use crate::fold::{At, Fold, Known, Node, Step, can_link, links};
 use crate::op::{Need, Refusal, Stop, View};
 use std::collections::BTreeMap;
-use varve_format::{FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
+use varve_format::{DIR_SIZE, FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
 
 /// Most directories above one another that an ancestor check walks.
 const DEPTH_MAX: usize = 1 << 16;
@@ -125,6 +125,7 @@ impl<'a, V: View> Fold<'a, V> {
         if attr.is_dir() {
             can_link(&parent)?;
             attr.nlink = 2;
+            attr.size_bytes = DIR_SIZE;
             attr.parent = dir.ino;
         }
         if !name.is_empty() {

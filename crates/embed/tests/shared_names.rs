@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_embed::{Embedded, SimPool};
 use varve_ipc::{Cred, SystemClock};
 use varve_kernelfs::Config;
@@ -161,5 +162,52 @@ fn creations_in_a_directory_from_before_soon_ask_nothing() {
     }
     assert_eq!(embedded.kernel().status().digest.refused, 0);
     assert!(embedded.kernel().store().check().unwrap().is_empty());
+    embedded.shutdown().unwrap();
+}
+
+/// The daemon forgets a directory as soon as its removal is digested, perhaps while another thread is about to remove it too.
+#[test]
+fn threads_of_one_mount_that_remove_the_same_directory_see_it_or_not() {
+    let world = SimWorld::new();
+    SimPool::default().mkfs(&world).unwrap();
+    let parts = SimPool::default()
+        .parts(&world, Config::default(), Arc::new(SystemClock))
+        .unwrap()
+        .0;
+    let embedded = Embedded::open(parts).unwrap();
+    embedded.start().unwrap();
+    // One makes it, so that the other must ask whether it is empty.
+    let (maker, fs) = (embedded.mount().unwrap(), embedded.mount().unwrap());
+    let (root, me) = (fs.root(), Cred::root());
+    let stop = AtomicBool::new(false);
+    let removed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                match maker.create(root, b"d", DIR, 0, &me) {
+                    Ok(_) => embedded.kernel().digest_all().unwrap(),
+                    Err(Errno(libc::EEXIST)) => {}
+                    Err(errno) => panic!("mkdir: {errno}"),
+                }
+            }
+        });
+        let remove = || {
+            while removed.load(Ordering::Relaxed) < 400 {
+                match fs.rmdir(root, b"d", &me) {
+                    Ok(()) => drop(removed.fetch_add(1, Ordering::Relaxed)),
+                    Err(Errno(libc::ENOENT)) => {}
+                    Err(errno) => panic!("rmdir: {errno}"),
+                }
+                embedded.kernel().digest_all().unwrap();
+            }
+        };
+        let threads = [scope.spawn(remove), scope.spawn(remove), scope.spawn(remove)];
+        let ended = threads.map(|thread| thread.join());
+        stop.store(true, Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    for fs in [maker, fs] {
+        fs.unmount().unwrap();
+    }
     embedded.shutdown().unwrap();
 }

@@ -7,6 +7,8 @@ use std::fmt;
 pub const BLOCK_SIZE: usize = 4096;
 /// [`BLOCK_SIZE`] as an offset type.
 pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64;
+/// What a directory's size is said to be, whatever it holds: who changes it under a lease could not know another.
+pub const DIR_SIZE: u64 = BLOCK_BYTES;
 /// The root directory's inode number.
 pub const ROOT_INO: Ino = Ino(1);
 /// Longest name of a directory entry, in bytes.

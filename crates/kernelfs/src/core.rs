@@ -5,7 +5,7 @@ use crate::leases::{Decision, Holds, Table, Ticket};
 use crate::rows::Rows;
 use crate::session::{Known, Session};
 use parking_lot::Condvar;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use varve_format::{InodeKey, Seal, SessionId, TxId};
 use varve_ipc::{ReleaseItem, Upcall};
@@ -77,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) rows: Rows,
     pub(crate) members: HashMap<SessionId, Member>,
     pub(crate) ended: Vec<Ended>,
+    /// Sessions of an earlier daemon whose clients may come back yet.
+    pub(crate) earlier: HashSet<SessionId>,
     pub(crate) seats: HashMap<Ticket, Seat>,
     /// Sessions of an earlier daemon whose logs are digested now: they are no members any more.
     pub(crate) revived: HashMap<SessionId, Arc<Session>>,
@@ -110,6 +112,7 @@ impl Core {
             rows: Rows::default(),
             members: HashMap::new(),
             ended: Vec::new(),
+            earlier: HashSet::new(),
             seats: HashMap::new(),
             revived: HashMap::new(),
             doomed: BTreeMap::new(),
@@ -123,6 +126,19 @@ impl Core {
             changes: BTreeMap::new(),
             next_change: 0,
         }
+    }
+
+    /// Whether a client of an earlier daemon may come back yet.
+    pub(crate) fn awaits_earlier(&mut self) -> bool {
+        let waits = |id: &SessionId| {
+            self.ended.iter().any(|ended| ended.id == *id)
+                || self.revived.contains_key(id)
+                || [&self.to_finish, &self.unfinished]
+                    .iter()
+                    .any(|list| list.iter().any(|(session, ..)| session.id == *id))
+        };
+        self.earlier.retain(waits);
+        !self.earlier.is_empty()
     }
 
     /// Grants what can be granted, asks back what is waited for, and marks sessions that are late. To be called after every change and

@@ -12,7 +12,7 @@ use crate::status::Counters;
 use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
@@ -343,10 +343,13 @@ impl KernelFs {
         let mut tx = self.store.begin()?;
         let mut rows: Vec<(GrantRow, Vec<InodeKey>)> = Vec::new();
         let mut left = count;
-        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM) {
+        // Where free numbers are scattered, a row has few: not all of the table's rows for that.
+        let rows_max = 2 * usize::from(count.div_ceil(BATCH_MAX));
+        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM && rows.len() < rows_max) {
             let some = left.min(BATCH_MAX);
-            rows.push(self.reserve_batch(&mut tx, session, near, some as u8)?);
-            left -= some;
+            let batch = self.reserve_batch(&mut tx, session, near, some as u8)?;
+            left -= some.min(batch.1.len() as u16);
+            rows.push(batch);
         }
         tx.commit()?;
         let now_ms = self.now_ms();
@@ -376,7 +379,7 @@ impl KernelFs {
         Ok(leases)
     }
 
-    /// Reserves at most sixteen numbers, which lie together, under one row.
+    /// Reserves at most sixteen numbers of one block under one row.
     fn reserve_batch(
         &self,
         tx: &mut Tx<'_>,
@@ -554,6 +557,15 @@ impl KernelFs {
         })
     }
 
+    /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that fills the pool.
+    fn await_grace(&self) {
+        // A test's clock may stand still.
+        let waited = Instant::now();
+        while self.in_grace() && waited.elapsed() < Duration::from_millis(self.config.grace_ms) {
+            std::thread::sleep(Duration::from_millis(NAP_MS));
+        }
+    }
+
     /// `Request::Credits`.
     pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
@@ -584,6 +596,7 @@ impl KernelFs {
             let digested = if round == 0 {
                 self.digest_session(session, None).map(|_| ())
             } else {
+                self.await_grace();
                 self.free_unheld_for(self.config.wait_ms);
                 self.digest_all()
             };

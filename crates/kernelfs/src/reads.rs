@@ -33,15 +33,19 @@ impl KernelFs {
         }
     }
 
-    /// The session must have a lease on `key`: EAGAIN if it has none (any more), ESTALE if it may not even name it.
+    /// The session must have a lease on `key`: EAGAIN if it has none (any more), ESTALE if it may not even name it or nothing is there: the
+    /// leases of what another thread of the session removed are forgotten while this one has them still.
     fn leased(&self, session: &Session, key: InodeKey) -> Result<(), IpcError> {
         if !session.knows(key) {
             return Err(no(libc::ESTALE));
         }
-        if self.locked().table.mode(session.id, key).is_none() {
-            return Err(no(libc::EAGAIN));
+        if self.locked().table.mode(session.id, key).is_some() {
+            return Ok(());
         }
-        Ok(())
+        Err(match self.store.get_key(key) {
+            Ok(_) => no(libc::EAGAIN),
+            Err(error) => self.refused(&error),
+        })
     }
 
     fn readable(&self, session: &Session, key: InodeKey) -> Result<InodeAttr, IpcError> {

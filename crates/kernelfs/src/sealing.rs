@@ -282,6 +282,10 @@ impl KernelFs {
         }
         let mut core = self.locked();
         let core = &mut *core;
+        if self.in_grace() && !core.awaits_earlier() {
+            // All have come back, or their processes are gone.
+            self.grace_until_ms.store(0, Ordering::Release);
+        }
         for ended in &mut core.ended {
             if ended.holds_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
                 ended.holds_until_ms = None;
@@ -351,6 +355,7 @@ impl KernelFs {
             // Nobody can come back: what is deleted needs not to be kept for them.
             self.grace_until_ms.store(0, Ordering::Release);
         }
+        self.locked().earlier = rows.iter().map(|row| row.id).collect();
         let ending: HashSet<_> = rows
             .iter()
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))

@@ -222,6 +222,82 @@ fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_ba
 }
 
 #[test]
+fn deleted_file_is_kept_after_a_restart_only_while_a_client_of_before_runs() {
+    let world = World::new();
+    let inodes = world.kernel.status().inodes_used;
+    // It ends with its input.
+    let mut process = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let peer = Peer {
+        pid: process.id(),
+        ..Peer::this_process()
+    };
+    let mut a = world.client_as(peer, hello());
+    let key = write_file(&mut a, b"f", b"open");
+    a.log_op(&LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key,
+    });
+    let world = world.restart();
+    world.kernel.tick();
+    assert_eq!(
+        world.kernel.status().inodes_used,
+        inodes + 1,
+        "its client may come back"
+    );
+    process.kill().unwrap();
+    process.wait().unwrap();
+    world.kernel.tick();
+    assert_eq!(world.kernel.status().inodes_used, inodes, "nobody can");
+    // What is deleted from now on goes at once.
+    let mut b = world.client();
+    let key = write_file(&mut b, b"g", b"gone");
+    b.log_flagged(
+        &LogOp::Unlink {
+            dir: ROOT,
+            name: b"g",
+            key,
+        },
+        EntryFlags::LAST_CLOSED,
+    );
+    world.kernel.digest_all().unwrap();
+    assert_eq!(world.kernel.status().inodes_used, inodes);
+    world.check();
+}
+
+#[test]
+fn space_of_deleted_files_is_waited_for_when_it_is_kept_for_clients_that_may_come_back() {
+    let world = World::with(Config {
+        log_initial_bytes: CHUNK_BYTES,
+        users: varve_kernelfs::Users::All,
+        grace_ms: 300,
+        ..Config::default()
+    });
+    let (world, _client, _) = restarted_with_an_orphan(world);
+    let b = world.client();
+    let all = world.kernel.store().space().available as u32;
+    let ask = |blocks| {
+        b.link.call(Request::Credits {
+            blocks,
+            least: blocks,
+        })
+    };
+    let inodes = world.kernel.status().inodes_used;
+    std::thread::scope(|scope| {
+        // More than there is before the deleted file's block is free.
+        let asking = scope.spawn(|| ask(all + 1));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!asking.is_finished(), "it is not refused while something is kept");
+        world.clock.advance_ms(world.config.grace_ms + 1);
+        assert_eq!(asking.join().unwrap(), Ok(Response::Credits(all + 1)));
+    });
+    assert_eq!(world.kernel.status().inodes_used, inodes - 1);
+}
+
+#[test]
 fn dead_client_is_digested_and_its_open_files_are_freed() {
     let world = World::new();
     let mut a = world.client();

@@ -36,6 +36,8 @@ pub(crate) struct Scan {
     pub(crate) records: u64,
     pub(crate) bytes: u64,
     pub(crate) torn: bool,
+    /// One copy of the header alone tells the tail: the other is damaged, or older.
+    pub(crate) uneven: bool,
     pub(crate) damage: Option<StoreError>,
 }
 
@@ -162,11 +164,15 @@ impl Journal {
         apply: &mut Apply<'_>,
     ) -> Result<(Self, Scan)> {
         let mut best: Option<JournalHeader> = None;
+        let mut tails = Vec::new();
         for offset in HEADER_OFFSETS {
             let mut bytes = [0; 64];
             region.read(offset, &mut bytes)?;
             let header = JournalHeader::read_from_bytes(&bytes)
                 .map_err(|_| StoreError::Journal("its header cannot be read"))?;
+            if header.is_valid() {
+                tails.push(header.tail_tx.get());
+            }
             if header.is_valid() && best.is_none_or(|best| header.sequence.get() > best.sequence.get()) {
                 best = Some(header);
             }
@@ -193,7 +199,10 @@ impl Journal {
             newest: TxId(header.tail_tx.get()),
             tail_tx: TxId(header.tail_tx.get()),
         };
-        let mut scan = Scan::default();
+        let mut scan = Scan {
+            uneven: tails != [journal.tail_tx.0; HEADER_OFFSETS.len()],
+            ..Scan::default()
+        };
         while let Some((start, header, payload)) = journal.next_record()? {
             let ranges = match parse_ranges(&payload, header.ranges.get(), nvm_blocks) {
                 Ok(ranges) => ranges,
@@ -396,12 +405,15 @@ impl Journal {
         Ok(tx)
     }
 
-    /// Everything committed is in place and durable: the ring is empty. Durable when this returns.
+    /// Everything committed is in place and durable: the ring is empty. Durable when this returns, in both copies of the header: blocks that
+    /// the records before name are used again from now on, so an older tail must not be all that is left when one copy goes bad.
     pub(crate) fn advance_tail(&mut self) -> Result<()> {
         self.tail = self.head;
         self.tail_tx = self.newest;
-        self.write_header(self.sequence + 1)?;
-        self.sequence += 1;
+        for _ in HEADER_OFFSETS {
+            self.write_header(self.sequence + 1)?;
+            self.sequence += 1;
+        }
         Ok(())
     }
 }

@@ -22,6 +22,7 @@ mod journal;
 mod layout;
 mod lens;
 mod mkfs;
+mod numbers;
 mod read;
 pub mod repair;
 mod rows;

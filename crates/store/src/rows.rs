@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::journal::Journal;
+use crate::numbers::Numbers;
 use crate::{Result, StoreError, Tx};
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -14,10 +15,7 @@ pub(crate) struct Writer {
     pub(crate) journal: Journal,
     pub(crate) sessions: Slots<SessionId>,
     pub(crate) grants: Slots<LeaseNo>,
-    /// Inode-file blocks that may have free images; verified when used, so a transaction need not put them back.
-    pub(crate) inode_hints: BTreeSet<u64>,
-    /// Inode-file blocks below this have been looked at for free images.
-    pub(crate) inode_scan: u64,
+    pub(crate) numbers: Numbers,
 }
 
 /// Which slot of a table holds which row.

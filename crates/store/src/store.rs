@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::lens::Lens;
+use crate::numbers::Numbers;
 use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
@@ -13,7 +14,6 @@ use crate::{
 };
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
-use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -104,11 +104,12 @@ impl Store {
         report.replayed = scan.records;
         report.replayed_bytes = scan.bytes;
         report.torn_record = scan.torn;
-        if scan.records > 0 || report.damage.is_some() {
-            if !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
-                nvm.fence()?;
-                nvm.sync(0, nvm.len_bytes())?;
-            }
+        let changed = scan.records > 0 || report.damage.is_some();
+        if changed && !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
+            nvm.fence()?;
+            nvm.sync(0, nvm.len_bytes())?;
+        }
+        if changed || scan.uneven {
             journal.advance_tail()?;
         }
         let store = Self::assemble(devices, layout, journal, &options);
@@ -148,8 +149,7 @@ impl Store {
                 journal,
                 sessions: Slots::new(layout.session_slots()),
                 grants: Slots::new(layout.grant_slots()),
-                inode_hints: BTreeSet::new(),
-                inode_scan: 0,
+                numbers: Numbers::default(),
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,

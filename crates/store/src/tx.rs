@@ -10,14 +10,16 @@ use varve_format::inode::{
     Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot, OrphanLinks, SYMLINK_INLINE_MAX,
 };
 use varve_format::{
-    BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileBlock, FileKind, Generation, Ino,
-    InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
+    BLOCK_HEADER_SIZE, BlockKind, BlockNo, DIR_SIZE, Extent, ExtentFlags, FileBlock, FileKind, Generation,
+    Ino, InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// Hinted or unseen blocks of the inode file looked at before it grows.
+/// Hinted, and unseen, blocks of the inode file looked at before it grows.
 const INODE_LOOKS: usize = 8;
+/// Unseen ones where half of the file or more is free.
+const INODE_LOOKS_SPARE: usize = 4096;
 
 /// A transaction: sees its own changes; nobody else sees any before [`commit`](Self::commit). Dropped, it never was.
 ///
@@ -110,8 +112,8 @@ impl Tx<'_> {
         self.core.lens().slot(ino)
     }
 
-    /// `count` (1 to 16) consecutive numbers in one block of the inode file, near a directory's, reserved, with generations that
-    /// those numbers never had.
+    /// `count` (1 to 16) numbers in one block of the inode file, ascending, near a directory's, reserved, with generations that those numbers
+    /// never had. Fewer, but one, where no block has so many and most numbers are free.
     ///
     /// # Errors
     /// `Invalid` for another count; `NoSpace`.
@@ -319,7 +321,7 @@ impl Core<'_> {
         let mut root = crate::lens::dir_root(&inode)?;
         let directory = self.lens().directory(dir);
         f(self, &mut root, directory)?;
-        inode.attr.size_bytes = u64::from(root.node_blocks()) * varve_format::BLOCK_BYTES;
+        inode.attr.size_bytes = DIR_SIZE;
         inode.content = Content::Dir(root);
         self.put(&inode)
     }
@@ -345,47 +347,48 @@ impl Core<'_> {
     }
 
     fn alloc_inodes(&mut self, near: Ino, count: u64) -> Result<Vec<InodeKey>> {
-        let blocks = self.lens().state()?.inode_blocks.get();
+        let state = self.lens().state()?;
+        let blocks = state.inode_blocks.get();
+        let all = blocks * INODES_PER_BLOCK;
+        let free = all.saturating_sub(state.inodes_used.get());
         let home = near.0 / INODES_PER_BLOCK;
-        let mut candidates = Vec::new();
-        if home < blocks {
-            candidates.push(home);
-        }
-        candidates.extend(
-            self.writer
-                .inode_hints
-                .range(home..)
-                .take(INODE_LOOKS / 2)
-                .copied(),
-        );
-        candidates.extend(
-            self.writer
-                .inode_hints
-                .range(..home)
-                .rev()
-                .take(INODE_LOOKS / 2)
-                .copied(),
-        );
-        let scan = self.writer.inode_scan;
-        candidates.extend((scan..blocks).take(INODE_LOOKS));
-        for index in candidates {
-            if let Some(keys) = self.take_in_block(index, count)? {
+        for _ in 0..INODE_LOOKS {
+            let Some(block) = self.writer.numbers.near(home, count) else {
+                break;
+            };
+            if let Some(keys) = self.take_in_block(block, count, count)? {
                 return Ok(keys);
             }
         }
-        self.writer.inode_scan = blocks.min(scan + INODE_LOOKS as u64);
+        self.writer.numbers.compare(free, blocks);
+        let spare = free >= all / 2;
+        for _ in 0..if spare { INODE_LOOKS_SPARE } else { INODE_LOOKS } {
+            let Some(block) = self.writer.numbers.next_unseen(blocks) else {
+                break;
+            };
+            if let Some(keys) = self.take_in_block(block, count, count)? {
+                return Ok(keys);
+            }
+        }
+        // The file never becomes shorter: rather fewer numbers than more blocks while most of it is free.
+        if spare
+            && let Some(block) = self.writer.numbers.fullest()
+            && let Some(keys) = self.take_in_block(block, 1, count)?
+        {
+            return Ok(keys);
+        }
         let first = self.grow_inode_file()?;
-        self.take_in_block(first, count)?
+        self.take_in_block(first, count, count)?
             .ok_or_else(|| StoreError::Damaged("a new block of the inode file is not empty".into()))
     }
 
-    /// `count` free images side by side in one block, if there are.
-    fn take_in_block(&mut self, index: u64, count: u64) -> Result<Option<Vec<InodeKey>>> {
+    /// From `least` to `count` free images of one block, if it has so many.
+    fn take_in_block(&mut self, index: u64, least: u64, count: u64) -> Result<Option<Vec<InodeKey>>> {
         let Some(block) = self.lens().inode_block(index)? else {
+            self.writer.numbers.note(index, 0);
             return Ok(None);
         };
-        let mut run = Vec::new();
-        let mut free = 0;
+        let mut found = Vec::new();
         for number in 0..INODES_PER_BLOCK {
             let ino = Ino(index * INODES_PER_BLOCK + number);
             if ino.0 == 0 || (ino == ROOT_INO && index == 0 && self.root_exists()?) {
@@ -393,38 +396,29 @@ impl Core<'_> {
             }
             let slot = crate::cache::View::read_raw(self, block, |bytes| crate::lens::slot_in(bytes, ino))?;
             // A damaged image is nobody's to give out.
-            match slot {
-                Ok(InodeSlot::Free(generation)) if generation.0 < u32::MAX => {
-                    free += 1;
-                    if (run.len() as u64) < count {
-                        run.push(InodeKey {
-                            ino,
-                            generation: Generation(generation.0 + 1),
-                        });
-                    }
-                }
-                _ if (run.len() as u64) < count => run.clear(),
-                _ => {}
+            if let Ok(InodeSlot::Free(generation)) = slot
+                && generation.0 < u32::MAX
+            {
+                found.push(InodeKey {
+                    ino,
+                    generation: Generation(generation.0 + 1),
+                });
             }
         }
-        if free > count {
-            self.writer.inode_hints.insert(index);
-        } else {
-            self.writer.inode_hints.remove(&index);
-        }
-        if (run.len() as u64) < count {
-            if free > 0 {
-                self.writer.inode_hints.insert(index);
-            }
+        let free = found.len() as u64;
+        if free < least {
+            self.writer.numbers.note(index, free);
             return Ok(None);
         }
-        for key in &run {
+        found.truncate(count as usize);
+        self.writer.numbers.note(index, free - found.len() as u64);
+        for key in &found {
             self.put_slot(key.ino, &InodeSlot::Reserved(key.generation))?;
         }
         let mut state = self.lens().state()?;
-        state.inodes_used = U64::new(state.inodes_used.get() + count);
+        state.inodes_used = U64::new(state.inodes_used.get() + found.len() as u64);
         self.set_state(&state)?;
-        Ok(Some(run))
+        Ok(Some(found))
     }
 
     fn root_exists(&self) -> Result<bool> {
@@ -453,7 +447,7 @@ impl Core<'_> {
         state.inode_root.copy_from_slice(root.as_bytes());
         state.inode_blocks = U64::new(first + span.len);
         self.set_state(&state)?;
-        self.writer.inode_hints.extend(first..first + span.len);
+        self.writer.numbers.grown(first..first + span.len);
         Ok(first)
     }
 
@@ -463,7 +457,11 @@ impl Core<'_> {
             _ => return Err(StoreError::NoInode(attr.key)),
         }
         let mut inode = Inode::new(attr.clone());
-        inode.attr.size_bytes = target.len() as u64;
+        inode.attr.size_bytes = if attr.is_dir() {
+            DIR_SIZE
+        } else {
+            target.len() as u64
+        };
         if target.len() > SYMLINK_INLINE_MAX {
             let block = self.alloc(None, BlockKind::Symlink, attr.key.ino)?;
             if target.len() > varve_format::BLOCK_BODY_SIZE {
@@ -492,7 +490,7 @@ impl Core<'_> {
         let mut state = self.lens().state()?;
         state.inodes_used = U64::new(state.inodes_used.get().saturating_sub(1));
         self.set_state(&state)?;
-        self.writer.inode_hints.insert(key.ino.0 / INODES_PER_BLOCK);
+        self.writer.numbers.note_one_more(key.ino.0 / INODES_PER_BLOCK);
         Ok(())
     }
 

@@ -4,7 +4,8 @@ use crate::{Fate, Op, Plan, Slot, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use varve_format::{
-    EntryFlags, FallocateMode, FileKind, Generation, Ino, InodeAttr, InodeKey, LogOp, SessionId, SetAttrMask,
+    DIR_SIZE, EntryFlags, FallocateMode, FileKind, Generation, Ino, InodeAttr, InodeKey, LogOp, SessionId,
+    SetAttrMask,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +25,15 @@ pub(super) struct Model {
     pub(super) files: BTreeMap<Ino, File>,
     pub(super) reserved: BTreeSet<Ino>,
     held: BTreeSet<(Session, InodeKey)>,
+}
+
+/// Of a new inode.
+fn size_at_first(attr: &InodeAttr, target: &[u8]) -> u64 {
+    if attr.is_dir() {
+        DIR_SIZE
+    } else {
+        target.len() as u64
+    }
 }
 
 const GENERATION: Generation = Generation(3);
@@ -260,7 +270,7 @@ impl Model {
                 }
                 let mut file = empty(attr(key, mode, time));
                 file.target = target.to_vec();
-                file.attr.size_bytes = target.len() as u64;
+                file.attr.size_bytes = size_at_first(&file.attr, target);
                 self.dir(dir)?;
                 if name.is_empty() {
                     file.attr.nlink = 0;
@@ -371,7 +381,8 @@ impl Model {
             let key = inode.attr.key;
             assert!(self.reserved.remove(&key.ino));
             let mut file = empty(inode.attr.clone());
-            file.attr.size_bytes = 0;
+            // As the store has it; data makes it longer.
+            file.attr.size_bytes = size_at_first(&inode.attr, b"");
             file.target = inode.target.to_vec();
             assert!(self.files.insert(key.ino, file).is_none());
         }

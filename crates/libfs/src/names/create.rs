@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use varve_format::{
-    EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LeaseNo, LogOp, SYMLINK_MAX, TimeNs,
+    DIR_SIZE, EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LeaseNo, LogOp, SYMLINK_MAX, TimeNs,
 };
 use varve_ipc::Cred;
 
@@ -52,7 +52,11 @@ pub(super) fn new_attr(
         uid,
         gid,
         nlink: if is_dir { 2 } else { u32::from(named) },
-        size_bytes: making.target.len() as u64,
+        size_bytes: if is_dir {
+            DIR_SIZE
+        } else {
+            making.target.len() as u64
+        },
         sectors: 0,
         rdev: making.rdev,
         parent: if is_dir { dir.key.ino } else { Ino(0) },

@@ -60,12 +60,14 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
                     Err(error) => return Err(error),
                 }
             };
-            match remove_once(mount, session, &pins, &op, name, is_rmdir, cred)? {
-                Some((seqs, live)) => {
+            match remove_once(mount, session, &pins, &op, name, is_rmdir, cred) {
+                Ok(Some((seqs, live))) => {
                     drop(pins);
                     return settle(session, seqs, live, ());
                 }
-                None => continue,
+                // Also: another thread of this session removed it, and the daemon has forgotten it already.
+                Ok(None) | Err(OpError::Failed(Errno(libc::ESTALE))) => continue,
+                Err(error) => return Err(error),
             }
         }
         Err(Errno(libc::EIO).into())

@@ -129,9 +129,14 @@ pub(crate) fn rename(
                     Err(error) => return Err(error),
                 }
             };
-            if let Some((seqs, live)) = rename_once(mount, session, &pins, &moving, ends, &op, cred)? {
-                drop(pins);
-                return settle(session, seqs, live, ());
+            match rename_once(mount, session, &pins, &moving, ends, &op, cred) {
+                Ok(Some((seqs, live))) => {
+                    drop(pins);
+                    return settle(session, seqs, live, ());
+                }
+                // Also: another thread of this session removed one of them, and the daemon has forgotten it already.
+                Ok(None) | Err(OpError::Failed(Errno(libc::ESTALE))) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(Errno(libc::EIO).into())

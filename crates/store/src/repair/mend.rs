@@ -13,9 +13,9 @@ use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionR
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, DirRoot, Dirent,
-    Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, FileKind, Ino, InodeAttr, InodeKey,
-    ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, verify_block,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, DIR_SIZE, DirRoot,
+    Dirent, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, FileKind, Ino, InodeAttr,
+    InodeKey, ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, verify_block,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -723,8 +723,8 @@ impl Store {
             }
             report.mended(format!("inode {ino}: its attributes made again"));
         }
-        if let Content::Dir(root) = &inode.content {
-            inode.attr.size_bytes = u64::from(root.node_blocks()) * BLOCK_BYTES;
+        if matches!(inode.content, Content::Dir(_)) {
+            inode.attr.size_bytes = DIR_SIZE;
         }
         if inode.attr.size_bytes > FILE_SIZE_MAX {
             inode.attr.size_bytes = found
@@ -742,7 +742,8 @@ impl Store {
     /// Whether a size contradicts what the inode is.
     pub(crate) fn size_wrong(&self, inode: &Inode) -> bool {
         match &inode.content {
-            Content::Dir(root) => inode.attr.size_bytes != u64::from(root.node_blocks()) * BLOCK_BYTES,
+            // Pools of before have the size of the directory's tree there.
+            Content::Dir(_) => !inode.attr.size_bytes.is_multiple_of(BLOCK_BYTES),
             Content::File(_) => inode.attr.size_bytes > FILE_SIZE_MAX,
             Content::Symlink(_) | Content::SymlinkBlock(_) => false,
         }

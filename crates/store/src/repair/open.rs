@@ -99,12 +99,10 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
         nvm.fence()?;
         nvm.sync(0, nvm.len_bytes())?;
     }
-    if scan.records > 0 || damage || !bad.is_empty() {
+    if scan.records > 0 || damage || scan.uneven {
         journal.advance_tail()?;
     }
     if !bad.is_empty() {
-        // Headers go to the two places in turn: now both are good.
-        journal.advance_tail()?;
         report.mended("journal: a copy of its header restored from the other");
     }
     Ok(journal)

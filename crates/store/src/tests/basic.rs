@@ -193,6 +193,67 @@ fn generations_grow_when_numbers_are_used_again() {
 }
 
 #[test]
+fn inode_file_stays_small_when_numbers_are_reserved_by_many_and_given_back() {
+    let mut rig = Rig::new();
+    let mut kept = 0;
+    for round in 0..60 {
+        // Nothing is known of free numbers after a start.
+        rig = rig.reopen();
+        let mut tx = rig.store.begin().unwrap();
+        let mut keys = Vec::new();
+        while keys.len() < 256 {
+            keys.extend(tx.alloc_inodes(ROOT_INO, 16).unwrap());
+        }
+        assert_eq!(
+            keys.iter().collect::<std::collections::HashSet<_>>().len(),
+            keys.len()
+        );
+        tx.commit().unwrap();
+        let mut tx = rig.store.begin().unwrap();
+        for (at, key) in keys.into_iter().enumerate() {
+            // Every round leaves some files, each in a block of its own.
+            if at % 64 == round % 64 {
+                kept += 1;
+                tx.create(&attr(key, 0o100_644), b"").unwrap();
+                tx.dir_insert(
+                    ROOT_INO,
+                    format!("{round}-{at}").as_bytes(),
+                    key,
+                    FileKind::Regular,
+                )
+                .unwrap();
+            } else {
+                tx.release_inode(key).unwrap();
+            }
+        }
+        tx.commit().unwrap();
+    }
+    let blocks = |rig: &Rig| rig.store.snapshot().lens().state().unwrap().inode_blocks.get();
+    assert_eq!(rig.store.space().inodes_used, 1 + kept);
+    // 256 numbers at a time, 245 used, and as many free ones rather than more blocks.
+    let before = blocks(&rig);
+    assert!(before < 64, "{before} blocks");
+    // A transaction that takes numbers and is given up costs none.
+    for _ in 0..200 {
+        let mut tx = rig.store.begin().unwrap();
+        for _ in 0..16 {
+            tx.alloc_inodes(ROOT_INO, 16).unwrap();
+        }
+    }
+    let mut tx = rig.store.begin().unwrap();
+    for _ in 0..16 {
+        tx.alloc_inodes(ROOT_INO, 16).unwrap();
+    }
+    tx.commit().unwrap();
+    assert!(
+        blocks(&rig) <= before + 16,
+        "{before} blocks, then {}",
+        blocks(&rig)
+    );
+    rig.reopen();
+}
+
+#[test]
 fn holes_and_unwritten_blocks_read_as_zeros_and_are_found() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();

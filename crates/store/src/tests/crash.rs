@@ -417,6 +417,64 @@ fn damage_in_the_middle_of_the_journal_is_reported() {
     assert!(open(&rig.world).is_ok());
 }
 
+/// Data in all of the NVM that may have data.
+fn fill(store: &Store) -> Result<()> {
+    let mut tx = store.begin()?;
+    let full = make(&mut tx, ROOT_INO, "full", 0o100_644)?.ino;
+    tx.commit()?;
+    for at in 0.. {
+        let mut tx = store.begin()?;
+        match tx.write_data(
+            full,
+            FileBlock(at),
+            &pattern(4096, at),
+            true,
+            DataTarget::only(Tier::Nvm),
+        ) {
+            Ok(()) => tx.commit()?,
+            Err(crate::StoreError::NoSpace { .. }) => break,
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(())
+}
+
+#[test]
+fn either_copy_of_the_journals_header_is_enough_when_the_other_is_damaged() {
+    for (hurt, offset) in varve_format::journal::HEADER_OFFSETS.into_iter().enumerate() {
+        let rig = prepared(SimMedium::Dax);
+        rig.store.checkpoint().unwrap();
+        let store = &rig.store;
+        // A directory's block is changed and freed, by records of which the tail is past when data comes there.
+        let mut tx = store.begin().unwrap();
+        let dir = make(&mut tx, ROOT_INO, "gone", 0o040_755).unwrap();
+        make(&mut tx, dir.ino, "a", 0o100_644).unwrap();
+        tx.commit().unwrap();
+        let mut tx = store.begin().unwrap();
+        make(&mut tx, dir.ino, "b", 0o100_644).unwrap();
+        tx.commit().unwrap();
+        let mut tx = store.begin().unwrap();
+        unlink(&mut tx, dir.ino, "a").unwrap();
+        unlink(&mut tx, dir.ino, "b").unwrap();
+        unlink(&mut tx, ROOT_INO, "gone").unwrap();
+        tx.commit().unwrap();
+        store.checkpoint().unwrap();
+        fill(store).unwrap();
+        let after = dump(&rig.store);
+        drop(rig.store);
+        let journal = devices_of(&rig.world).journal;
+        let mut byte = [0];
+        journal.read(offset + 32, &mut byte).unwrap();
+        journal.write(offset + 32, &[byte[0] ^ 1]).unwrap();
+        let store = open(&rig.world).unwrap();
+        assert_eq!(dump(&store), after, "copy {hurt}");
+        assert_clean(&store);
+        drop(store);
+        // The copy is renewed at the start.
+        assert_eq!(crate::journal::Journal::bad_headers(&journal).unwrap(), []);
+    }
+}
+
 #[test]
 fn recovery_can_crash_too() {
     let rig = prepared(SimMedium::Dax);
