@@ -174,7 +174,7 @@ impl BTree {
         Err(self.corrupt(place.leaf, Fault::Empty).into())
     }
 
-    /// Calls `visit` with the records whose keys are in `range`, ascending, until it breaks. No block is being read meanwhile.
+    /// Calls `visit` with the records whose keys are in `range`, ascending, until it breaks. The leaf is being read meanwhile.
     pub(crate) fn scan<M: MetaRead>(
         &self,
         io: &M,
@@ -188,31 +188,42 @@ impl BTree {
         let mut from = range.start;
         while from < range.end {
             let place = self.seek(io, top, from)?;
-            // A copy, because `visit` may take long or read other blocks.
-            let bytes = io.read(place.leaf, |bytes| *bytes)?;
-            let corrupt = |fault: Fault| self.corrupt(place.leaf, fault);
-            let node = self.open(&bytes, place.leaf, 0).map_err(corrupt)?;
-            let first = node.lower_bound(from).map_err(|fault| corrupt(fault.into()))?;
-            let mut lowest = from.max(place.lower);
-            for index in first..node.count() {
-                let (key, value) = node.record(index).map_err(|fault| corrupt(fault.into()))?;
-                if key < lowest || place.upper.is_some_and(|upper| key >= upper) || key >= KEY_END {
-                    return Err(corrupt(Fault::Order { index, key }).into());
-                }
-                lowest = key + 1;
-                if key >= range.end {
-                    return Ok(());
-                }
-                if visit(place.leaf, key, value)?.is_break() {
-                    return Ok(());
-                }
-            }
+            let flow = io.read(place.leaf, |bytes| {
+                self.scan_leaf::<M>(bytes, place, from..range.end, &mut visit)
+            })??;
             match place.upper {
-                Some(upper) => from = upper,
-                None => return Ok(()),
+                Some(upper) if flow.is_continue() => from = upper,
+                _ => return Ok(()),
             }
         }
         Ok(())
+    }
+
+    /// [`scan`](Self::scan) of one leaf. Breaks behind the range, too.
+    fn scan_leaf<M: MetaRead>(
+        &self,
+        bytes: &Block,
+        place: Place,
+        range: Range<u64>,
+        visit: &mut impl FnMut(BlockNo, u64, &[u8]) -> Result<ControlFlow<()>, M::Error>,
+    ) -> Result<ControlFlow<()>, M::Error> {
+        let corrupt = |fault: Fault| self.corrupt(place.leaf, fault);
+        let node = self.open(bytes, place.leaf, 0).map_err(corrupt)?;
+        let first = node
+            .lower_bound(range.start)
+            .map_err(|fault| corrupt(fault.into()))?;
+        let mut lowest = range.start.max(place.lower);
+        for index in first..node.count() {
+            let (key, value) = node.record(index).map_err(|fault| corrupt(fault.into()))?;
+            if key < lowest || place.upper.is_some_and(|upper| key >= upper) || key >= KEY_END {
+                return Err(corrupt(Fault::Order { index, key }).into());
+            }
+            lowest = key + 1;
+            if key >= range.end || visit(place.leaf, key, value)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
 }
 
