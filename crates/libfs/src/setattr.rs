@@ -78,7 +78,7 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
     mount.with_session(|session, attempt| {
         session.may_write()?;
         let _ = attempt.take_done();
-        let pins = match session.pin(&[(key, LeaseMode::Write)]) {
+        let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
             Err(OpError::Mediate) => return mediated(session, attempt, key, change, cred),
             Err(error) => return Err(error),

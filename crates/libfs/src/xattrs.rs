@@ -153,7 +153,7 @@ pub(crate) fn change(
                 _ => Ok(()),
             }
         };
-        let pins = match session.pin(&[(key, LeaseMode::Write)]) {
+        let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
             Err(OpError::Mediate) => {
                 with::<(), ()>(session, key, verdict)?;

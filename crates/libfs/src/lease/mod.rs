@@ -38,5 +38,5 @@ mod tests;
 mod withdraw;
 
 pub(crate) use node::{Node, Use};
-pub(crate) use table::{Leases, Pin, Pins, SlotPin};
+pub(crate) use table::{AT_ONCE, Leases, Pin, Pins, SlotPin};
 pub(crate) use withdraw::{Event, Surroundings, Withdrawals};

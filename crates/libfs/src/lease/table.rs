@@ -1,6 +1,7 @@
 //! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
 
 use crossbeam_channel::Sender;
+use smallvec::{SmallVec, smallvec};
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -69,10 +70,13 @@ struct Spare {
     denied: KeySet,
 }
 
+/// Leases that most operations pin at once: for so many nothing is allocated.
+pub(crate) const AT_ONCE: usize = 3;
+
 /// Pinned leases: they stay until this is dropped.
 pub(crate) struct Pins<'l> {
     leases: &'l Leases,
-    nodes: Vec<Arc<Node>>,
+    nodes: SmallVec<[Arc<Node>; AT_ONCE]>,
 }
 
 impl Pins<'_> {
@@ -310,10 +314,10 @@ impl Leases {
 
     /// Pins all of `wants` at once; asks the daemon for what is missing, holding nothing meanwhile.
     pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use) -> OpResult<Pins<'_>, T> {
-        let mut wants = wants.to_vec();
+        let mut wants = SmallVec::<[Want; AT_ONCE]>::from_slice(wants);
         wants.sort_by_key(|want| (want.key, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.key);
-        let nodes: Vec<_> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
+        let nodes: SmallVec<[_; AT_ONCE]> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
         for _ in 0..ROUNDS_MAX {
             if self.is_lost() {
                 return Err(OpError::lost());
@@ -640,7 +644,7 @@ impl Leases {
         self.trim_if_too_many();
         Pins {
             leases: self,
-            nodes: vec![node],
+            nodes: smallvec![node],
         }
     }
 

@@ -761,7 +761,7 @@ fn complete(header: &mut EntryHeader, stamp: Stamp, seq: u64, stable: u64, tx_le
 
 /// Calls `run` with the encoded body of `op`, in a buffer that the thread keeps.
 #[inline]
-fn with_body<R>(op: &LogOp<'_>, run: impl FnOnce(&[u8]) -> R) -> R {
+pub(crate) fn with_body<R>(op: &LogOp<'_>, run: impl FnOnce(&[u8]) -> R) -> R {
     if matches!(
         op,
         LogOp::Write { .. } | LogOp::Truncate { .. } | LogOp::Noop | LogOp::Forget { .. }

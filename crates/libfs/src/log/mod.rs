@@ -21,7 +21,7 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use lane::Receipt;
+pub(crate) use lane::{Receipt, with_body};
 pub use lane::{Committed, Logged, Slot};
 pub use slots::reset_after_fork;
 

@@ -16,6 +16,7 @@ use table::Asking;
 pub(crate) use table::{DirNames, Target};
 pub(crate) use together::{Call, Group, check_new_name, commit_together};
 
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::log::entry_size;
@@ -25,8 +26,8 @@ use varve_ipc::{Cred, LeaseMode, Request, Response};
 use crate::attrs::{EXEC, WRITE, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::inode::{Inode, InodeBody, InodeWrite};
-use crate::lease::{Node, Pins, Use};
-use crate::log::{Committed, Slot};
+use crate::lease::{AT_ONCE, Node, Pins, Use};
+use crate::log::{Committed, Slot, with_body};
 use crate::session::{Mount, Session};
 
 /// How often an operation looks again when the names changed under it.
@@ -52,12 +53,12 @@ fn is_dots(name: &[u8]) -> bool {
 
 /// Several inodes, locked in inode order.
 struct Locked<'n> {
-    guards: Vec<(InodeKey, InodeWrite<'n>)>,
+    guards: SmallVec<[(InodeKey, InodeWrite<'n>); AT_ONCE]>,
 }
 
 impl<'n> Locked<'n> {
     fn new(nodes: &[&'n Arc<Node>]) -> Self {
-        let mut inodes: Vec<&'n Inode> = nodes.iter().map(|node| &*node.inode).collect();
+        let mut inodes: SmallVec<[&'n Inode; AT_ONCE]> = nodes.iter().map(|node| &*node.inode).collect();
         inodes.sort_by_key(|inode| inode.key);
         inodes.dedup_by_key(|inode| inode.key);
         Self {
@@ -99,11 +100,10 @@ impl<'n> Locked<'n> {
 
 /// Takes log space and credits for one operation. Before any lock.
 pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slot<'s>, T> {
-    let mut body = Vec::new();
-    op.encode_body(&mut body);
+    let body_len = with_body(op, <[u8]>::len);
     session
         .data
-        .begin(entry_size(body.len() + op.data().len()), varve_format::charge(op))
+        .begin(entry_size(body_len + op.data().len()), varve_format::charge(op))
 }
 
 /// Ends what [`begin`] began for `op`, with nothing logged: what it would have cost is there again.
@@ -374,8 +374,7 @@ fn parent_of<T>(session: &Session, own: &InodeAttr) -> OpResult<InodeAttr, T> {
 
 /// Pins for writing; `None` when the daemon wants to do the operation itself.
 fn pin_or_mediate<'s, T>(session: &'s Session, keys: &[InodeKey]) -> OpResult<Option<Pins<'s>>, T> {
-    let wants: Vec<_> = keys.iter().map(|key| (*key, LeaseMode::Write)).collect();
-    match session.pin(&wants) {
+    match session.pin(keys, LeaseMode::Write) {
         Ok(pins) => Ok(Some(pins)),
         Err(OpError::Mediate) => Ok(None),
         Err(error) => Err(error),

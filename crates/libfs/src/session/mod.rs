@@ -10,6 +10,7 @@ pub(crate) use opens::Opens;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
@@ -19,7 +20,7 @@ use varve_ipc::{
 
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::lease::{Event, Leases, Node, Pins, Use, Withdrawals};
+use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Use, Withdrawals};
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
 use crate::worker;
@@ -207,20 +208,14 @@ impl Session {
     }
 
     /// Pins leases for names and attributes.
-    pub(crate) fn pin<T>(&self, wants: &[(InodeKey, LeaseMode)]) -> OpResult<Pins<'_>, T> {
-        let wants: Vec<_> = wants
-            .iter()
-            .map(|(key, mode)| Want {
-                key: *key,
-                mode: *mode,
-            })
-            .collect();
+    pub(crate) fn pin<T>(&self, keys: &[InodeKey], mode: LeaseMode) -> OpResult<Pins<'_>, T> {
+        let wants: SmallVec<[_; AT_ONCE]> = keys.iter().map(|key| Want { key: *key, mode }).collect();
         self.leases.pin(&wants, Use::Meta)
     }
 
     /// Pins one inode for reading its attributes.
     pub(crate) fn pin_read<T>(&self, key: InodeKey) -> OpResult<Pins<'_>, T> {
-        self.pin(&[(key, LeaseMode::Read)])
+        self.pin(&[key], LeaseMode::Read)
     }
 
     /// Asks the daemon.
