@@ -61,6 +61,8 @@ try() {
     verdict="FAILED: nothing was served"
   elif [ "$ours" = 124 ]; then
     verdict="FAILED: neither ended within $limit s"
+  elif [ "$ours" != 0 ]; then
+    verdict="FAILED: exit $ours both ways: $(tail -n 1 "$file.plain.err" | tr '|' ' ' | cut -c 1-100 || true)"
   else
     verdict="same (exit $ours)"
   fi
@@ -89,7 +91,7 @@ try "sed -i" "sed" 60 "seq 1000 > f; sed -i s/1/x/ f; cksum f"
 try "vim" "vim.tiny" 60 "seq 100 > f; vim.tiny -n -es -u NONE -c '%s/1/x/' -c wq f </dev/null; cksum f"
 try "shell pipelines" "bash sort uniq wc" 60 'for i in $(seq 300); do echo "line $((i % 7)) $i"; done > in; while read -r a b c; do echo "$c $b"; done < in | sort -n | tee mid | cut -d" " -f2 | uniq -c | wc -l > out; { echo head; cat mid | head -n 3; (echo sub; echo shell) ; } >> out; exec 3>> out; for i in 1 2 3; do echo "$i" >&3; (echo "sub $i" >&3); done; exec 3>&-; cat out; cksum mid'
 try "make, gcc" "make gcc" 120 'for i in 1 2 3 4 5 6; do echo "int f$i(void){return $i;}" > f$i.c; done; echo "int f1(void);int main(void){return f1()-1;}" > main.c; printf "%s\n" "p: main.o f1.o f2.o f3.o f4.o f5.o f6.o" "	gcc -o p \$^" > Makefile; make -j2 >/dev/null; ./p; echo built'
-try "cargo build" "cargo rustc" 300 'cargo new -q --vcs none p; cd p; mkdir src/bin; for i in 1 2 3; do echo "pub fn f() -> u32 { $i }" > src/m$i.rs; done; printf "mod m1;\nmod m2;\nmod m3;\nfn main() { println!(\"{}\", m1::f() + m2::f() + m3::f()); }\n" > src/main.rs; rmdir src/bin; cargo build -q --offline; ./target/debug/p; touch src/m2.rs; cargo build -q --offline --release; ./target/release/p'
+try "cargo build" "cargo rustc" 300 'unset CARGO_TARGET_DIR; cargo new -q --vcs none p; cd p; mkdir src/bin; for i in 1 2 3; do echo "pub fn f() -> u32 { $i }" > src/m$i.rs; done; printf "mod m1;\nmod m2;\nmod m3;\nfn main() { println!(\"{}\", m1::f() + m2::f() + m3::f()); }\n" > src/main.rs; rmdir src/bin; cargo build -q --offline; ./target/debug/p; touch src/m2.rs; cargo build -q --offline --release; ./target/release/p'
 try "git" "git" 120 "export HOME=\$PWD GIT_CONFIG_NOSYSTEM=1; git init -q r; cp -r $tree r/a; cd r; git add .; git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; git clone -q r s; diff -r r/a s/a; git -C s log --format=%s"
 for mode in delete wal; do
   try "sqlite3, $mode" "sqlite3" 120 "sqlite3 d 'pragma journal_mode=$mode; create table t(a integer primary key, b)' ; for p in 1 2 3; do (for i in \$(seq 40); do sqlite3 -cmd '.timeout 60000' d \"insert into t(b) values(\$p)\"; done) & done; wait; sqlite3 d 'select count(*), sum(b) from t; pragma integrity_check'"
