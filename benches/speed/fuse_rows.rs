@@ -42,13 +42,14 @@ pub fn serve_null_if_asked() -> anyhow::Result<bool> {
 }
 
 /// A process that serves a mount.
-struct Server {
+pub struct Server {
     child: Child,
     at: PathBuf,
 }
 
 impl Server {
-    fn start(mut command: Command, at: &Path) -> anyhow::Result<Self> {
+    /// Starts it and waits until it has mounted `at`.
+    pub fn start(mut command: Command, at: &Path) -> anyhow::Result<Self> {
         let child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -22,6 +22,7 @@ mod load_rows;
 mod name_rows;
 mod places;
 mod pools;
+mod preload_rows;
 mod report;
 mod timing;
 
@@ -59,10 +60,11 @@ type Group = (
     &'static str,
     fn(&Options, &Places, &mut Report) -> anyhow::Result<()>,
 );
-const GROUPS: [Group; 6] = [
+const GROUPS: [Group; 7] = [
     ("data", data_rows::run),
     ("names", name_rows::run),
     ("fuse", fuse_rows::run),
+    ("preload", preload_rows::run),
     ("disk", disk_rows::run),
     ("load", load_rows::run),
     ("growth", growth_rows::run),
@@ -110,7 +112,7 @@ fn parse() -> Result<Option<Options>, String> {
 }
 
 fn main() -> anyhow::Result<()> {
-    if fuse_rows::serve_null_if_asked()? {
+    if fuse_rows::serve_null_if_asked()? || preload_rows::drive_if_asked()? {
         return Ok(());
     }
     let options = match parse() {

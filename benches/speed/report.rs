@@ -66,6 +66,8 @@ pub enum Target {
     Below(&'static str, f64),
     /// This column at least so much, in the unit shown.
     Above(&'static str, f64),
+    /// Time of this column at most so much longer than that of the other, in the unit shown.
+    Over(&'static str, f64, &'static str),
 }
 
 /// A row.
@@ -129,6 +131,15 @@ impl Row {
                 (
                     format!("{own} ≥ {least} {}", self.unit.name()),
                     got.map(|got| got >= least),
+                )
+            }
+            Target::Over(own, most, other) => {
+                let value = |column| Some(self.unit.scale(self.value(column)?));
+                let got = value(own).and_then(|own| Some(own - value(other)?));
+                let text = got.map_or("?".into(), |got| format!("{got:+.3}"));
+                (
+                    format!("{own} {text} {} over {other} (≤ {most})", self.unit.name()),
+                    got.map(|got| got <= most),
                 )
             }
         }

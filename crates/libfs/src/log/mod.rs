@@ -21,8 +21,8 @@ mod sync;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use lane::{Receipt, with_body};
 pub use lane::{Committed, Logged, Slot};
+pub(crate) use lane::{Receipt, with_body};
 pub use slots::reset_after_fork;
 
 use crate::errno::{Errno, OpError, OpResult};
