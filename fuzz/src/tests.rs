@@ -298,6 +298,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
                     mode: LeaseMode::Read,
                 }],
                 near: Near {
+                    these: vec![InodeKey::ROOT],
                     after: InodeKey::ROOT.ino,
                     count: 4,
                     mode: LeaseMode::Read,

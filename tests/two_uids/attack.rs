@@ -434,6 +434,7 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
             mode: LeaseMode::Read,
         }],
         near: Near {
+            these: vec![key],
             after: Ino(key.ino.0 - 1),
             count: NEAR_MAX,
             mode: LeaseMode::Read,

@@ -69,6 +69,55 @@ fn going_through_files_asks_for_many_leases_at_once() {
     embedded.shutdown().unwrap();
 }
 
+/// Takes what was listed in the order in which it is gone through by who lists much before he looks: that of the numbers.
+fn by_number(listed: &[varve_ipc::DirEntry]) -> Vec<varve_ipc::DirEntry> {
+    let mut sorted = listed.to_vec();
+    sorted.sort_by_key(|entry| entry.key.ino);
+    sorted
+}
+
+#[test]
+fn going_through_a_part_of_a_directory_asks_for_what_was_listed() {
+    let embedded = pool();
+    let me = Cred::root();
+    let fs = embedded.mount().unwrap();
+    let dir = many(&fs);
+    // As `find` does in a directory with more files than it lists at once: the order of names is that of their hashes, so each part is
+    // scattered over all numbers, and of the next numbers few are wanted.
+    let (mut cookie, mut seen, mut asked) = (0, 0, 0);
+    loop {
+        let part = fs.readdir(dir, cookie, 200).unwrap();
+        let Some(last) = part.last() else { break };
+        cookie = last.next_cookie;
+        let before = requests(&fs);
+        for entry in by_number(&part) {
+            assert_eq!(fs.lookup(dir, &entry.name, &me).unwrap().key, entry.key);
+        }
+        asked += requests(&fs) - before;
+        seen += part.len() as u64;
+    }
+    assert_eq!(seen, COUNT);
+    assert!(asked < COUNT / 20, "{asked} requests to look at {COUNT} files");
+    let (mut removed, mut asked) = (0, 0);
+    loop {
+        let part = fs.readdir(dir, 0, 200).unwrap();
+        if part.is_empty() {
+            break;
+        }
+        let before = requests(&fs);
+        for entry in by_number(&part) {
+            fs.lookup(dir, &entry.name, &me).unwrap();
+            fs.unlink(dir, &entry.name, &me).unwrap();
+        }
+        asked += requests(&fs) - before;
+        removed += part.len() as u64;
+    }
+    assert_eq!(removed, COUNT);
+    assert!(asked < COUNT / 20, "{asked} requests to remove {COUNT} files");
+    fs.unmount().unwrap();
+    embedded.shutdown().unwrap();
+}
+
 #[test]
 fn leases_that_came_ahead_hide_nothing_that_others_change() {
     let embedded = pool();
@@ -80,6 +129,13 @@ fn leases_that_came_ahead_hide_nothing_that_others_change() {
         // One goes through all of them, so that leases come ahead; the other changes, here and there, what the first may have leases on.
         std::thread::scope(|scope| {
             let walk = scope.spawn(|| {
+                // Every other time they come as they were listed, else by the next numbers.
+                let mut cookie = 0;
+                while round % 2 == 1 {
+                    let page = a.readdir(dir, cookie, 1000).unwrap();
+                    let Some(last) = page.last() else { break };
+                    cookie = last.next_cookie;
+                }
                 for n in 0..COUNT {
                     match look(&a, n) {
                         Ok(attr) => assert!(attr.size_bytes <= round + 1, "{n}: {}", attr.size_bytes),

@@ -34,15 +34,19 @@ impl Nodes {
         node.lookups += 1;
     }
 
-    /// Takes back `lookups` look-ups.
-    pub(crate) fn forget(&self, ino: u64, lookups: u64) {
+    /// Takes back `lookups` look-ups. Answers the inode if the kernel knows it no more.
+    pub(crate) fn forget(&self, ino: u64, lookups: u64) -> Option<InodeKey> {
         let mut shard = self.shard(ino).lock();
-        if let Some(node) = shard.get_mut(&ino) {
-            node.lookups = node.lookups.saturating_sub(lookups);
-            if node.lookups == 0 {
-                shard.remove(&ino);
-            }
+        let node = shard.get_mut(&ino)?;
+        node.lookups = node.lookups.saturating_sub(lookups);
+        if node.lookups > 0 {
+            return None;
         }
+        let generation = shard.remove(&ino)?.generation;
+        Some(InodeKey {
+            ino: Ino(ino),
+            generation,
+        })
     }
 
     /// The key behind a number that the kernel sent.
@@ -69,10 +73,11 @@ mod tests {
         let key = InodeKey::new(7, 3);
         nodes.learn(key);
         nodes.learn(key);
-        nodes.forget(7, 1);
+        assert_eq!(nodes.forget(7, 1), None);
         assert_eq!(nodes.key(7), Some(key));
-        nodes.forget(7, 1);
+        assert_eq!(nodes.forget(7, 1), Some(key));
         assert_eq!(nodes.key(7), None);
+        assert_eq!(nodes.forget(7, 1), None);
         assert_eq!(nodes.key(1), Some(InodeKey::ROOT));
     }
 }

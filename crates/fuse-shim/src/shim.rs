@@ -314,7 +314,9 @@ impl Filesystem for Shim {
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, lookups: u64) {
-        self.nodes.forget(ino.0, lookups);
+        if let Some(key) = self.nodes.forget(ino.0, lookups) {
+            self.fs.forgotten(key);
+        }
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {

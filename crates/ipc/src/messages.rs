@@ -9,15 +9,17 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 3;
-/// Most wants or items in one request.
+pub const PROTOCOL_VERSION: u32 = 4;
+/// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
+/// Most leases given back in one request.
+pub const RELEASED_MAX: usize = 256;
 
 /// Most numbers for new inodes in one request.
 pub const NUMBERS_MAX: u16 = 4096;
 /// Ordinary users' sessions are told a file's map in windows of so many blocks, from multiples of it on.
 pub const WINDOW_BLOCKS: u64 = 64;
-/// Most neighbours of one request.
+/// Most neighbours of one request, of each kind.
 pub const NEAR_MAX: u16 = 128;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
@@ -143,9 +145,11 @@ pub struct Want {
     pub mode: LeaseMode,
 }
 
-/// Inodes that a client is likely to want next: those whose numbers come next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Inodes that a client is likely to want next: what it has listed, and those whose numbers come next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Near {
+    /// These; at most [`NEAR_MAX`].
+    pub these: Vec<InodeKey>,
     /// The numbers behind this one.
     pub after: Ino,
     /// So many of them; at most [`NEAR_MAX`].
@@ -280,7 +284,7 @@ pub enum Request {
     },
     /// Gives leases back (asked for or not).
     Release {
-        /// Leases; at most [`ITEMS_MAX`].
+        /// Leases; at most [`RELEASED_MAX`].
         items: Vec<ReleaseItem>,
     },
     /// Last close of inodes whose lease is gone already.

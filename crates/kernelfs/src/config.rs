@@ -87,7 +87,8 @@ pub struct Config {
     pub log_max_bytes: u64,
     /// Most sessions at once, those that ended and may be resumed included. Default 512; 1 to 4,096.
     pub sessions_max: u32,
-    /// Most leases of one session; beyond that its oldest ones are asked back. Default 16,384; 64 to 1,048,576.
+    /// Most leases of one session, four times as many of a mount of root's or the pool's owner (at most 1,048,576); beyond that it gives those
+    /// back that it used least. Default 16,384; 64 to 1,048,576.
     pub leases_max: u32,
     /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
     pub credits_max_blocks: u64,

@@ -105,7 +105,7 @@ impl KernelFs {
             needs_sync: self.logs.needs_sync(),
             seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
             last_mediated: predecessor.as_ref().map_or(0, |ended| ended.last_mediated),
-            leases_max: self.config.leases_max,
+            leases_max: self.leases_max(&session),
         };
         Ok(LocalSession {
             welcome,

@@ -17,13 +17,20 @@ use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, NUMBERS_MAX, Near, ReleaseItem, Want};
+use varve_ipc::{
+    ClientKind, Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, NUMBERS_MAX, Near, RELEASED_MAX,
+    ReleaseItem, Want,
+};
 use varve_store::{OP_ROOM, StoreError, Tx};
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
 const NAP_MS: u64 = 20;
 /// Numbers under one row.
 const BATCH_MAX: u16 = 16;
+/// So many times the leases of another session are a mount's.
+const MOUNT_LEASES: u32 = 4;
+/// Most leases that any session should keep.
+const LEASES_MOST: u32 = 1 << 20;
 /// Write leases asked back at once when the grant table is full.
 const ROWS_WANTED: usize = 64;
 
@@ -65,16 +72,16 @@ impl KernelFs {
         wants: &[Want],
         near: Near,
     ) -> Result<Vec<Grant>, IpcError> {
-        if near.count > NEAR_MAX {
+        if near.count > NEAR_MAX || near.these.len() > usize::from(NEAR_MAX) {
             return Err(no(libc::E2BIG));
         }
         let mut grants = self.acquire(session, wants)?;
-        grants.extend(self.neighbours(session, near));
+        grants.extend(self.neighbours(session, &near));
         Ok(grants)
     }
 
     /// Leases on inodes that a session may want next, as far as they are to be had at once and for nothing.
-    fn neighbours(&self, session: &Arc<Session>, near: Near) -> Vec<Grant> {
+    fn neighbours(&self, session: &Arc<Session>, near: &Near) -> Vec<Grant> {
         let mode = near.mode;
         if mode == LeaseMode::Write && (session.read_only || self.check_writable().is_err()) {
             return Vec::new();
@@ -82,10 +89,13 @@ impl KernelFs {
         let first = near.after.0.saturating_add(1);
         let last = near.after.0.saturating_add(u64::from(near.count));
         let slots = (first..=last).map_while(|ino| self.store.slot(Ino(ino)).ok());
-        let there = slots.filter_map(|slot| match slot {
+        let next = slots.filter_map(|slot| match slot {
             InodeSlot::Used(inode) => Some(inode.attr),
             InodeSlot::Free(_) | InodeSlot::Reserved(_) => None,
         });
+        let named = near.these.iter().filter(|key| session.knows(**key));
+        let named = named.filter_map(|key| self.store.get_key(*key).ok().map(|inode| inode.attr));
+        let there = named.chain(next);
         // A directory that is to be changed is asked for by who changes it: with its lease goes what others know of its names.
         let wants: Vec<_> = there
             .filter(|attr| attr.nlink > 0 && (mode == LeaseMode::Read || !attr.is_dir()))
@@ -118,11 +128,23 @@ impl KernelFs {
         self.make_durable(session, &decision).unwrap_or_default()
     }
 
+    /// How many leases a session should keep. A mount of root's or the pool's owner serves all programs.
+    pub(crate) fn leases_max(&self, session: &Session) -> u32 {
+        if session.kind == ClientKind::Shim && session.privileged {
+            self.config
+                .leases_max
+                .saturating_mul(MOUNT_LEASES)
+                .min(LEASES_MOST)
+        } else {
+            self.config.leases_max
+        }
+    }
+
     /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but counts neither spare numbers nor
     /// files that are deleted and not digested yet.
     fn make_room(&self, session: &Session) {
         let mut core = self.locked();
-        let most = 4 * self.config.leases_max as usize;
+        let most = 4 * self.leases_max(session) as usize;
         let revocations = core.table.revoke_excess(session.id, most, self.now_ms());
         core.send_revocations(&revocations);
     }
@@ -407,7 +429,7 @@ impl KernelFs {
 
     /// `Request::Release`.
     pub(crate) fn release(&self, session: &Arc<Session>, items: &[ReleaseItem]) -> Result<(), IpcError> {
-        if items.len() > ITEMS_MAX {
+        if items.len() > RELEASED_MAX {
             return Err(no(libc::E2BIG));
         }
         let (begun, upto) = {

@@ -169,6 +169,14 @@ impl Fs {
         names::link(&self.mount, key, dir, name, cred)
     }
 
+    /// The kernel above does not know `key` any more: it names it no more, unless it looks it up again.
+    pub fn forgotten(&self, key: InodeKey) {
+        let session = self.mount.session();
+        if session.is_live() {
+            session.leases.forgotten(key);
+        }
+    }
+
     /// Removes the name of anything but a directory.
     ///
     /// # Errors

@@ -68,7 +68,13 @@ impl Attacker {
                 if self.rng.below(2) == 0 {
                     Request::Acquire { wants }
                 } else {
+                    let these = if self.rng.below(10) == 0 {
+                        200
+                    } else {
+                        self.rng.below(20)
+                    };
                     let near = Near {
+                        these: (0..these).map(|_| self.any_key()).collect(),
                         after: Ino(extreme(self)),
                         count: self.rng.next_u64() as u16 % 200,
                         mode: if write { LeaseMode::Write } else { LeaseMode::Read },

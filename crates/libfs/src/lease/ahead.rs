@@ -1,11 +1,16 @@
-//! How many neighbours' leases are asked for with one that is missing. Programs walk through trees in the order in which they were made
-//! (`find`, `tar`, `cp -a`, `rm -r`, a build), and files made one after another have numbers one after another; so do not a message for each
-//! file, but one for many, as read-ahead does for bytes. The window grows while what came ahead is used, and shrinks while it is not.
+//! Which leases are asked for with one that is missing, and how many. Programs walk through what they have listed (`find`, `rm -r`), and
+//! through trees in the order in which they were made (`tar`, `cp -a`, a build), and files made one after another have numbers one after
+//! another; so do not a message for each file, but one for many, as read-ahead does for bytes. For what was listed and for the next numbers,
+//! for reading and for writing, there is a window each: it grows while what came ahead is used, and shrinks while it is not.
 
 use std::sync::Arc;
+use varve_format::InodeKey;
 use varve_ipc::{LeaseMode, NEAR_MAX, Near, Want};
 
+use super::listed::Listed;
 use super::node::Node;
+use crate::hash::KeyMap;
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
 /// First window, and the one after a pause.
@@ -13,7 +18,12 @@ const FIRST: u32 = 4;
 /// After so many requests without neighbours they are tried again.
 const PAUSE: u32 = 64;
 
-/// Of one mode.
+/// With so many listed ones no numbers are asked for beside them.
+const LISTED_ENOUGH: usize = 16;
+/// So many listed inodes are looked at for each that is asked for: leases on the others are held.
+const LOOKED_AT: usize = 8;
+
+/// Of one mode and one source.
 #[derive(Debug)]
 struct Window {
     size: AtomicU32,
@@ -58,13 +68,26 @@ impl Window {
     }
 }
 
+/// Where a lease that comes ahead comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Listed,
+    Numbers,
+}
+
 /// The windows of a session.
 #[derive(Debug)]
 pub(crate) struct Ahead {
-    read: Window,
-    write: Window,
+    /// As [`slot`] numbers them.
+    windows: [Window; 4],
+    listed: Mutex<Listed>,
     /// Requests with neighbours that are under way.
     asking: AtomicU32,
+}
+
+/// Which window; a node keeps it, plus one.
+const fn slot(source: Source, mode: LeaseMode) -> usize {
+    2 * (source as usize) + mode as usize
 }
 
 /// A request with neighbours, until its answer was taken in.
@@ -79,37 +102,93 @@ impl Drop for Asking<'_> {
 impl Ahead {
     pub(crate) fn new() -> Self {
         Self {
-            read: Window::new(),
-            write: Window::new(),
+            windows: std::array::from_fn(|_| Window::new()),
+            listed: Mutex::new(Listed::default()),
             asking: AtomicU32::new(0),
         }
     }
 
-    const fn window(&self, mode: LeaseMode) -> &Window {
-        match mode {
-            LeaseMode::Read => &self.read,
-            LeaseMode::Write => &self.write,
-        }
+    const fn window(&self, source: Source, mode: LeaseMode) -> &Window {
+        &self.windows[slot(source, mode)]
     }
 
-    /// Whose neighbours to ask for together with these leases: those of the one that is missing.
-    pub(super) fn wish(&self, asked: &[(&Arc<Node>, Want)]) -> Option<(Near, Asking<'_>)> {
+    /// A page of a directory was listed.
+    pub(super) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
+        self.listed.lock().add(keys);
+    }
+
+    /// Which neighbours to ask for together with these leases: those of the one that is missing. `nodes` are those that are known.
+    pub(super) fn wish(
+        &self,
+        asked: &[(&Arc<Node>, Want)],
+        nodes: &KeyMap<Arc<Node>>,
+    ) -> Option<(Near, Asking<'_>)> {
         let mut missing = asked.iter().filter(|(node, want)| node.mode() < Some(want.mode));
         let (_, want) = missing.next()?;
         if missing.next().is_some() {
             return None;
         }
-        let count = u16::try_from(self.window(want.mode).next()).ok()?;
-        if count == 0 {
+        let mode = want.mode;
+        let these = self.next_listed(want, nodes)?;
+        let window = self.window(Source::Listed, mode);
+        window.given.fetch_add(these.len() as u32, Ordering::Relaxed);
+        let count = if these.len() < LISTED_ENOUGH {
+            u16::try_from(self.window(Source::Numbers, mode).next()).ok()?
+        } else {
+            0
+        };
+        if count == 0 && these.is_empty() {
             return None;
         }
         self.asking.fetch_add(1, Ordering::SeqCst);
         let near = Near {
+            these,
             after: want.key.ino,
             count,
-            mode: want.mode,
+            mode,
         };
         Some((near, Asking(self)))
+    }
+
+    /// What was listed and comes next. `None`: leases on that are here already, and this one only missed them.
+    fn next_listed(&self, want: &Want, nodes: &KeyMap<Arc<Node>>) -> Option<Vec<InodeKey>> {
+        let mut listed = self.listed.lock();
+        listed.asked(want.key);
+        let mut behind = listed.behind(want.key).peekable();
+        if behind.peek().is_none() {
+            return Some(Vec::new());
+        }
+        let mut first = true;
+        let mut these = Vec::new();
+        let mut most = None;
+        for key in behind {
+            if let Some(node) = nodes.get(&key)
+                && node.mode() >= Some(want.mode)
+            {
+                if first && node.ahead.load(Ordering::Relaxed) != 0 {
+                    return None;
+                }
+                first = false;
+                if let Some((_, left)) = &mut most {
+                    *left -= 1;
+                    if *left == 0 {
+                        break;
+                    }
+                }
+                continue;
+            }
+            first = false;
+            let (count, left) = most.get_or_insert_with(|| {
+                let count = self.window(Source::Listed, want.mode).next() as usize;
+                (count, LOOKED_AT * count)
+            });
+            if these.len() >= *count || *left == 0 {
+                break;
+            }
+            *left -= 1;
+            these.push(key);
+        }
+        Some(these)
     }
 
     /// Whether a lease may be under way that nobody here has named.
@@ -117,21 +196,31 @@ impl Ahead {
         self.asking.load(Ordering::SeqCst) > 0
     }
 
-    /// A lease came ahead.
-    pub(super) fn came(&self, node: &Node, mode: LeaseMode) {
-        node.ahead.store(1 + mode as u32, Ordering::Relaxed);
-        self.window(mode).given.fetch_add(1, Ordering::Relaxed);
+    /// A lease came ahead that was asked for with `near`.
+    pub(super) fn came(&self, node: &Node, mode: LeaseMode, near: &Near) {
+        let source = if near.these.binary_search(&node.key()).is_ok() {
+            Source::Listed
+        } else {
+            // Of the others it counts what is there at all, not what was asked for.
+            self.window(Source::Numbers, mode)
+                .given
+                .fetch_add(1, Ordering::Relaxed);
+            Source::Numbers
+        };
+        node.ahead.store(1 + slot(source, mode) as u32, Ordering::Relaxed);
     }
 
     /// What came ahead is used.
     #[cold]
     pub(super) fn used(&self, node: &Node) {
-        let mode = match node.ahead.swap(0, Ordering::Relaxed) {
+        let slot = match node.ahead.swap(0, Ordering::Relaxed) {
             0 => return,
-            1 => LeaseMode::Read,
-            _ => LeaseMode::Write,
+            plus_one => plus_one as usize - 1,
         };
-        self.window(mode).used.fetch_add(1, Ordering::Relaxed);
+        if let Some(window) = self.windows.get(slot) {
+            window.used.fetch_add(1, Ordering::Relaxed);
+        }
+        self.listed.lock().asked(node.key());
     }
 }
 

@@ -31,6 +31,7 @@ mod ahead;
 mod contended;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;
+mod listed;
 mod node;
 mod table;
 #[cfg(test)]

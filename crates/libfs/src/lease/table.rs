@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
-use varve_ipc::{Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Request, Response, SessionPage, Want};
+use varve_ipc::{
+    Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Request, Response, SessionPage, Want,
+};
 
 use super::Use;
 use super::ahead::Ahead;
@@ -188,6 +190,11 @@ impl Leases {
 
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// Names of these inodes were listed: they may be wanted next.
+    pub(crate) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
+        self.ahead.listed(keys);
     }
 
     /// Lease requests sent.
@@ -383,11 +390,14 @@ impl Leases {
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
-        let wish = self.ahead.wish(&asked);
+        let wish = self.see(|nodes| self.ahead.wish(&asked, nodes));
         let (request, most) = match &wish {
             Some((near, _)) => (
-                Request::AcquireNear { wants, near: *near },
-                usize::from(near.count),
+                Request::AcquireNear {
+                    wants,
+                    near: near.clone(),
+                },
+                near.these.len() + usize::from(near.count),
             ),
             None => (Request::Acquire { wants }, 0),
         };
@@ -399,8 +409,10 @@ impl Leases {
             if grants.len() < asked.len() || grants.len() > asked.len() + most {
                 return Err(OpError::Failed(Errno(libc::EIO)));
             }
-            for grant in grants.drain(asked.len()..) {
-                self.install_ahead(grant);
+            if let Some((near, _)) = &wish {
+                for grant in grants.drain(asked.len()..) {
+                    self.install_ahead(grant, near);
+                }
             }
             let mut pinned = Vec::new();
             for ((node, want), grant) in asked.iter().zip(grants) {
@@ -449,14 +461,14 @@ impl Leases {
     }
 
     /// Takes a neighbour's grant in. One that does not fit what is under way here is left: when it is asked back it is not known, and so free.
-    fn install_ahead(&self, grant: Grant) {
+    fn install_ahead(&self, grant: Grant, near: &Near) {
         let node = self.get_or_make(grant.attr.key);
         let (had, settled) = node.settled();
         if !settled || !node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), false) {
             return;
         }
         node.note_recent();
-        self.ahead.came(&node, grant.mode);
+        self.ahead.came(&node, grant.mode, near);
         if had.is_none() {
             self.held.fetch_add(1, Ordering::Relaxed);
             self.trim_if_too_many();
@@ -584,10 +596,26 @@ impl Leases {
     /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is digested the daemon forgets the
     /// inode with its leases (or keeps it for others, and asks for a lease that is not here any more): nothing needs to be given back.
     pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) {
-        // The kernel may name an inode longer than anybody has it open.
-        if self.kernel {
-            return;
+        // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten it.
+        if !self.kernel {
+            self.bury_now(key, seq);
         }
+    }
+
+    /// The kernel above names `key` no more.
+    pub(crate) fn forgotten(&self, key: InodeKey) {
+        let Some(node) = self.get(key) else { return };
+        let seq = {
+            let body = node.inode.read();
+            body.dead.then_some(body.last_seq)
+        };
+        drop(node);
+        if let Some(seq) = seq {
+            self.bury_now(key, seq);
+        }
+    }
+
+    fn bury_now(&self, key: InodeKey, seq: LogSeq) {
         let mut dead = self.dead.lock();
         dead.push_back((seq, key));
         // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
@@ -728,9 +756,11 @@ impl Leases {
                 let used = node.recent.swap(false, Ordering::Relaxed) && round % 2 == 0;
                 let last = || {
                     let attr = &node.inode.read().attr;
-                    attr.is_dir() || (attr.nlink == 0 && !self.kernel)
+                    attr.is_dir() || attr.nlink == 0
                 };
-                if used || (round < 2 && last()) {
+                // What came ahead a moment ago is about to be used.
+                let to_come = || round == 1 && node.ahead.load(Ordering::Relaxed) != 0;
+                if used || to_come() || (round < 2 && last()) {
                     return true;
                 }
                 let state = node.state();

@@ -1,7 +1,7 @@
 //! What passes between a session and the daemon about leases, in orders that are rare: each test plays one through by hand.
 #![allow(clippy::unwrap_used)]
 
-use super::node::{Node, Phase};
+use super::node::{Node, Phase, Use};
 use super::table::{Leases, Revoked};
 use super::withdraw::{Event, Surroundings, Withdrawals};
 use crate::names::Target;
@@ -13,7 +13,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{
-    IpcError, LeaseMode, Link, NUMBERS_MAX, Page, ReleaseItem, Request, Response, SessionPage, Upcall,
+    Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Page, ReleaseItem, Request, Response, SessionPage,
+    Upcall, Want,
 };
 
 const DIR: InodeKey = InodeKey::new(5, 1);
@@ -94,6 +95,11 @@ struct Rig {
 }
 
 fn rig() -> Rig {
+    rig_below(false)
+}
+
+/// With or without a kernel above.
+fn rig_below(kernel: bool) -> Rig {
     let (events, inbox) = crossbeam_channel::unbounded();
     let (asks, asked) = crossbeam_channel::unbounded();
     let script = Arc::new(Script {
@@ -103,7 +109,7 @@ fn rig() -> Rig {
     let page = Arc::new(Page::heap(SessionId(1)));
     let link = Arc::clone(&script) as Arc<dyn Link>;
     let shown = Arc::clone(&page) as Arc<dyn SessionPage>;
-    let leases = Arc::new(Leases::new(link, shown, events.clone(), asks, 64, false));
+    let leases = Arc::new(Leases::new(link, shown, events.clone(), asks, 64, kernel));
     Rig {
         page,
         withdrawals: Withdrawals::new(Arc::clone(&leases), events, 1000),
@@ -549,4 +555,117 @@ fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
     });
     rig.flush();
     assert_eq!(rig.released(), [(files[0], LeaseNo(100))]);
+}
+
+#[test]
+fn inode_that_the_kernel_may_name_is_kept_until_it_forgets_it() {
+    let rig = rig_below(true);
+    for n in 0..3 {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100 + n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100 + n)));
+        if n < 2 {
+            let mut inode = node.inode.write();
+            (inode.dead, inode.last_seq) = (true, LogSeq(5 + n));
+        }
+        rig.leases.bury(node.key(), LogSeq(5 + n));
+    }
+    let known = || {
+        (0..3)
+            .filter(|n| rig.leases.get(InodeKey::new(100 + n, 1)).is_some())
+            .collect::<Vec<_>>()
+    };
+    rig.page.set_digested(LogSeq(9));
+    rig.leases.bury(InodeKey::new(100, 1), LogSeq(5));
+    assert_eq!(known(), [0, 1, 2], "the kernel may name them all");
+    rig.leases.forgotten(InodeKey::new(102, 1));
+    assert_eq!(known(), [0, 1, 2], "that one lives");
+    rig.leases.forgotten(InodeKey::new(101, 1));
+    assert_eq!(known(), [0, 2]);
+    assert!(rig.released().is_empty(), "nothing is to be given back");
+}
+
+/// Grants what is wanted and what is named with it, and keeps what was asked for.
+fn grant_all(asked: &Arc<Mutex<Vec<Request>>>) -> Answer {
+    let asked = Arc::clone(asked);
+    let number = AtomicU64::new(1000);
+    Box::new(move |request| {
+        asked.lock().push(request.clone());
+        let (wants, these) = match request {
+            Request::Acquire { wants } => (wants, &[][..]),
+            Request::AcquireNear { wants, near } => (wants, &near.these[..]),
+            other => panic!("{other:?}"),
+        };
+        let keys = wants.iter().map(|want| want.key).chain(these.iter().copied());
+        let mode = wants[0].mode;
+        let grant = |key| Grant {
+            lease: LeaseNo(number.fetch_add(1, Ordering::Relaxed)),
+            mode,
+            replaces: None,
+            attr: InodeAttr::new(key, 0o100_644, 0),
+        };
+        Response::Granted(keys.map(grant).collect())
+    })
+}
+
+fn look(rig: &Rig, ino: u64) {
+    let want = Want {
+        key: InodeKey::new(ino, 1),
+        mode: LeaseMode::Read,
+    };
+    drop(rig.leases.pin::<()>(&[want], Use::Meta).unwrap());
+}
+
+#[test]
+fn what_was_listed_comes_with_a_lease_and_is_not_asked_for_again() {
+    let rig = rig();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    assert!(rig.script.answer.set(grant_all(&asked)).is_ok());
+    // Every tenth number.
+    rig.leases
+        .listed((0..40).map(|n| InodeKey::new(2000 - 10 * n, 1)));
+    for n in (0..40).rev() {
+        look(&rig, 2000 - 10 * n);
+    }
+    let nears: Vec<Near> = asked
+        .lock()
+        .iter()
+        .filter_map(|request| match request {
+            Request::AcquireNear { near, .. } => Some(near.clone()),
+            _ => None,
+        })
+        .collect();
+    let sizes: Vec<_> = nears.iter().map(|near| near.these.len()).collect();
+    assert_eq!(sizes, [4, 8, 16, 8], "{nears:?}");
+    assert_eq!(asked.lock().len(), 4);
+    assert_eq!(nears[0].these[0], InodeKey::new(1620, 1));
+    assert_eq!(nears[2].count, 0, "the numbers between are not wanted");
+    // Out of its turn: what comes behind it is here.
+    rig.leases
+        .listed((0..40).map(|n| InodeKey::new(5000 + 10 * n, 1)));
+    look(&rig, 5100);
+    rig.leases.listed([InodeKey::new(5095, 1)].into_iter());
+    look(&rig, 5095);
+    let last = asked.lock().last().cloned();
+    assert!(matches!(last, Some(Request::Acquire { .. })), "{last:?}");
+}
+
+#[test]
+fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
+    let rig = rig();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    assert!(rig.script.answer.set(grant_all(&asked)).is_ok());
+    rig.leases.listed((0..5).map(|n| InodeKey::new(1000 + n, 1)));
+    look(&rig, 1000);
+    too_many(&rig);
+    let ahead = |nodes: &[Arc<Node>]| nodes.iter().filter(|node| node.key().ino.0 > 1000).count();
+    // All were used since the last look; of these, four are still to be.
+    let idle = rig.leases.idle(0);
+    assert_eq!((idle.len(), ahead(&idle)), (85 - 56, 0));
+    // The others are used again, and whoever asked for these does something else.
+    for node in rig.leases.all() {
+        if node.ahead.load(Ordering::Relaxed) == 0 {
+            node.note_recent();
+        }
+    }
+    assert_eq!(ahead(&rig.leases.idle(0)), 4);
 }

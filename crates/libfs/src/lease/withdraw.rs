@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use varve_format::{InodeKey, LeaseNo, LogSeq};
-use varve_ipc::{HELD_MAX, ITEMS_MAX, IpcError, ReleaseItem, Request};
+use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
 
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
@@ -294,9 +294,9 @@ impl Withdrawals {
             }
         }
         while self.has_ready() {
-            let count = self.ready.len().min(ITEMS_MAX / 2);
+            let count = self.ready.len().min(RELEASED_MAX / 2);
             let batch: Vec<_> = self.ready.drain(..count).collect();
-            let spare = self.unknown.len().min(ITEMS_MAX / 2);
+            let spare = self.unknown.len().min(RELEASED_MAX / 2);
             let mut items: Vec<_> = self.unknown.drain(..spare).collect();
             let mut done = Vec::new();
             for key in batch {

@@ -51,6 +51,10 @@ pub(crate) fn readdir(
                 );
             }
         }
+        // The daemon gives an ordinary user's session no leases on what it has not looked up.
+        if session.welcome.privileged {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
+        }
         for entry in entries.iter_mut().filter(|_| attrs) {
             // What we may have changed is not yet what the daemon says.
             if let Some(child) = session.node(entry.key)

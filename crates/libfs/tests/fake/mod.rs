@@ -196,7 +196,7 @@ impl State {
             holders.iter().all(own)
         };
         let mut keys: Vec<_> = self.tree.inodes.keys().copied().collect();
-        keys.retain(|key| numbers.contains(&key.ino.0) && free(key));
+        keys.retain(|key| (near.these.contains(key) || numbers.contains(&key.ino.0)) && free(key));
         let mode = near.mode;
         keys.into_iter().map(|key| Want { key, mode }).collect()
     }
