@@ -18,6 +18,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     if args.supervised {
         crate::supervise::follow_parent()?;
     }
+    // Before there are threads.
+    varve_media::sys::bound_arenas();
     let stop = Stop::install()?;
     let pool = Pool::open(&args.pool)?;
     // Before the pool is touched: an address that is taken is the operator's to change.

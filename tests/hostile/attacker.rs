@@ -18,6 +18,10 @@ use varve_testkit::workload::Rng;
 pub const FORBIDDEN: &str = "FORBIDDEN";
 /// Written before the counts of acts.
 pub const ACTS: &str = "ACTS";
+/// Written every so often before the number of acts until then.
+pub const SO_FAR: &str = "SO FAR";
+/// How often.
+const SAID_EVERY: u64 = 20;
 /// How long an answer is waited for: some are never given.
 const PATIENCE: Duration = Duration::from_millis(400);
 /// Sessions at once.
@@ -84,6 +88,9 @@ impl Attacker {
         while done < self.job.acts && Instant::now() < until {
             done += 1;
             self.act();
+            if done % SAID_EVERY == 0 {
+                println!("{SO_FAR} {done}");
+            }
         }
         println!("{ACTS} {done} {:?}", self.acts);
     }

@@ -1,7 +1,8 @@
 //! Clients that hold a session and keep no rule, beside one that does. What must not come of them is looked at from outside: what the honest
 //! one sees at every step, what only it may read, whether the daemon lives, and what it uses up.
 //!
-//! `VARVE_SEED=n cargo test --test hostile` repeats the choices; `VARVE_HOSTILE_SECS=n` goes on for so long (an ordinary run counts acts).
+//! `VARVE_SEED=n cargo test --test hostile` repeats the choices; `VARVE_HOSTILE_SECS=n` goes on for so long (an ordinary run counts acts);
+//! `VARVE_HOSTILE_SAMPLE_SECS=n` prints every so often what the daemon uses, and what of.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -9,17 +10,18 @@ mod common;
 
 mod attacker;
 mod client;
+mod samples;
 
-use attacker::{ACTS, Attacker, FORBIDDEN, Job};
+use attacker::{ACTS, Attacker, FORBIDDEN, Job, SO_FAR};
 use common::{run_ok, varve, wait_until};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use varve_format::InodeKey;
 use varve_libfs::{Fs, FsOptions, SocketConnector};
@@ -252,6 +254,8 @@ impl Honest {
 struct Hostile {
     child: Child,
     output: Option<std::thread::JoinHandle<String>>,
+    /// Acts until now, about.
+    acts: Arc<AtomicU64>,
 }
 
 impl Hostile {
@@ -273,15 +277,26 @@ impl Hostile {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut out = child.stdout.take().unwrap();
-        let output = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = out.read_to_string(&mut text);
-            text
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let acts = Arc::new(AtomicU64::new(0));
+        let output = std::thread::spawn({
+            let acts = Arc::clone(&acts);
+            move || {
+                let mut text = String::new();
+                for line in out.lines().map_while(Result::ok) {
+                    let so_far = line.split_once(SO_FAR).and_then(|(_, n)| n.trim().parse().ok());
+                    match so_far {
+                        Some(count) => acts.store(count, Ordering::Relaxed),
+                        None => text.push_str(&format!("{line}\n")),
+                    }
+                }
+                text
+            }
         });
         Self {
             child,
             output: Some(output),
+            acts,
         }
     }
 
@@ -381,6 +396,11 @@ impl Place {
     }
 }
 
+/// Acts of all of them until now, about.
+fn acts_of(hostile: &[Hostile]) -> u64 {
+    hostile.iter().map(|one| one.acts.load(Ordering::Relaxed)).sum()
+}
+
 /// Attackers beside an honest client; kills of the daemon amid it.
 fn attack_with(owners: &[bool], kills: u64) {
     let seed = number("VARVE_SEED", 1);
@@ -433,6 +453,7 @@ fn attack_with(owners: &[bool], kills: u64) {
     let mut killed = 0;
     // Of the daemons that were killed, and of this one before the attack.
     let (mut ticks, mut ticks_before) = (0, daemon.ticks());
+    let mut samples = samples::Samples::every(number("VARVE_HOSTILE_SAMPLE_SECS", 0));
     while hostile.iter_mut().any(Hostile::runs) {
         assert!(
             daemon.lives(),
@@ -443,6 +464,9 @@ fn attack_with(owners: &[bool], kills: u64) {
             let why = worker.join().map(|done| done.err());
             panic!("seed {seed}: {why:?}\n{}", last_lines(&place.said()));
         }
+        samples.take(daemon.pid(), ticks + daemon.ticks() - ticks_before, || {
+            acts_of(&hostile)
+        });
         let uses = daemon.uses();
         most.memory_kib = most.memory_kib.max(uses.memory_kib);
         most.descriptors = most.descriptors.max(uses.descriptors);
@@ -464,6 +488,7 @@ fn attack_with(owners: &[bool], kills: u64) {
     }
     ticks += daemon.ticks() - ticks_before;
     let attacked = began.elapsed();
+    let acts_done = acts_of(&hostile);
     let mut acts = String::new();
     for (attacker, job) in hostile.into_iter().zip(&jobs) {
         let output = attacker.said();
@@ -504,6 +529,7 @@ fn attack_with(owners: &[bool], kills: u64) {
         daemon.ticks() - ticks < 17
     });
     let after = daemon.uses();
+    samples.last(daemon.pid(), ticks, acts_done);
     assert!(
         most.memory_kib < before.memory_kib + 256 * 1024 && after.memory_kib < before.memory_kib + 128 * 1024,
         "memory: {before:?}, at most {most:?}, {after:?}"

@@ -10,6 +10,10 @@ use varve_store::StoreError;
 /// How often late sessions and ended processes are looked for, in milliseconds.
 const TICK_MS: u64 = 50;
 
+/// How long after a session has ended the memory that it leaves free is given back to the system, in milliseconds; sessions that end
+/// meanwhile wait for the same.
+const GIVE_BACK_MS: u64 = 5_000;
+
 /// Pause between two steps of placement while there is something to move, in milliseconds.
 const PLACE_PAUSE_MS: u64 = 1;
 
@@ -80,6 +84,7 @@ impl Drop for Daemon {
 
 fn work(kernel: &KernelFs, over: &AtomicBool) {
     let mut idle_since_ms = kernel.now_ms();
+    let mut memory = GiveBack::default();
     while !over.load(Ordering::Acquire) {
         kernel.bell.wait(TICK_MS);
         kernel.tick();
@@ -90,6 +95,30 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
             // What clients have left lying; errors were noted where they happened.
             let _ = kernel.digest_all();
         }
+        if memory.is_due(kernel.sealed_until_now(), now_ms) {
+            varve_media::sys::give_free_memory_back();
+        }
+    }
+}
+
+/// When memory goes back: some time after sessions have ended, once for all of them.
+#[derive(Debug, Default)]
+struct GiveBack {
+    /// Sessions that had ended when it was done last.
+    ended: u64,
+    due_ms: Option<u64>,
+}
+
+impl GiveBack {
+    fn is_due(&mut self, ended: u64, now_ms: u64) -> bool {
+        if ended > self.ended && self.due_ms.is_none() {
+            self.due_ms = Some(now_ms + GIVE_BACK_MS);
+        }
+        let due = self.due_ms.is_some_and(|due_ms| now_ms >= due_ms);
+        if due {
+            *self = Self { ended, due_ms: None };
+        }
+        due
     }
 }
 
@@ -124,5 +153,22 @@ impl KernelFs {
     #[must_use]
     pub fn shutdown_asked(&self) -> bool {
         self.shutdown_asked.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GIVE_BACK_MS, GiveBack};
+
+    #[test]
+    fn memory_goes_back_once_for_all_sessions_that_end_within_a_while() {
+        let mut memory = GiveBack::default();
+        assert!(!memory.is_due(0, 1_000_000), "nobody has been there");
+        assert!(!memory.is_due(1, 1000));
+        assert!(!memory.is_due(9, 999 + GIVE_BACK_MS));
+        assert!(memory.is_due(9, 1000 + GIVE_BACK_MS));
+        assert!(!memory.is_due(9, 1000 + 2 * GIVE_BACK_MS), "nobody since");
+        assert!(!memory.is_due(10, 50_000));
+        assert!(memory.is_due(10, 50_000 + GIVE_BACK_MS));
     }
 }

@@ -219,6 +219,11 @@ pub struct SessionDetail {
 pub const LEASES_SHOWN: usize = 1000;
 
 impl KernelFs {
+    /// Sessions that have been sealed since the daemon started.
+    pub(crate) fn sealed_until_now(&self) -> u64 {
+        self.counters.seals.load(Ordering::Relaxed)
+    }
+
     /// One session at the moment; `None`: there is none of that number.
     #[must_use]
     pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {

@@ -57,15 +57,38 @@ impl BufPool {
         self.len
     }
 
-    /// Lends a buffer, with whatever it held.
+    /// Lends a buffer, with whatever it held. Waits for nobody: a process may have been forked while another thread was here.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
-        let free = self.free.lock().pop();
+        let free = self.free.try_lock().and_then(|mut free| free.pop());
         let mut buf = free.unwrap_or_else(|| AlignedBuf::new(self.len));
         let result = work(&mut buf);
-        let mut free = self.free.lock();
-        if free.len() < IDLE_MAX {
+        if let Some(mut free) = self.free.try_lock()
+            && free.len() < IDLE_MAX
+        {
             free.push(buf);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BufPool, IDLE_MAX};
+
+    #[test]
+    fn pool_keeps_a_few_buffers_and_waits_for_nobody() {
+        let pool = BufPool::new(4096);
+        let most = 3 * IDLE_MAX;
+        fn nested(pool: &BufPool, depth: usize) {
+            if depth > 0 {
+                pool.with(|_| nested(pool, depth - 1));
+            }
+        }
+        nested(&pool, most);
+        assert_eq!(pool.free.lock().len(), IDLE_MAX);
+        let held = pool.free.lock();
+        assert_eq!(pool.with(|buf| buf.bytes().len()), 4096);
+        drop(held);
+        assert_eq!(pool.free.lock().len(), IDLE_MAX);
     }
 }

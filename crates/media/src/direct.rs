@@ -23,12 +23,14 @@ use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 /// Bytes moved through one bounce buffer.
 const BOUNCE_BYTES: usize = 1 << 20;
 
+/// Of all files: a daemon has a log open for each session, and few are written at a time.
+static BOUNCE: BufPool = BufPool::new(BOUNCE_BYTES);
+
 /// An open file for durable block writes.
 pub(crate) struct DirectFile {
     file: File,
     /// Opened `O_DIRECT|O_DSYNC`: a write is durable when it returns.
     direct: AtomicBool,
-    bounce: BufPool,
 }
 
 impl DirectFile {
@@ -67,7 +69,6 @@ impl DirectFile {
         Ok(Self {
             file,
             direct: AtomicBool::new(direct),
-            bounce: BufPool::new(BOUNCE_BYTES),
         })
     }
 
@@ -75,8 +76,9 @@ impl DirectFile {
         &self.file
     }
 
-    pub(crate) fn bounce(&self) -> &BufPool {
-        &self.bounce
+    /// Buffers to write from and to read into.
+    pub(crate) const fn bounce() -> &'static BufPool {
+        &BOUNCE
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -110,13 +112,13 @@ impl DirectFile {
             return read_full(&self.file, off, out);
         }
         let align = ALIGN_BYTES as u64;
-        let (mut done, room) = (0, self.bounce.buf_bytes() - ALIGN_BYTES);
+        let (mut done, room) = (0, BOUNCE.buf_bytes() - ALIGN_BYTES);
         while done < out.len() {
             let at = off + done as u64;
             let begin = at / align * align;
             let n = (out.len() - done).min(room);
             let span = ((at + n as u64).next_multiple_of(align) - begin) as usize;
-            self.bounce.with(|buf| {
+            BOUNCE.with(|buf| {
                 let skip = (at - begin) as usize;
                 read_full(&self.file, begin, &mut buf.bytes_mut()[..span])?;
                 out[done..done + n].copy_from_slice(&buf.bytes()[skip..skip + n]);
@@ -243,7 +245,7 @@ impl JournalFile {
     fn write_dirty(&self, blocks: std::ops::Range<u64>) -> io::Result<()> {
         let mut next = blocks.start;
         while next < blocks.end {
-            let run = self.file.bounce().with(|buf| {
+            let run = BOUNCE.with(|buf| {
                 let mut len = 0;
                 let mut first = None;
                 for (block, entry) in self.cached.lock().range_mut(next..blocks.end) {

@@ -5,7 +5,8 @@
 //!
 //! # Invariants
 //! - Only [`pmem::persist`] stores to, flushes or fences a mapping.
-//! - `unsafe` appears in `pmem/*` (mappings and copy kernels) and `uring.rs` (buffers lent to the kernel), nowhere else.
+//! - `unsafe` appears in `pmem/*` (mappings and copy kernels), `uring.rs` (buffers lent to the kernel) and `sys.rs` (the allocator's
+//!   housekeeping), nowhere else.
 //! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
 #![deny(unsafe_code)]
@@ -23,6 +24,8 @@ mod mapped;
 #[allow(unsafe_code)]
 pub mod pmem;
 pub mod sim;
+#[allow(unsafe_code)]
+pub mod sys;
 mod traits;
 #[allow(unsafe_code)]
 mod uring;

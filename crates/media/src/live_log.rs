@@ -234,7 +234,7 @@ impl LiveLog {
     fn write_back(&self, range: &Range<u64>) -> Result<(), MediaError> {
         let mut at = range.start;
         while at < range.end {
-            self.backing.bounce().with(|buf| {
+            DirectFile::bounce().with(|buf| {
                 let n = (range.end - at).min(buf.bytes().len() as u64);
                 let blocks = &mut buf.bytes_mut()[..n as usize];
                 if self.distrusts {
