@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 /// The C library's allocator begins an arena of a thread at a multiple of this, which is also its greatest length.
 const ARENA_BYTES: u64 = 64 << 20;
+/// Longer than the daemon keeps free memory after sessions have ended.
+const GIVEN_BACK: Duration = Duration::from_secs(12);
 /// Length of a thread's stack here.
 const STACK_BYTES: u64 = 2 << 20;
 
@@ -100,9 +102,11 @@ impl Samples {
         }
     }
 
-    /// Takes one, whatever time it is.
+    /// Takes two, whatever time it is: one now, one when the daemon has given back what it keeps for a while.
     pub fn last(&mut self, pid: u32, ticks: u64, acts: u64) {
         if !self.every.is_zero() {
+            self.print(pid, ticks, acts);
+            std::thread::sleep(GIVEN_BACK);
             self.print(pid, ticks, acts);
         }
     }

@@ -1,14 +1,16 @@
 //! What all sessions share, under one lock. Owns leases, holds, rows and who waits; never touches media, and never waits for anything
 //! but itself.
 
+use crate::error::no;
+use crate::hello::HOLDS_MAX;
 use crate::leases::{Decision, Holds, Table, Ticket};
 use crate::rows::Rows;
-use crate::session::{Known, Session};
+use crate::session::{Known, Session, unlearn};
 use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use varve_format::{InodeKey, Seal, SessionId, TxId};
-use varve_ipc::{ReleaseItem, Upcall};
+use varve_ipc::{IpcError, ReleaseItem, Upcall};
 
 /// Where a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -252,6 +254,33 @@ impl Core {
         }
     }
 
+    /// Inodes, or numbers of inodes that were never made, are gone: no session names them any more, and none that comes back does.
+    pub(crate) fn unlearn(&self, keys: &[InodeKey]) {
+        for member in self.members.values() {
+            member.session.unlearn(keys);
+        }
+        for known in self.ended.iter().filter_map(|ended| ended.known.as_ref()) {
+            unlearn(known, keys);
+        }
+    }
+
+    /// `session` keeps these inodes from now on.
+    ///
+    /// # Errors
+    /// `Sealed`: what a session that is over kept, nobody would let go; EMFILE.
+    pub(crate) fn hold(&mut self, session: SessionId, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if self.live(session).is_none() {
+            return Err(IpcError::Sealed);
+        }
+        if self.holds.count(session) + keys.len() > HOLDS_MAX {
+            return Err(no(libc::EMFILE));
+        }
+        for key in keys {
+            self.holds.add(session, *key);
+        }
+        Ok(())
+    }
+
     /// What transactions up to here freed is read by nobody any more: those below the oldest barrier under way, and those before the
     /// oldest change whose barriers are not known yet.
     pub(crate) fn reader_horizon(&self) -> TxId {
@@ -264,5 +293,25 @@ impl Core {
             .chain(self.changes.values().copied())
             .min()
             .unwrap_or(TxId(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Core;
+    use crate::leases::{Limits, Table};
+    use varve_format::{InodeKey, LeaseNo, SessionId};
+    use varve_ipc::IpcError;
+
+    #[test]
+    fn session_that_is_over_holds_nothing_more() {
+        let limits = Limits {
+            min_hold_ms: 2,
+            lease_ms: 100,
+        };
+        let mut core = Core::new(Table::new(limits, LeaseNo(1)));
+        let (ended, key) = (SessionId(3), InodeKey::new(16, 1));
+        assert_eq!(core.hold(ended, &[key]), Err(IpcError::Sealed));
+        assert!(!core.holds.held(key, &[]), "it would be kept for ever");
     }
 }

@@ -288,6 +288,7 @@ impl KernelFs {
             core.holds.forget(*key);
             core.unheld.remove(key);
         }
+        core.unlearn(&applied.freed);
         self.store.set_reader_horizon(core.reader_horizon());
         changes
     }
@@ -301,6 +302,7 @@ impl KernelFs {
             return Ok(());
         }
         let mut tx = self.store.begin()?;
+        let mut never_made = Vec::new();
         for change in changes {
             match change {
                 RowChange::Put(row) => {
@@ -314,8 +316,9 @@ impl KernelFs {
                     Err(error) => return Err(error),
                 },
                 RowChange::FreeNumber(key) => match tx.release_inode(*key) {
+                    Ok(()) => never_made.push(*key),
                     // Made by now, and perhaps gone again.
-                    Ok(()) | Err(StoreError::NoInode(_)) => {}
+                    Err(StoreError::NoInode(_)) => {}
                     Err(error) => return Err(error),
                 },
             }
@@ -325,6 +328,9 @@ impl KernelFs {
             }
         }
         tx.commit()?;
+        if !never_made.is_empty() {
+            self.locked().unlearn(&never_made);
+        }
         Ok(())
     }
 
@@ -413,6 +419,7 @@ impl KernelFs {
                 core.table.forget_inode(*key);
                 core.holds.forget(*key);
             }
+            core.unlearn(keys);
             let with_row = |session: &Arc<Session>| {
                 let row = |key: &InodeKey| core.rows.find(session.id, *key).is_some();
                 keys.iter().any(row)

@@ -389,14 +389,7 @@ impl KernelFs {
             .copied()
             .filter(|key| self.may_hold(session, *key, true))
             .collect();
-        let mut core = self.locked();
-        if core.holds.count(session.id) + keys.len() > HOLDS_MAX {
-            return Err(no(libc::EMFILE));
-        }
-        for key in keys {
-            core.holds.add(session.id, key);
-        }
-        Ok(())
+        self.locked().hold(session.id, &keys)
     }
 
     /// Last closes.

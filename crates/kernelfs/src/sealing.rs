@@ -198,7 +198,7 @@ impl KernelFs {
                 process: session.process,
                 seal: seal.clone(),
                 last_mediated,
-                holds_until_ms: None,
+                holds_until_ms: Some(session.holds_until_ms.load(Ordering::Acquire)).filter(|ms| *ms > 0),
                 row: !session.read_only,
                 known: Some(session.known()),
             });
@@ -223,9 +223,13 @@ impl KernelFs {
         if self.stopping.load(Ordering::Acquire) {
             return;
         }
+        let until_ms = self.now_ms() + self.config.grace_ms;
+        // Who digests its log, and when, is not known here.
+        if let Some(member) = self.locked().members.get(&id) {
+            member.session.holds_until_ms.store(until_ms, Ordering::Release);
+        }
         self.seal_session(id, "its connection is gone");
         self.finish_or_leave();
-        let until_ms = self.now_ms() + self.config.grace_ms;
         let mut core = self.locked();
         if let Some(ended) = core.ended.iter_mut().find(|ended| ended.id == id) {
             ended.holds_until_ms = Some(until_ms);

@@ -19,6 +19,14 @@ const KNOWN_MAX: usize = 1 << 20;
 /// session to the one that continues it.
 pub(crate) type Known = Arc<Mutex<HashMap<InodeKey, u32>>>;
 
+/// Takes inodes that are gone out of what can be named.
+pub(crate) fn unlearn(known: &Known, keys: &[InodeKey]) {
+    let mut known = known.lock();
+    for key in keys {
+        known.remove(key);
+    }
+}
+
 /// The reading end of a session's log. Held while the log is digested.
 pub(crate) struct Reader {
     pub(crate) log: SessionLog,
@@ -104,6 +112,8 @@ pub(crate) struct Session {
     pub(crate) row_changes: Mutex<()>,
     /// Blocks reserved and not used up.
     pub(crate) credits: AtomicU64,
+    /// What it held when its connection went counts until then; 0: as long as its process lives.
+    pub(crate) holds_until_ms: AtomicU64,
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,
     /// Inodes that an unprivileged session has looked up.
@@ -191,6 +201,7 @@ impl Session {
             turn: Turn::default(),
             row_changes: Mutex::new(()),
             credits: AtomicU64::new(0),
+            holds_until_ms: AtomicU64::new(0),
             segments,
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
         }
@@ -221,6 +232,18 @@ impl Session {
                 known.entry(key).or_insert(0);
             }
         }
+    }
+
+    /// These are gone: nobody names them any more.
+    pub(crate) fn unlearn(&self, keys: &[InodeKey]) {
+        if !self.privileged {
+            unlearn(&self.known, keys);
+        }
+    }
+
+    /// How many inodes the session may name; none of a privileged one, which may name any, are counted.
+    pub(crate) fn known_count(&self) -> usize {
+        self.known.lock().len()
     }
 
     /// What the session may name, for the one that continues it.

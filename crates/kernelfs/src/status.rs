@@ -203,6 +203,9 @@ pub struct SessionDetail {
     pub created_ns: i64,
     /// It may act for any credentials and reads NVM by itself.
     pub privileged: bool,
+    /// Inodes that it may name, if it is not: those that it has looked up or made, and that are still there.
+    #[serde(default)]
+    pub known: u64,
     /// Its leases, oldest first; at most 1000.
     pub leases: Vec<LeaseDetail>,
     /// What it waits for.
@@ -238,6 +241,7 @@ impl KernelFs {
             session: session_status(&core, member, &used),
             created_ns: member.session.created_ns,
             privileged: member.session.privileged,
+            known: member.session.known_count() as u64,
             leases: core.table.leases_of(id, LEASES_SHOWN, now_ms),
             waiting,
             awaited: others.into_iter().filter(in_the_way).collect(),

@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Client, ROOT, World, hello, want};
+use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{EntryFlags, InodeKey, LeaseNo, LogOp, LogSeq};
 use varve_ipc::{
@@ -366,6 +367,97 @@ fn open_files_of_a_dead_client_are_freed_many_at_once() {
     assert_eq!(world.kernel.status().inodes_used, inodes);
     let spent = world.kernel.store().newest_tx().0 - before.0;
     assert!(spent < 40, "{spent} transactions");
+    world.check();
+}
+
+/// With threads of the daemon's own, its log is digested after the connection's thread has left.
+#[test]
+fn open_files_of_a_client_that_left_are_freed_while_its_process_lives() {
+    let world = World::new();
+    let inodes = world.kernel.status().inodes_used;
+    let daemon = varve_kernelfs::Daemon::start(Arc::clone(&world.kernel)).unwrap();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"x");
+    a.log_op(&LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key,
+    });
+    drop(a);
+    let within = |what: &str, done: &dyn Fn() -> bool| {
+        let began = std::time::Instant::now();
+        while !done() {
+            assert!(began.elapsed().as_secs() < 20, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    within("its end", &|| world.kernel.status().ended_sessions == 1);
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    within("the end of its file", &|| {
+        world.kernel.status().inodes_used == inodes
+    });
+    daemon.stop().unwrap();
+    world.check();
+}
+
+/// A mount of an ordinary user may live for months: it would have used up what it may name.
+#[test]
+fn unprivileged_session_forgets_what_is_gone() {
+    let world = World::new();
+    let mut a = world.client();
+    a.write_lease(ROOT);
+    a.log_op(&LogOp::SetAttr {
+        key: ROOT,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode: 0o777,
+            ..varve_format::SetAttr::default()
+        },
+    });
+    a.link.call(Request::Bye).unwrap();
+    let peer = Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    };
+    let mut b = world.client_as(peer, hello());
+    let known = |b: &Client| world.kernel.session_detail(b.id()).unwrap().known;
+    let before = known(&b);
+    for round in 0..4 {
+        let lease = b.write_lease(ROOT).lease;
+        let made = b.alloc(16);
+        for (key, _) in &made[..12] {
+            let name = key.ino.0.to_le_bytes().map(|byte| byte % 10 + b'0');
+            b.log_op(&LogOp::Create {
+                dir: ROOT,
+                name: &name,
+                key: *key,
+                mode: 0o100_644,
+                uid: 4711,
+                gid: 4711,
+                rdev: 0,
+                target: b"",
+            });
+            // In odd rounds they are gone before they are digested.
+            if round % 2 == 0 {
+                world.kernel.digest_all().unwrap();
+            }
+            b.log_op(&LogOp::Unlink {
+                dir: ROOT,
+                name: &name,
+                key: *key,
+            });
+        }
+        assert_eq!(known(&b), before + 16);
+        for (key, lease) in made {
+            b.release(key, lease, false);
+        }
+        b.release(ROOT, lease, false);
+        world.kernel.digest_all().unwrap();
+        world.kernel.tick();
+        assert_eq!(known(&b), before, "round {round}");
+    }
+    assert_eq!(world.kernel.status().digest.refused, 0);
     world.check();
 }
 
