@@ -154,41 +154,17 @@ impl Ahead {
     fn next_listed(&self, want: &Want, nodes: &KeyMap<Arc<Node>>) -> Option<Vec<InodeKey>> {
         let mut listed = self.listed.lock();
         listed.asked(want.key);
+        let held = |key: &InodeKey| nodes.get(key).filter(|node| node.mode() >= Some(want.mode));
         let mut behind = listed.behind(want.key).peekable();
-        if behind.peek().is_none() {
+        let Some(first) = behind.peek() else {
             return Some(Vec::new());
+        };
+        if held(first).is_some_and(|node| node.ahead.load(Ordering::Relaxed) != 0) {
+            return None;
         }
-        let mut first = true;
-        let mut these = Vec::new();
-        let mut most = None;
-        for key in behind {
-            if let Some(node) = nodes.get(&key)
-                && node.mode() >= Some(want.mode)
-            {
-                if first && node.ahead.load(Ordering::Relaxed) != 0 {
-                    return None;
-                }
-                first = false;
-                if let Some((_, left)) = &mut most {
-                    *left -= 1;
-                    if *left == 0 {
-                        break;
-                    }
-                }
-                continue;
-            }
-            first = false;
-            let (count, left) = most.get_or_insert_with(|| {
-                let count = self.window(Source::Listed, want.mode).next() as usize;
-                (count, LOOKED_AT * count)
-            });
-            if these.len() >= *count || *left == 0 {
-                break;
-            }
-            *left -= 1;
-            these.push(key);
-        }
-        Some(these)
+        let count = self.window(Source::Listed, want.mode).next() as usize;
+        let missing = behind.take(LOOKED_AT * count).filter(|key| held(key).is_none());
+        Some(missing.take(count).collect())
     }
 
     /// Whether a lease may be under way that nobody here has named.

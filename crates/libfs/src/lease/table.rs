@@ -744,6 +744,9 @@ impl Leases {
     pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
         let held = self.living().saturating_sub(under_way);
+        if held <= self.leases_max {
+            return Vec::new();
+        }
         let target = self.leases_max - self.leases_max / 8;
         let wanted = held.saturating_sub(target);
         let mut idle = Vec::new();

@@ -438,6 +438,10 @@ fn leases_on_their_way_back_are_not_trimmed_for_again() {
     for _ in 0..4 {
         rig.take(Event::Trim);
     }
+    // Nor are the others looked through for each lease that comes meanwhile: one that was used since would soon seem idle.
+    let one = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500, 1), 0o100_644, 0)));
+    drop(rig.leases.adopt(one, LeaseNo(500)));
+    assert!(rig.leases.idle(81 - 56).is_empty());
     rig.flush();
     assert_eq!(rig.released().len(), 81 - 56);
     assert!(dir.mode().is_some());
@@ -647,6 +651,25 @@ fn what_was_listed_comes_with_a_lease_and_is_not_asked_for_again() {
     look(&rig, 5095);
     let last = asked.lock().last().cloned();
     assert!(matches!(last, Some(Request::Acquire { .. })), "{last:?}");
+}
+
+#[test]
+fn what_was_listed_and_is_not_looked_at_comes_no_more() {
+    let rig = rig();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    assert!(rig.script.answer.set(grant_all(&asked)).is_ok());
+    rig.leases.listed((0..20_000).map(|n| InodeKey::new(1000 + n, 1)));
+    for n in 0..100 {
+        look(&rig, 1000 + 200 * n);
+    }
+    let named = |request: &Request| match request {
+        Request::AcquireNear { near, .. } => near.these.len(),
+        _ => 0,
+    };
+    let asked = asked.lock();
+    let came: usize = asked.iter().map(named).sum();
+    assert_eq!(asked.len(), 100);
+    assert!((4..30).contains(&came), "{came} leases that nobody used");
 }
 
 #[test]
