@@ -130,11 +130,10 @@ fn leases_that_came_ahead_hide_nothing_that_others_change() {
         std::thread::scope(|scope| {
             let walk = scope.spawn(|| {
                 // Every other time they come as they were listed, else by the next numbers.
-                let mut cookie = 0;
-                while round % 2 == 1 {
+                let mut next = (round % 2 == 1).then_some(0);
+                while let Some(cookie) = next {
                     let page = a.readdir(dir, cookie, 1000).unwrap();
-                    let Some(last) = page.last() else { break };
-                    cookie = last.next_cookie;
+                    next = page.last().map(|last| last.next_cookie);
                 }
                 for n in 0..COUNT {
                     match look(&a, n) {
