@@ -440,13 +440,24 @@ pub fn map(records: &[Record]) -> Vec<Fault> {
     faults
 }
 
-/// Errnos that no operation of its kind may have.
-fn errnos(records: &[Record]) -> Vec<Fault> {
+/// Errnos that no operation of its kind may have. A mount's open of a file that is replaced twice meanwhile may be `ESTALE`: the kernel looks
+/// the name up again once.
+pub fn errnos(records: &[Record]) -> Vec<Fault> {
+    let replaced_twice = |record: &Record, by: Kind| {
+        let overlaps = |other: &&Record| {
+            other.kind == by
+                && other.object == record.object
+                && other.errno == 0
+                && other.start <= record.end
+                && other.end >= record.start
+        };
+        i32::from(record.errno) == libc::ESTALE && records.iter().filter(overlaps).count() > 1
+    };
     let allowed = |record: &Record| match record.kind {
         Kind::Create | Kind::Mkdir => i32::from(record.errno) == libc::EEXIST,
-        Kind::Unlink | Kind::Rmdir | Kind::Look | Kind::Take | Kind::Keep => {
-            i32::from(record.errno) == libc::ENOENT
-        }
+        Kind::Unlink | Kind::Rmdir | Kind::Look | Kind::Take => i32::from(record.errno) == libc::ENOENT,
+        Kind::Keep => i32::from(record.errno) == libc::ENOENT || replaced_twice(record, Kind::Plant),
+        Kind::ReadReplaced => replaced_twice(record, Kind::Replace),
         _ => false,
     };
     records
@@ -545,7 +556,7 @@ pub fn all(records: &[Record], log: &[u64], entry: u64, lock_file: u8, mtime_sla
 #[cfg(test)]
 mod tests {
     use super::{
-        Fault, Name, alternate, appends, holds, lists, map, monotonic, name, register, sizes, token,
+        Fault, Name, alternate, appends, errnos, holds, lists, map, monotonic, name, register, sizes, token,
     };
     use crate::record::{Kind, Record};
     use std::collections::BTreeMap;
@@ -797,5 +808,20 @@ mod tests {
         sound(&with(&[sync, linked(8, 3), linked(2, 0), linked(4, 1)]));
         says(&with(&[sync, linked(8, 2)]), "after msync went back");
         says(&with(&[linked(1, 2)]), "linked is 2");
+    }
+
+    #[test]
+    fn errno_is_refused_but_for_those_that_an_operation_may_have() {
+        let (enoent, estale) = (libc::ENOENT, libc::ESTALE);
+        let read = |errno| failed(Kind::ReadReplaced, 5, 8, errno);
+        sound(&errnos(&[
+            failed(Kind::Look, 1, 2, enoent),
+            failed(Kind::Keep, 1, 2, enoent),
+        ]));
+        says(&errnos(&[read(enoent)]), "errno 2");
+        let (one, two) = (at(Kind::Replace, 4, 6, 1), at(Kind::Replace, 7, 9, 2));
+        sound(&errnos(&[read(estale), one, two]));
+        says(&errnos(&[read(estale), one]), "errno 116");
+        says(&errnos(&[failed(Kind::RegRead, 1, 2, libc::EIO)]), "errno 5");
     }
 }

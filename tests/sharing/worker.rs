@@ -378,7 +378,11 @@ impl Worker {
     fn read_replaced(&mut self) {
         let n = self.rng.below(u64::from(REPLACED)) as u8;
         let mut bytes = vec![0; PAGE];
+        let look = self.rng.below(4) == 0;
         self.record(Kind::ReadReplaced, n, |w| {
+            if look {
+                w.calls.stat(&format!("rep{n}"))?;
+            }
             w.read_anew(&format!("rep{n}"), &mut bytes)?;
             Ok(values(&bytes))
         });
