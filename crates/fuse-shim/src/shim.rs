@@ -44,6 +44,12 @@ pub struct Shim {
 }
 
 const STALE: varve_libfs::Errno = varve_libfs::Errno(libc::ESTALE);
+
+/// Of a request for an inode that the kernel came to by a name: that it is gone says nothing of the name, which may have been given to another
+/// file since. At this errno the kernel looks the name up again.
+fn gone(error: varve_libfs::Errno) -> varve_libfs::Errno {
+    if error.0 == libc::ENOENT { STALE } else { error }
+}
 const BAD_HANDLE: varve_libfs::Errno = varve_libfs::Errno(libc::EBADF);
 
 fn cred(request: &Request) -> Cred {
@@ -182,8 +188,12 @@ impl Shim {
             }
             match self.fs.lookup(dir, name.as_bytes(), &who) {
                 Ok(attr) if attr.kind() == varve_format::FileKind::Regular => {
-                    let file = self.open_key(attr.key, flags, &who)?;
-                    return Ok((file.getattr()?, file));
+                    match self.open_key(attr.key, flags, &who) {
+                        Ok(file) => return Ok((file.getattr()?, file)),
+                        // Replaced or removed since: the name is looked up again.
+                        Err(error) if gone(error).0 == libc::ESTALE => {}
+                        Err(error) => return Err(error),
+                    }
                 }
                 Ok(attr) if attr.is_dir() => return Err(varve_libfs::Errno(libc::EISDIR)),
                 Ok(_) => return Err(varve_libfs::Errno(libc::EEXIST)),
@@ -320,7 +330,8 @@ impl Filesystem for Shim {
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        self.answer_attr(self.key(ino).and_then(|key| self.fs.getattr(key)), reply);
+        let attr = self.key(ino).and_then(|key| self.fs.getattr(key));
+        self.answer_attr(attr.map_err(gone), reply);
     }
 
     fn setattr(
@@ -479,6 +490,7 @@ impl Filesystem for Shim {
         match self
             .key(ino)
             .and_then(|key| self.open_key(key, flags.0, &cred(request)))
+            .map_err(gone)
         {
             Ok(file) => {
                 let (handle, open_flags) = self.keep_open(file, flags.0);

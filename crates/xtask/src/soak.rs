@@ -109,6 +109,10 @@ const SUITES: &[Suite] = &[
         &["--test", "two_mounts"],
         "tests/two_mounts/main.rs",
     ),
+    Suite {
+        env: &[("VARVE_SHARING_SECS", "60")],
+        ..suite("sharing", &["--test", "sharing"], "tests/sharing/main.rs")
+    },
     suite("mounts", &["--test", "up"], "tests/up.rs"),
     Suite {
         debug: true,

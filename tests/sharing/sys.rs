@@ -1,0 +1,74 @@
+//! Locks and shared maps as a program of the C library has them. The only unsafe code of this test.
+
+use std::fs::File;
+use std::io::{Error, Result};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Which record lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    Process,
+    Description,
+}
+
+/// Takes (waiting) or gives back a lock on the whole file.
+pub fn record_lock(file: &File, owner: Owner, take: bool) -> Result<()> {
+    let kind = if take { libc::F_WRLCK } else { libc::F_UNLCK };
+    let command = match owner {
+        Owner::Process => libc::F_SETLKW,
+        Owner::Description => libc::F_OFD_SETLKW,
+    };
+    // SAFETY: all zeros is a `flock` structure: numbers only.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    // SAFETY: the descriptor is open and the structure outlives the call, which only reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+        0 => Ok(()),
+        _ => Err(Error::last_os_error()),
+    }
+}
+
+/// A page of a file, mapped shared. Stays mapped until the process ends.
+pub struct Page(*mut libc::c_void);
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+impl Page {
+    /// Maps the first page.
+    pub fn map(file: &File) -> Result<Self> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                prot,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(Error::last_os_error());
+        }
+        Ok(Self(at))
+    }
+
+    /// Adds one to the first word; what it was.
+    pub fn add(&self) -> u64 {
+        // SAFETY: the page is mapped for writing as long as the process lives, and aligned; others change it by the same atomic operation.
+        unsafe { AtomicU64::from_ptr(self.0.cast()) }.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// `msync` with `MS_SYNC`.
+    pub fn sync(&self) -> Result<()> {
+        // SAFETY: the page is mapped.
+        match unsafe { libc::msync(self.0, PAGE, libc::MS_SYNC) } {
+            0 => Ok(()),
+            _ => Err(Error::last_os_error()),
+        }
+    }
+}
