@@ -400,27 +400,35 @@ fn open_files_of_a_client_that_left_are_freed_while_its_process_lives() {
     world.check();
 }
 
+/// An ordinary user's process.
+fn stranger() -> Peer {
+    Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    }
+}
+
+fn chmod(client: &mut Client, key: InodeKey, mode: u32) {
+    client.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode,
+            ..varve_format::SetAttr::default()
+        },
+    });
+}
+
 /// A mount of an ordinary user may live for months: it would have used up what it may name.
 #[test]
 fn unprivileged_session_forgets_what_is_gone() {
     let world = World::new();
     let mut a = world.client();
     a.write_lease(ROOT);
-    a.log_op(&LogOp::SetAttr {
-        key: ROOT,
-        attr: varve_format::SetAttr {
-            mask: varve_format::SetAttrMask::MODE,
-            mode: 0o777,
-            ..varve_format::SetAttr::default()
-        },
-    });
+    chmod(&mut a, ROOT, 0o777);
     a.link.call(Request::Bye).unwrap();
-    let peer = Peer {
-        pid: std::process::id(),
-        uid: 4711,
-        gid: 4711,
-    };
-    let mut b = world.client_as(peer, hello());
+    let mut b = world.client_as(stranger(), hello());
     let known = |b: &Client| world.kernel.session_detail(b.id()).unwrap().known;
     let before = known(&b);
     for round in 0..4 {
@@ -645,21 +653,9 @@ fn unprivileged_session_sees_only_what_its_user_may() {
     let world = World::new();
     let mut a = world.client();
     let secret = write_file(&mut a, b"secret", b"x");
-    a.log_op(&LogOp::SetAttr {
-        key: secret,
-        attr: varve_format::SetAttr {
-            mask: varve_format::SetAttrMask::MODE,
-            mode: 0o600,
-            ..varve_format::SetAttr::default()
-        },
-    });
+    chmod(&mut a, secret, 0o600);
     a.link.call(Request::Bye).unwrap();
-    let peer = Peer {
-        pid: std::process::id(),
-        uid: 4711,
-        gid: 4711,
-    };
-    let b = world.client_as(peer, hello());
+    let b = world.client_as(stranger(), hello());
     assert!(!b.welcome.privileged);
     let guess = b.acquire(&[want(secret, LeaseMode::Read)]);
     assert_eq!(
@@ -708,12 +704,7 @@ fn rights_of_an_open_file_last_until_it_is_closed() {
     };
     a.log_op(&mode(0o666));
     a.link.call(Request::Bye).unwrap();
-    let peer = Peer {
-        pid: std::process::id(),
-        uid: 4711,
-        gid: 4711,
-    };
-    let mut b = world.client_as(peer, hello());
+    let mut b = world.client_as(stranger(), hello());
     let read = Request::ReadData {
         key,
         offset: 0,
@@ -759,11 +750,6 @@ fn rights_of_an_open_file_last_until_it_is_closed() {
 #[test]
 fn owner_who_takes_the_right_to_write_back_writes_under_the_same_lease() {
     let world = World::new();
-    let peer = Peer {
-        pid: std::process::id(),
-        uid: 4711,
-        gid: 4711,
-    };
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"x");
     a.log_op(&LogOp::SetAttr {
@@ -776,7 +762,7 @@ fn owner_who_takes_the_right_to_write_back_writes_under_the_same_lease() {
         },
     });
     a.link.call(Request::Bye).unwrap();
-    let mut b = world.client_as(peer, hello());
+    let mut b = world.client_as(stranger(), hello());
     b.read_lease(ROOT);
     b.lookup(b"f").unwrap();
     b.write_lease(key);
