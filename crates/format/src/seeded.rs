@@ -64,6 +64,16 @@ pub enum Bug {
     RecordInSameFence,
     /// Recovery's replayed ranges and the empty journal have one fence.
     ReplayInSameFence,
+    /// A write of a mount that the daemon carries out leaves what the kernel copied into its pages.
+    KernelPagesMediated,
+    /// A lease of a mount goes without a look at what the kernel read while it dropped its pages.
+    KernelReadMissed,
+    /// The page that a waiting write of the kernel ends in stays, also when it is up to date.
+    KernelTailKept,
+    /// A read of the kernel that overtook a write leaves what was there before.
+    KernelReadKept,
+    /// A lease of a mount goes before the kernel's pages when a call of the kernel waits for more.
+    KernelLetGo,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -14,6 +14,8 @@ pub(crate) struct Handle {
     pub(crate) file: OpenFile,
     /// Opened with `O_APPEND`.
     pub(crate) append: bool,
+    /// Past the page cache of the kernel.
+    pub(crate) direct: bool,
     /// Opened with `O_SYNC` (true) or `O_DSYNC`: each write is durable before it is answered.
     pub(crate) sync: Option<bool>,
 }

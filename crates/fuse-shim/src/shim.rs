@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use tracing::debug;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Fs, OpenFile, SetTime};
+use varve_libfs::{AttrChange, Fs, KernelCall, OpenFile, PageUse, SetTime};
 
 /// Entries asked of LibFS at once while a directory is read.
 const DIR_BATCH: usize = 256;
@@ -142,12 +142,18 @@ impl Shim {
             None
         };
         // Appends go to the server's end of file, so the kernel's idea of the size must not matter: no page cache.
-        let open_flags = if append || flags & libc::O_DIRECT != 0 {
+        let direct = append || flags & libc::O_DIRECT != 0;
+        let open_flags = if direct {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
         };
-        let number = self.handles.insert(Handle { file, append, sync });
+        let number = self.handles.insert(Handle {
+            file,
+            append,
+            direct,
+            sync,
+        });
         (FileHandle(number), open_flags)
     }
 
@@ -529,7 +535,7 @@ impl Filesystem for Shim {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -543,9 +549,10 @@ impl Filesystem for Shim {
         if buffer.len() < size {
             buffer.resize(size, 0);
         }
+        let call = KernelCall::new(PageUse::Read, request.unique().0, offset, size);
         let outcome = self
             .handle(fh)
-            .and_then(|handle| handle.file.read_at(offset, &mut buffer[..size]));
+            .and_then(|handle| handle.file.read_pages(&call, offset, &mut buffer[..size]));
         match outcome {
             Ok(count) => reply.data(&buffer[..count]),
             Err(error) => reply.error(errno(error)),
@@ -570,11 +577,14 @@ impl Filesystem for Shim {
             // fcntl(F_SETFL) may have changed O_APPEND since the open; a page written back keeps its place.
             let write_back = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             let append = (handle.append || flags.0 & libc::O_APPEND != 0) && !write_back;
-            let count = if append {
-                handle.file.append(data, &who)?.1
-            } else {
-                handle.file.write_at(offset, data, &who)?
+            let usage = match (write_back, handle.direct) {
+                (true, _) => PageUse::WriteBack,
+                (false, true) => PageUse::Direct,
+                (false, false) => PageUse::Write,
             };
+            let call = KernelCall::new(usage, request.unique().0, offset, data.len());
+            let place = (!append).then_some(offset);
+            let count = handle.file.write_pages(&call, place, data, &who)?;
             if let Some(all) = handle.sync {
                 handle.file.fsync(!all)?;
             }

@@ -31,6 +31,7 @@ pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
 pub use connect::SocketConnector;
 pub use errno::{Errno, OpError, OpResult, Result};
 pub use fs::{Counters, Fs};
+pub use lease::{KernelCall, PageUse};
 pub use open::OpenFile;
 pub use options::{CacheObserver, Connection, Connector, FsOptions, MountError};
 pub use posix::Posix;

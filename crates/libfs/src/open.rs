@@ -11,7 +11,7 @@ use varve_ipc::{Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::lease::{Event, Node, Pin, SlotPin, Use};
+use crate::lease::{Event, KernelCall, Node, PageUse, Pin, SlotPin, Use};
 use crate::names::{attr_of, begin, commit};
 use crate::session::{Mediated, Mount, Session, Try};
 use crate::setattr::clears;
@@ -73,7 +73,7 @@ impl OpenFile {
             let known = session.leases.get(key);
             let pinned = known
                 .as_ref()
-                .and_then(|node| session.leases.try_pin_slot(node, LeaseMode::Read, Use::Meta));
+                .and_then(|node| session.leases.try_pin_slot(node, LeaseMode::Read, Use::Own));
             let node = match &pinned {
                 Some(pin) => {
                     admit(mount, session, pin.node(), flags, cred, &mut counted)?;
@@ -132,24 +132,34 @@ impl OpenFile {
 
     /// Pins the inode, without looking it up where it was used before.
     #[inline]
-    fn pin<'s, T>(&'s self, session: &'s Arc<Session>, mode: LeaseMode) -> OpResult<Pinned<'s>, T> {
+    fn pin<'s, T>(
+        &'s self,
+        session: &'s Arc<Session>,
+        mode: LeaseMode,
+        usage: Use<'_>,
+    ) -> OpResult<Pinned<'s>, T> {
         if let Some((first, node)) = self.description.first.get()
             && Arc::ptr_eq(first, session)
-            && let Some(pin) = session.leases.try_pin_slot(node, mode, Use::Data)
+            && let Some(pin) = session.leases.try_pin_slot(node, mode, usage)
         {
             return Ok(Pinned::Slot(pin));
         }
-        self.pin_slowly(session, mode).map(Pinned::Counted)
+        self.pin_slowly(session, mode, usage).map(Pinned::Counted)
     }
 
-    fn pin_slowly<'s, T>(&self, session: &'s Arc<Session>, mode: LeaseMode) -> OpResult<Pin<'s>, T> {
+    fn pin_slowly<'s, T>(
+        &self,
+        session: &'s Arc<Session>,
+        mode: LeaseMode,
+        usage: Use<'_>,
+    ) -> OpResult<Pin<'s>, T> {
         if let Some((id, node)) = &*self.description.node.read()
             && *id == session.id()
-            && let Some(pin) = session.leases.try_pin_node(node, mode, Use::Data)
+            && let Some(pin) = session.leases.try_pin_node(node, mode, usage)
         {
             return Ok(pin);
         }
-        let pin = session.leases.pin_one(self.key(), mode, Use::Data)?;
+        let pin = session.leases.pin_one(self.key(), mode, usage)?;
         let known = || (Arc::clone(session), Arc::clone(pin.node()));
         // A node is its session's for good while a description refers to it: only the session can change.
         if !Arc::ptr_eq(&self.description.first.get_or_init(known).0, session) {
@@ -189,11 +199,23 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.read(offset, out, Use::Own)
+    }
+
+    /// As [`read_at`](Self::read_at), for a kernel that keeps what it reads until it is told to drop it.
+    ///
+    /// # Errors
+    /// As the system call of that name.
+    pub fn read_pages(&self, call: &KernelCall, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.read(offset, out, Use::Kernel(call))
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8], usage: Use<'_>) -> Result<usize> {
         if !self.flags().read {
             return Err(Errno(libc::EBADF));
         }
         if let Some((session, node)) = self.description.first.get() {
-            let may = || session.leases.may_look(node, Use::Data);
+            let may = || session.leases.may_look(node, usage);
             if !self.mount().is_unmounted()
                 && let Some(count) = session.data.try_read(&node.inode, offset, out, may)
             {
@@ -201,12 +223,12 @@ impl OpenFile {
                 return Ok(count);
             }
         }
-        self.read_pinned(offset, out)
+        self.read_pinned(offset, out, usage)
     }
 
-    fn read_pinned(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
+    fn read_pinned(&self, offset: u64, out: &mut [u8], usage: Use<'_>) -> Result<usize> {
         self.with_session(|session, _| {
-            let pin = self.pin(session, LeaseMode::Read)?;
+            let pin = self.pin(session, LeaseMode::Read, usage)?;
             let node = pin.node();
             if node.inode.read().attr.is_dir() {
                 return Err(Errno(libc::EISDIR).into());
@@ -225,20 +247,7 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn write_at(&self, offset: u64, data: &[u8], cred: &Cred) -> Result<usize> {
-        self.for_writing()?;
-        self.with_session(|session, attempt| {
-            let done = match self.pin(session, LeaseMode::Write) {
-                Ok(pin) => {
-                    let inode = &pin.node().inode;
-                    session
-                        .data
-                        .write(inode, offset, data, self.clears(inode, cred))?
-                }
-                Err(OpError::Mediate) => self.mediate_write(session, attempt, Some(offset), data, cred)?.1,
-                Err(error) => return Err(error),
-            };
-            self.settle(session, done)
-        })
+        Ok(self.write(Some(offset), data, cred, Use::Own)?.1)
     }
 
     /// Writes at the end, in one piece with finding it; says where.
@@ -246,14 +255,60 @@ impl OpenFile {
     /// # Errors
     /// As the system call of that name.
     pub fn append(&self, data: &[u8], cred: &Cred) -> Result<(u64, usize)> {
+        self.write(None, data, cred, Use::Own)
+    }
+
+    /// As [`write_at`](Self::write_at), or without an offset as [`append`](Self::append), for a kernel that keeps pages of the file. When it
+    /// returns, what the kernel shows of them has what was written.
+    ///
+    /// # Errors
+    /// As the system call of that name.
+    pub fn write_pages(
+        &self,
+        call: &KernelCall,
+        offset: Option<u64>,
+        data: &[u8],
+        cred: &Cred,
+    ) -> Result<usize> {
+        let (at, count) = self.write(offset, data, cred, Use::Kernel(call))?;
+        let session = self.mount().session();
+        if let Some(node) = session.node(self.key()) {
+            let drops = match offset {
+                Some(_) => node.above.written(call),
+                None => node
+                    .above
+                    .written(&KernelCall::new(PageUse::Direct, 0, at, count)),
+            };
+            session.drop_pages(self.key(), drops);
+        }
+        Ok(count)
+    }
+
+    fn write(&self, offset: Option<u64>, data: &[u8], cred: &Cred, usage: Use<'_>) -> Result<(u64, usize)> {
         self.for_writing()?;
         self.with_session(|session, attempt| {
-            let done = match self.pin(session, LeaseMode::Write) {
+            let done = match self.pin(session, LeaseMode::Write, usage) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
-                    session.data.append(inode, data, self.clears(inode, cred))?
+                    let clear = self.clears(inode, cred);
+                    match offset {
+                        Some(offset) => {
+                            let count = session.data.write(inode, offset, data, clear);
+                            (offset, count.map_err(|error| error.map(|count| (offset, count)))?)
+                        }
+                        None => session.data.append(inode, data, clear)?,
+                    }
                 }
-                Err(OpError::Mediate) => self.mediate_write(session, attempt, None, data, cred)?,
+                Err(OpError::Mediate) => {
+                    let node = session.leases.node_of(self.key());
+                    let _held = match usage {
+                        Use::Own => None,
+                        Use::Kernel(call) => Some(session.leases.before_mediated(&node, call, |drops| {
+                            session.drop_pages(self.key(), drops);
+                        })?),
+                    };
+                    self.mediate_write(session, attempt, offset, data, cred)?
+                }
                 Err(error) => return Err(error),
             };
             self.settle(session, done)
@@ -296,7 +351,6 @@ impl OpenFile {
         };
         // Which set-id bits go the daemon says, and where the end is: no lease is taken for that.
         let mediated = session.mediate(attempt, &[key], &op, EntryFlags::empty(), offset.is_none(), cred)?;
-        session.wrote_without_lease(key);
         let at = match (offset, mediated) {
             (Some(offset), _) => offset,
             (None, Mediated::Done(result)) => result.offset,
@@ -318,7 +372,7 @@ impl OpenFile {
 
     fn resize(&self, size: u64, cred: &Cred) -> Result<()> {
         self.mount().with_session(|session, attempt| {
-            match self.pin(session, LeaseMode::Write) {
+            match self.pin(session, LeaseMode::Write, Use::Own) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
                     if inode.read().attr.kind() != FileKind::Regular {
@@ -346,7 +400,7 @@ impl OpenFile {
     pub fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64, cred: &Cred) -> Result<()> {
         self.for_writing()?;
         self.mount().with_session(|session, attempt| {
-            match self.pin(session, LeaseMode::Write) {
+            match self.pin(session, LeaseMode::Write, Use::Own) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
                     match inode.read().attr.kind() {
@@ -379,7 +433,7 @@ impl OpenFile {
     /// As `lseek`.
     pub fn seek_data(&self, offset: u64) -> Result<u64> {
         self.mount().look(|session| {
-            let pin = self.pin(session, LeaseMode::Read)?;
+            let pin = self.pin(session, LeaseMode::Read, Use::Own)?;
             session.data.seek_data(&pin.node().inode, offset)
         })
     }
@@ -390,7 +444,7 @@ impl OpenFile {
     /// As `lseek`.
     pub fn seek_hole(&self, offset: u64) -> Result<u64> {
         self.mount().look(|session| {
-            let pin = self.pin(session, LeaseMode::Read)?;
+            let pin = self.pin(session, LeaseMode::Read, Use::Own)?;
             session.data.seek_hole(&pin.node().inode, offset)
         })
     }
@@ -531,7 +585,7 @@ fn move_atime(session: &Session, node: &Node) {
 /// Logs the time of the last read; its own time is the inode's ctime, which it must not move.
 fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let key = node.key();
-    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else {
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Own) else {
         return Ok(());
     };
     let mut attr = SetAttr {
@@ -561,7 +615,7 @@ fn log_atime(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
 
 fn log_forget(session: &Session, node: &Arc<Node>) -> OpResult<(), ()> {
     let key = node.key();
-    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Meta) else {
+    let Some(_pin) = session.leases.try_pin_node(node, LeaseMode::Write, Use::Own) else {
         return Ok(());
     };
     let op = LogOp::Forget { key };

@@ -75,6 +75,8 @@ impl fmt::Debug for FsOptions {
 pub trait CacheObserver: Send + Sync {
     /// Drops cached data of a file; `len` 0 is to the end. May wait for requests that are under way in the kernel.
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
+    /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for longer than the kernel fills a page.
+    fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
     /// Another session comes: zero time-outs from now on. Returns when the old ones have run out.
     fn company(&self);
     /// Alone again.

@@ -15,6 +15,15 @@ pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
+/// Starts a thread that nobody waits for.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    #[cfg(not(feature = "shuttle"))]
+    let started = std::thread::Builder::new().name(name.into()).spawn(work);
+    #[cfg(feature = "shuttle")]
+    let started = shuttle::thread::Builder::new().name(name.into()).spawn(work);
+    started.map(drop)
+}
+
 #[cfg(feature = "shuttle")]
 mod driven {
     use std::fmt;

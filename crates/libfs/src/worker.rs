@@ -21,6 +21,8 @@ use crate::session::Session;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// How often log space is looked after when nothing else happens.
 const RECLAIM: Duration = Duration::from_millis(500);
+/// How often, while the kernel is waited for.
+const TICK: Duration = Duration::from_millis(50);
 
 impl Surroundings for Session {
     fn last_seq(&self, node: &Node) -> LogSeq {
@@ -140,7 +142,8 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
 
 fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
     loop {
-        let first = inbox.recv_timeout(RECLAIM);
+        let pause = if withdrawals.has_passes() { TICK } else { RECLAIM };
+        let first = inbox.recv_timeout(pause);
         let Some(session) = weak.upgrade() else { return };
         match first {
             Ok(event) => {
@@ -156,6 +159,7 @@ fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Wit
             Err(RecvTimeoutError::Timeout) => session.data.reclaim(),
             Err(RecvTimeoutError::Disconnected) => return,
         }
+        withdrawals.tick(&*session);
         if session.leases.is_lost() {
             tracing::debug!(under_way = ?withdrawals.describe(), "the session is lost");
             return;

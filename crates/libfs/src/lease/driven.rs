@@ -166,7 +166,7 @@ fn pinned_is_not_given_back() {
         let (leases, daemon) = (Arc::clone(&leases), Arc::clone(&daemon));
         thread::spawn(move || {
             for _ in 0..2 {
-                let pins = leases.pin::<()>(&[want(ROOT), want(DIR)], Use::Meta).unwrap();
+                let pins = leases.pin::<()>(&[want(ROOT), want(DIR)], Use::Own).unwrap();
                 daemon.log(&[ROOT, DIR]);
                 drop(pins);
             }
@@ -179,12 +179,12 @@ fn pinned_is_not_given_back() {
                 let node = leases.get(ROOT);
                 let slot = node
                     .as_ref()
-                    .and_then(|node| leases.try_pin_slot(node, LeaseMode::Write, Use::Meta));
+                    .and_then(|node| leases.try_pin_slot(node, LeaseMode::Write, Use::Own));
                 if slot.is_some() {
                     daemon.log(&[ROOT]);
                     continue;
                 }
-                let pin = leases.pin_one::<()>(ROOT, LeaseMode::Write, Use::Meta).unwrap();
+                let pin = leases.pin_one::<()>(ROOT, LeaseMode::Write, Use::Own).unwrap();
                 daemon.log(&[ROOT]);
                 drop(pin);
             }
@@ -225,7 +225,7 @@ fn lease_that_counts_as_given_back_too_late_is_caught() {
             seeded::arm(Some(Bug::GivenBackLate));
             pinned_is_not_given_back();
         };
-        shuttle::check_random(work, 20_000);
+        shuttle::check_random(work, 100_000);
     });
     seeded::arm(None);
     assert!(caught.is_err(), "the seeded bug is not found");

@@ -27,10 +27,13 @@
 //!
 //! A lease is known by its number. Numbers grow, so an answer that is overtaken by a revocation is told by its number.
 
+mod above;
 mod ahead;
 mod contended;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;
+#[cfg(test)]
+mod kernel_model;
 mod listed;
 mod node;
 mod table;
@@ -38,6 +41,8 @@ mod table;
 mod tests;
 mod withdraw;
 
+pub(crate) use above::{Drops, drop_and_wait};
+pub use above::{KernelCall, PageUse};
 pub(crate) use node::{Node, Use};
 pub(crate) use table::{AT_ONCE, Leases, Pin, Pins, SlotPin};
 pub(crate) use withdraw::{Event, Surroundings, Withdrawals};

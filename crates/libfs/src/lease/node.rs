@@ -11,6 +11,7 @@ use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::LeaseMode;
 
+use super::above::{Above, KernelCall};
 use crate::inode::Inode;
 use crate::log::slots;
 use crate::names::DirNames;
@@ -24,13 +25,13 @@ const MAY_READ: u64 = 1 << 40;
 const MAY_WRITE: u64 = 1 << 41;
 const CLOSED: u64 = 1 << 42;
 
-/// What a pin is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// Attributes and names.
-    Meta,
-    /// File data, which the kernel may cache.
-    Data,
+/// Whom a pin is for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Use<'c> {
+    /// What is seen under it is not kept beyond it.
+    Own,
+    /// The kernel keeps pages of what it is for.
+    Kernel(&'c KernelCall),
 }
 
 /// How far giving back has come.
@@ -40,7 +41,7 @@ pub(crate) enum Phase {
     Settled,
     /// Being given back: nothing new is pinned, those who have pins finish.
     Draining,
-    /// Being given back: the kernel drops its data; what the lease suffices for goes on.
+    /// Being given back: the kernel drops its pages; what the lease suffices for goes on.
     Dropping,
     /// `Release` was sent.
     Releasing,
@@ -67,10 +68,10 @@ pub(crate) struct Node {
     gate: Condvar,
     /// Requests that want more than is held.
     pub waiters: AtomicU32,
-    /// Data was pinned while the kernel dropped its own.
+    /// The kernel asked for data since it was last told to drop what it has.
     pub data_used: AtomicBool,
-    /// The kernel above may cache data of this file.
-    pub kernel_data: AtomicBool,
+    /// What the kernel above keeps of this file.
+    pub above: Above,
     /// The lease came ahead of its use: 1 to read, 2 to write.
     pub ahead: AtomicU32,
     /// Used since the last look for idle leases.
@@ -123,7 +124,7 @@ impl Node {
             gate: Condvar::new(),
             waiters: AtomicU32::new(0),
             data_used: AtomicBool::new(false),
-            kernel_data: AtomicBool::new(false),
+            above: Above::default(),
             ahead: AtomicU32::new(0),
             recent: AtomicBool::new(true),
             born: AtomicU64::new(0),
@@ -347,7 +348,6 @@ impl Node {
         *self.xattrs.lock() = None;
         *self.parent.lock() = None;
         self.atime_moved.store(false, Ordering::Relaxed);
-        self.kernel_data.store(false, Ordering::Relaxed);
     }
 }
 

@@ -8,9 +8,11 @@ use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
 use varve_ipc::{
     Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Request, Response, SessionPage, Want,
+    light_barrier,
 };
 
 use super::Use;
+use super::above::{Drops, KernelCall};
 use super::ahead::Ahead;
 use super::contended::Contended;
 use super::node::{Node, Phase};
@@ -97,6 +99,23 @@ impl Drop for Pins<'_> {
             self.leases.unpin(node);
         }
     }
+}
+
+/// A call of the kernel that waits, until this is dropped.
+pub(crate) struct Held<'n> {
+    node: &'n Arc<Node>,
+    number: u64,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.node.above.unhold(self.number);
+    }
+}
+
+fn note_pages(node: &Node, call: &KernelCall) {
+    node.above.note(call);
+    node.data_used.store(true, Ordering::Release);
 }
 
 /// One pinned lease, for the data path.
@@ -251,7 +270,7 @@ impl Leases {
 
     /// Pins one inode whose node is at hand, without the daemon.
     #[inline]
-    pub(crate) fn try_pin_node(&self, node: &Arc<Node>, mode: LeaseMode, usage: Use) -> Option<Pin<'_>> {
+    pub(crate) fn try_pin_node(&self, node: &Arc<Node>, mode: LeaseMode, usage: Use<'_>) -> Option<Pin<'_>> {
         if !node.try_pin(mode) {
             return None;
         }
@@ -268,7 +287,7 @@ impl Leases {
         &'s self,
         node: &'s Arc<Node>,
         mode: LeaseMode,
-        usage: Use,
+        usage: Use<'_>,
     ) -> Option<SlotPin<'s>> {
         match node.try_pin_slot(mode) {
             Ok(lane) => {
@@ -292,39 +311,76 @@ impl Leases {
     /// Whether an inode may be read at this moment. Ask before and after: what was seen between counts if both say so and the session
     /// still counts.
     #[inline]
-    pub(crate) fn may_look(&self, node: &Node, usage: Use) -> bool {
+    pub(crate) fn may_look(&self, node: &Node, usage: Use<'_>) -> bool {
+        // Noted before it is looked at: who bars the lease, and does not see this, is seen here.
+        if let Use::Kernel(call) = usage {
+            note_pages(node, call);
+            light_barrier();
+        }
         let may = node.suffices(LeaseMode::Read);
         if may {
             node.note_recent();
-            self.note_use(node, usage);
+            self.note_use(node, Use::Own);
         }
         may
     }
 
     /// Pins one inode.
-    pub(crate) fn pin_one<T>(&self, key: InodeKey, mode: LeaseMode, usage: Use) -> OpResult<Pin<'_>, T> {
+    pub(crate) fn pin_one<T>(&self, key: InodeKey, mode: LeaseMode, usage: Use<'_>) -> OpResult<Pin<'_>, T> {
         let mut pins = self.pin(&[Want { key, mode }], usage)?;
         let node = pins.nodes.pop().ok_or(Errno(libc::EIO))?;
         Ok(Pin { leases: self, node })
     }
 
     #[inline]
-    fn note_use(&self, node: &Node, usage: Use) {
+    fn note_use(&self, node: &Node, usage: Use<'_>) {
         if node.ahead.load(Ordering::Relaxed) != 0 {
             self.ahead.used(node);
         }
-        if self.kernel && usage == Use::Data {
-            node.kernel_data.store(true, Ordering::Relaxed);
-            node.data_used.store(true, Ordering::Release);
+        if let Use::Kernel(call) = usage {
+            note_pages(node, call);
         }
     }
 
+    /// A call of the kernel waits from now on, with pages locked that a lease must not wait for.
+    pub(crate) fn hold<'n>(&self, node: &'n Arc<Node>, call: &KernelCall) -> Held<'n> {
+        let number = node.above.hold(call);
+        // Who begins to drop after this sees it; who has begun shows that, and looks again.
+        if node.state().phase != Phase::Settled {
+            self.tell(Event::Look(node.key()));
+        }
+        Held { node, number }
+    }
+
+    /// What comes before the daemon carries out a write of the kernel: this session's lease goes, and what the kernel has copied into its
+    /// pages, which would stay there under no lease. The call waits, with its last page locked, until what is returned is dropped.
+    pub(crate) fn before_mediated<'n, T>(
+        &self,
+        node: &'n Arc<Node>,
+        call: &KernelCall,
+        drop_pages: impl FnOnce(Drops),
+    ) -> OpResult<Held<'n>, T> {
+        let held = self.hold(node, call);
+        self.give_back(&[node.key()])?;
+        if !armed(Bug::KernelPagesMediated) {
+            drop_pages(node.above.take_own(call));
+        }
+        Ok(held)
+    }
+
+    /// The node of an inode, known until now or not.
+    pub(crate) fn node_of(&self, key: InodeKey) -> Arc<Node> {
+        self.get_or_make(key)
+    }
+
     /// Pins all of `wants` at once; asks the daemon for what is missing, holding nothing meanwhile.
-    pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use) -> OpResult<Pins<'_>, T> {
+    pub(crate) fn pin<T>(&self, wants: &[Want], usage: Use<'_>) -> OpResult<Pins<'_>, T> {
         let mut wants = SmallVec::<[Want; AT_ONCE]>::from_slice(wants);
         wants.sort_by_key(|want| (want.key, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.key);
         let nodes: SmallVec<[_; AT_ONCE]> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
+        let first = nodes.first().cloned();
+        let mut held = None;
         for _ in 0..ROUNDS_MAX {
             if self.is_lost() {
                 return Err(OpError::lost());
@@ -342,6 +398,9 @@ impl Leases {
             }
             for node in &nodes[..taken] {
                 self.unpin(node);
+            }
+            if let (None, Use::Kernel(call), Some(node)) = (&held, usage, &first) {
+                held = Some(self.hold(node, call));
             }
             let phase = nodes[taken].state().phase;
             if matches!(phase, Phase::Draining | Phase::Releasing) {
@@ -376,9 +435,6 @@ impl Leases {
         }
         for (node, _) in &asked {
             node.waiters.fetch_add(1, Ordering::SeqCst);
-            if self.kernel && node.state().phase == Phase::Dropping {
-                self.tell(Event::Look(node.key()));
-            }
         }
         let contended = |want: &Want| want.mode == LeaseMode::Write && self.contended.is(want.key);
         if asked.iter().any(|(_, want)| contended(want)) {

@@ -1,6 +1,7 @@
 //! What passes between a session and the daemon about leases, in orders that are rare: each test plays one through by hand.
 #![allow(clippy::unwrap_used)]
 
+use super::above::{KernelCall, PageUse};
 use super::node::{Node, Phase, Use};
 use super::table::{Leases, Revoked};
 use super::withdraw::{Event, Surroundings, Withdrawals};
@@ -48,13 +49,17 @@ struct Around {
     caches: Option<Arc<Caches>>,
 }
 
-/// Counts how often the kernel was told to drop a file's data.
+/// What the kernel was told to drop of a file.
 #[derive(Default)]
-struct Caches(AtomicU64);
+struct Caches(Mutex<Vec<(u64, u64)>>);
 
 impl CacheObserver for Caches {
-    fn invalidate_data(&self, _: InodeKey, _: u64, _: u64) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+    fn invalidate_data(&self, _: InodeKey, offset: u64, len: u64) {
+        self.0.lock().push((offset, len));
+    }
+
+    fn invalidate_unless_locked(&self, _: InodeKey, _: u64, _: u64) {
+        panic!("no page of these tests is both");
     }
 
     fn company(&self) {}
@@ -347,34 +352,71 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
-/// A lease goes although the kernel may have read under it since it was told to drop what it had: it is told once more, afterwards.
+/// What the kernel reads while it drops its pages is dropped as well, and a write that waits with its page locked is not waited for.
 #[test]
-fn what_the_kernel_read_while_a_lease_went_does_not_stay() {
+fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     let mut rig = rig();
     let caches = Arc::new(Caches::default());
     rig.around.caches = Some(Arc::clone(&caches));
     let told = |rig: &Rig| {
         let event = rig.inbox.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(matches!(event, Event::Dropped(..)));
-        (event, caches.0.load(Ordering::SeqCst))
+        (event, std::mem::take(&mut *caches.0.lock()))
     };
     let node = rig.held(LeaseMode::Read);
-    node.kernel_data.store(true, Ordering::SeqCst);
+    let read = KernelCall::new(PageUse::Read, 1, 0, 4096);
+    assert!(!rig.leases.may_look(&Node::new(dir_attr()), Use::Kernel(&read)));
+    assert!(rig.leases.may_look(&node, Use::Kernel(&read)));
     rig.revoke(1);
-    let (dropped, times) = told(&rig);
-    assert_eq!(times, 1);
+    let (dropped, ranges) = told(&rig);
+    assert_eq!(ranges, [(0, 0)]);
     // It reads meanwhile: once more.
-    node.data_used.store(true, Ordering::SeqCst);
+    assert!(rig.leases.may_look(&node, Use::Kernel(&read)));
     rig.take(dropped);
-    let (_late, times) = told(&rig);
-    assert_eq!((times, rig.released().len()), (2, 0));
-    // It reads again, and a request of our own may be what it waits for.
-    node.data_used.store(true, Ordering::SeqCst);
-    node.waiters.store(1, Ordering::SeqCst);
-    rig.take(Event::Look(DIR));
+    let (overtaken, ranges) = told(&rig);
+    assert_eq!((ranges, rig.released()), (vec![(0, 0)], vec![]));
+    // A write needs more than is held and waits, with its last page locked: that one is left out.
+    let write = KernelCall::new(PageUse::Write, 2, 3 * 4096, 10);
+    let held = rig.leases.hold(&node, &write);
+    rig.take(rig.inbox.try_recv().unwrap());
+    let (dropped, ranges) = told(&rig);
+    assert_eq!(ranges, [(0, 3 * 4096), (4 * 4096, 0)]);
+    rig.take(overtaken);
+    rig.flush();
+    assert_eq!(
+        rig.released(),
+        [],
+        "a drop that may wait for the write says nothing"
+    );
+    rig.take(dropped);
     rig.flush();
     assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
-    assert_eq!(told(&rig).1, 3);
+    drop(held);
+    assert!(!node.above.any());
+}
+
+/// A kernel that does not drop its pages is not waited for longer than the daemon waits; it is told once more when the lease is gone.
+#[test]
+fn lease_goes_when_the_kernel_takes_too_long() {
+    let mut rig = rig();
+    let caches = Arc::new(Caches::default());
+    rig.around.caches = Some(Arc::clone(&caches));
+    let node = rig.held(LeaseMode::Read);
+    let read = KernelCall::new(PageUse::Read, 1, 0, 4096);
+    assert!(rig.leases.may_look(&node, Use::Kernel(&read)));
+    rig.revoke(1);
+    assert!(rig.withdrawals.has_passes());
+    rig.withdrawals.tick(&rig.around);
+    rig.flush();
+    assert_eq!(rig.released(), []);
+    std::thread::sleep(Duration::from_millis(510));
+    rig.withdrawals.tick(&rig.around);
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    for _ in 0..2 {
+        rig.inbox.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+    assert_eq!(*caches.0.lock(), [(0, 0), (0, 0)]);
 }
 
 /// Eighty files, where there is room for 64 leases.
@@ -616,7 +658,7 @@ fn look(rig: &Rig, ino: u64) {
         key: InodeKey::new(ino, 1),
         mode: LeaseMode::Read,
     };
-    drop(rig.leases.pin::<()>(&[want], Use::Meta).unwrap());
+    drop(rig.leases.pin::<()>(&[want], Use::Own).unwrap());
 }
 
 #[test]

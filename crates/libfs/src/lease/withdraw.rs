@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use varve_format::{InodeKey, LeaseNo, LogSeq};
 use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
 
+use super::above::{ALL, Drops, drop_all};
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
 use crate::options::CacheObserver;
 use crate::seeded::{Bug, armed};
+use crate::sync::spawn;
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
-/// The kernel is asked to drop a file's data at least so often before it is not waited for any more, however long that takes.
-const DROPS_MIN: u32 = 8;
+/// So often the kernel drops a file's pages while what the lease suffices for goes on; if it still fills them again, all calls wait.
+const OPEN_PASSES: u32 = 8;
 
 /// What moves the worker.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +39,8 @@ pub(crate) enum Event {
     },
     /// Something changed about this inode: a last pin ended, or a request waits for more.
     Look(InodeKey),
-    /// The kernel has dropped its data.
-    Dropped(InodeKey, LeaseNo),
+    /// The kernel has dropped its pages, in the pass of this number.
+    Dropped(InodeKey, u64),
     /// The last open of this inode is gone.
     Closed(InodeKey),
     /// Too many leases.
@@ -50,15 +52,20 @@ pub(crate) enum Event {
 struct Withdrawal {
     node: Arc<Node>,
     number: LeaseNo,
-    /// The kernel's data of this file must go first.
-    drop_data: bool,
-    /// The kernel has been told, and has not answered.
-    dropping: bool,
-    /// How often it was told.
-    drops: u32,
-    /// It may still have some of the data when the lease goes: it is told once more afterwards.
-    drop_late: bool,
+    /// The kernel drops its pages, and has not answered.
+    pass: Option<Pass>,
+    /// How often it was told to.
+    passes: u32,
+    /// It takes too long: it is told once more when the lease is gone.
+    late: bool,
     started: Instant,
+}
+
+/// One pass over a file's pages in the kernel.
+struct Pass {
+    number: u64,
+    /// Calls that had begun to wait with pages locked when it began. For those that come later it may wait, so it is begun anew.
+    held: u64,
 }
 
 /// What giving back needs of the session.
@@ -85,6 +92,8 @@ pub(crate) struct Withdrawals {
     dropped: Vec<InodeKey>,
     /// After this long the kernel's answer is not waited for.
     patience: Duration,
+    /// Passes over the kernel's pages so far.
+    passes: u64,
     revoked: u64,
 }
 
@@ -98,6 +107,7 @@ impl Withdrawals {
             unknown: Vec::new(),
             dropped: Vec::new(),
             patience: Duration::from_millis(lease_ms / 2),
+            passes: 0,
             revoked: 0,
         }
     }
@@ -135,14 +145,10 @@ impl Withdrawals {
             Event::Look(key) => self.look(key, around),
             Event::Dropped(key, number) => {
                 if let Some(withdrawal) = self.under_way.get_mut(&key)
-                    && withdrawal.number == number
+                    && withdrawal.pass.as_ref().is_some_and(|pass| pass.number == number)
                 {
-                    withdrawal.dropping = false;
-                    let again = withdrawal.node.data_used.load(Ordering::Acquire);
-                    let patient =
-                        withdrawal.drops < DROPS_MIN || withdrawal.started.elapsed() < self.patience;
-                    withdrawal.drop_data = again && patient;
-                    withdrawal.drop_late = again && !patient;
+                    withdrawal.pass = None;
+                    withdrawal.node.above.end_drop();
                     close(&withdrawal.node);
                 }
                 self.look(key, around);
@@ -185,17 +191,15 @@ impl Withdrawals {
             }
         }
         self.revoked += 1;
-        let drop_data = node.kernel_data.load(Ordering::Acquire) && around.observer().is_some();
         close(&node);
         self.under_way.insert(
             key,
             Withdrawal {
                 node,
                 number,
-                drop_data,
-                dropping: false,
-                drops: 0,
-                drop_late: false,
+                pass: None,
+                passes: 0,
+                late: false,
                 started: Instant::now(),
             },
         );
@@ -219,39 +223,50 @@ impl Withdrawals {
             self.ready.retain(|other| *other != key);
             return;
         }
-        let wanted = node.waiters.load(Ordering::SeqCst) > 0;
-        if state.phase == Phase::Dropping {
-            if !wanted {
-                return;
-            }
-            // A request wants more than this lease, and the kernel may wait for that request: let go now.
+        if armed(Bug::KernelLetGo)
+            && state.phase == Phase::Dropping
+            && node.waiters.load(Ordering::SeqCst) > 0
+        {
             state.phase = Phase::Draining;
             node.publish(&state, true);
-            withdrawal.drop_data = false;
-            withdrawal.drop_late = true;
+            withdrawal.pass = None;
+            withdrawal.late = true;
         }
-        if state.phase != Phase::Draining || node.pins() > 0 {
+        let open = state.phase == Phase::Dropping;
+        if !open && (state.phase != Phase::Draining || node.pins() > 0) {
             return;
         }
-        if withdrawal.drop_data && !withdrawal.dropping {
-            node.data_used.store(false, Ordering::Release);
-            withdrawal.dropping = true;
-            withdrawal.drops += 1;
-            if let Some(observer) = around.observer() {
-                self.drop_kernel_data(observer, key, state.number);
+        let due = match &withdrawal.pass {
+            // One that began before a call locked its pages may wait for that call, and that for the lease.
+            Some(pass) if pass.held == node.above.held() => return,
+            Some(_) => true,
+            // Looked at after the pins: what was read under one of them is seen here, and so is what was read without a pin.
+            None => {
+                let used = node.data_used.swap(false, Ordering::AcqRel);
+                let seen = withdrawal.passes == 0 || !armed(Bug::KernelReadMissed);
+                (used && seen) || (withdrawal.passes == 0 && node.above.any())
             }
-            if let Some(withdrawal) = self.under_way.get_mut(&key) {
-                if wanted {
-                    withdrawal.drop_data = false;
-                    withdrawal.drop_late = true;
-                } else {
-                    state.phase = Phase::Dropping;
-                    node.publish(&state, false);
-                    drop(state);
-                    node.open_gate();
-                    return;
-                }
+        };
+        if due
+            && !withdrawal.late
+            && let Some(observer) = around.observer()
+        {
+            let again = withdrawal.pass.is_some();
+            self.passes += 1;
+            let (drops, held) = node.above.begin_drop();
+            withdrawal.passes += u32::from(!again);
+            withdrawal.pass = Some(Pass {
+                number: self.passes,
+                held,
+            });
+            if !again && withdrawal.passes <= OPEN_PASSES {
+                state.phase = Phase::Dropping;
+                node.publish(&state, false);
             }
+            drop(state);
+            self.drop_pages(observer, &node, drops, self.passes);
+            node.open_gate();
+            return;
         }
         state.phase = Phase::Releasing;
         // Under the lock that the pins were looked at with: an answer that brings this grant once more comes too late.
@@ -262,19 +277,47 @@ impl Withdrawals {
     }
 
     /// The kernel may wait for requests that it has locked pages for: not on the worker's time.
-    fn drop_kernel_data(&self, observer: Arc<dyn CacheObserver>, key: InodeKey, number: LeaseNo) {
-        let events = self.events.clone();
-        let spawned = std::thread::Builder::new().name("varve-drop".into()).spawn({
-            let observer = Arc::clone(&observer);
-            move || {
-                observer.invalidate_data(key, 0, 0);
-                let _ = events.send(Event::Dropped(key, number));
-            }
-        });
-        if spawned.is_err() {
-            observer.invalidate_data(key, 0, 0);
-            let _ = self.events.send(Event::Dropped(key, number));
+    fn drop_pages(&self, observer: Arc<dyn CacheObserver>, node: &Arc<Node>, drops: Drops, pass: u64) {
+        let (events, node) = (self.events.clone(), Arc::clone(node));
+        let work = move || {
+            let key = node.key();
+            drop_all(&*observer, key, &drops);
+            // Perhaps long after it began.
+            node.above.note_dropped();
+            let _ = events.send(Event::Dropped(key, pass));
+        };
+        // Without a thread nobody says that they are dropped: then they are dropped late.
+        if let Err(error) = spawn("varve-drop", work) {
+            tracing::warn!(%error, "no thread to drop the kernel's pages");
         }
+    }
+
+    /// Looks after what takes too long: a lease whose pages the kernel does not drop goes all the same.
+    pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
+        let patience = self.patience;
+        let slow = self
+            .under_way
+            .iter_mut()
+            .filter(|(_, withdrawal)| withdrawal.pass.is_some() && withdrawal.started.elapsed() >= patience);
+        let slow: Vec<_> = slow
+            .map(|(key, withdrawal)| {
+                withdrawal.pass = None;
+                withdrawal.late = true;
+                close(&withdrawal.node);
+                *key
+            })
+            .collect();
+        for key in slow {
+            tracing::debug!(%key, "the kernel has not dropped its pages in time");
+            self.look(key, around);
+        }
+    }
+
+    /// Whether the kernel is waited for.
+    pub(crate) fn has_passes(&self) -> bool {
+        self.under_way
+            .values()
+            .any(|withdrawal| withdrawal.pass.is_some())
     }
 
     /// Whether there is something to send.
@@ -362,11 +405,11 @@ impl Withdrawals {
             self.leases.gone(node.key());
         }
         node.open_gate();
-        // What the kernel read meanwhile under the lease that is gone must not stay.
-        if withdrawal.drop_late
+        // What the kernel has of it must not stay.
+        if withdrawal.late
             && let Some(observer) = around.observer()
         {
-            self.drop_kernel_data(observer, node.key(), withdrawal.number);
+            self.drop_pages(observer, node, vec![ALL], 0);
         }
     }
 
@@ -380,8 +423,8 @@ impl Withdrawals {
                 withdrawal.started.elapsed(),
                 withdrawal.node.pins(),
                 withdrawal.node.waiters.load(Ordering::SeqCst),
-                if withdrawal.dropping {
-                    "drops its data"
+                if withdrawal.pass.is_some() {
+                    "drops its pages"
                 } else {
                     "idle"
                 },

@@ -250,11 +250,11 @@ pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr
 /// Attributes without a pin. Act, then check: they were right at the moment of the last look, if the session still lived then.
 #[inline]
 fn look(session: &Session, node: &Node) -> Option<InodeAttr> {
-    if !session.leases.may_look(node, Use::Meta) {
+    if !session.leases.may_look(node, Use::Own) {
         return None;
     }
     let attr = node.inode.try_attr()?;
-    (session.leases.may_look(node, Use::Meta) && session.is_live()).then_some(attr)
+    (session.leases.may_look(node, Use::Own) && session.is_live()).then_some(attr)
 }
 
 /// What is known here of a name that is there, without pins and without waiting; as [`look`].
@@ -267,7 +267,7 @@ fn lookup_known(
 ) -> Option<InodeAttr> {
     session.leases.see(|nodes| {
         let node = nodes.get(&dir)?;
-        if !session.leases.may_look(node, Use::Meta) {
+        if !session.leases.may_look(node, Use::Own) {
             return None;
         }
         // The superuser may search any directory, and only a directory has names.
@@ -280,7 +280,7 @@ fn lookup_known(
         if attr.is_dir() {
             *found.parent.try_lock()? = Some(dir);
         }
-        if !(session.leases.may_look(node, Use::Meta) && session.is_live()) {
+        if !(session.leases.may_look(node, Use::Own) && session.is_live()) {
             return None;
         }
         // Not exact when threads meet, but without a locked instruction.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
 use varve_ipc::{
     ClientKind, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
@@ -20,9 +21,10 @@ use varve_ipc::{
 
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Use, Withdrawals};
+use crate::lease::{AT_ONCE, Drops, Event, Leases, Node, Pins, Use, Withdrawals, drop_and_wait};
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
+use crate::sync::spawn;
 use crate::worker;
 
 /// A live (or just lost) session.
@@ -131,18 +133,14 @@ impl Session {
         let _ = self.events.send(Event::Stop);
     }
 
-    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on.
+    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on. On a thread of its own, since
+    /// the kernel may wait for requests, and one of them may be here.
     fn drop_kernel_data(&self) {
         let nodes = self.leases.all().into_iter();
         let keys: Vec<_> = nodes
-            .filter(|node| node.kernel_data.load(Ordering::SeqCst))
+            .filter(|node| node.above.any())
             .map(|node| node.key())
             .collect();
-        self.drop_kernel_data_of(keys);
-    }
-
-    /// On a thread of its own, since the kernel may wait for requests, and one of them may be here.
-    fn drop_kernel_data_of(&self, keys: Vec<InodeKey>) {
         let Some(observer) = self.observer().filter(|_| !keys.is_empty()) else {
             return;
         };
@@ -150,18 +148,21 @@ impl Session {
             keys.into_iter()
                 .for_each(|key| observer.invalidate_data(key, 0, 0))
         };
-        if let Err(error) = std::thread::Builder::new()
-            .name("varve-drop".into())
-            .spawn(drop_all)
-        {
+        if let Err(error) = spawn("varve-drop", drop_all) {
             tracing::error!(%error, "no thread to drop the kernel's data: what others write may not be seen");
         }
     }
 
-    /// The daemon wrote to `key` for a call of the kernel above, which keeps what it wrote; no lease covers that, so nobody would ask for it
-    /// back. The kernel has its pages locked until the call is answered, and drops them then.
-    pub(crate) fn wrote_without_lease(&self, key: InodeKey) {
-        self.drop_kernel_data_of(vec![key]);
+    /// [`drop_and_wait`], where a kernel is above.
+    pub(crate) fn drop_pages(&self, key: InodeKey, drops: Drops) {
+        if let Some(observer) = &self.options.observer {
+            drop_and_wait(observer, key, drops, self.patience());
+        }
+    }
+
+    /// How long the kernel is waited for.
+    pub(crate) const fn patience(&self) -> Duration {
+        Duration::from_millis(self.welcome.lease_ms / 2)
     }
 
     pub(crate) fn now_ns(&self) -> TimeNs {
@@ -210,7 +211,7 @@ impl Session {
     /// Pins leases for names and attributes.
     pub(crate) fn pin<T>(&self, keys: &[InodeKey], mode: LeaseMode) -> OpResult<Pins<'_>, T> {
         let wants: SmallVec<[_; AT_ONCE]> = keys.iter().map(|key| Want { key: *key, mode }).collect();
-        self.leases.pin(&wants, Use::Meta)
+        self.leases.pin(&wants, Use::Own)
     }
 
     /// Pins one inode for reading its attributes.

@@ -1,0 +1,419 @@
+//! What the kernel above a mount keeps of one file: which pages may be up to date there, which are locked by calls that wait here, and which
+//! must be dropped before a lease goes. Owns that book; drops nothing itself, and knows neither leases nor threads.
+//!
+//! Of Linux (`fs/fuse/file.c`) it rests on this. A page that a FUSE_READ fills is locked, and not up to date, until the call is answered. A
+//! buffered write copies into the page cache *before* it calls: whole pages count as up to date at once and are unlocked, as is a page that
+//! was up to date before; the first page that is neither ends the call and stays locked until the answer, and is not up to date afterwards.
+//! Buffered writes of one file come one at a time. Dropping (`invalidate_inode_pages2_range`) takes what is up to date, whoever refers to it,
+//! and waits for each locked page in turn.
+//!
+//! So a locked page shows nobody anything, and a lease need not wait for one whose call waits for that lease: the drop goes around it. Whether
+//! the page that a write ends in was up to date is not always known: then it is dropped unless it turns out to be locked.
+
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use varve_format::InodeKey;
+
+use crate::options::CacheObserver;
+use crate::seeded::{Bug, armed};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, Mutex, spawn};
+
+/// The kernel's page: the smallest unit of its locks.
+const PAGE_BYTES: u64 = 4096;
+/// Ranges that are kept apart; with more, the nearest become one.
+const RANGES_MAX: usize = 64;
+/// Reads that are remembered, for the writes that they may have overtaken.
+const READS_MAX: usize = 64;
+/// A write's thread may have been stopped for so long between its copy into the page cache and its call.
+const STOPPED_MAX: Duration = Duration::from_millis(200);
+
+/// What a call of the kernel does to its pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageUse {
+    /// Fills them: they are locked until the answer.
+    Read,
+    /// Has copied into them: the last one is locked until the answer, unless it was up to date.
+    Write,
+    /// Writes past them (`FOPEN_DIRECT_IO`).
+    Direct,
+    /// Writes back what was stored into a shared mapping.
+    WriteBack,
+}
+
+/// A call of the kernel about pages of a file.
+#[derive(Debug, Clone)]
+pub struct KernelCall {
+    order: u64,
+    usage: PageUse,
+    /// Touched pages.
+    pages: Range<u64>,
+    /// Those of them that it covers whole.
+    whole: Range<u64>,
+}
+
+impl KernelCall {
+    /// A call about `len` bytes at `offset`. `order` grows from call to call as the kernel makes them.
+    #[must_use]
+    pub fn new(usage: PageUse, order: u64, offset: u64, len: usize) -> Self {
+        let end = offset.saturating_add(len as u64);
+        let first = offset / PAGE_BYTES;
+        Self {
+            order,
+            usage,
+            pages: first..end.div_ceil(PAGE_BYTES).max(first),
+            whole: offset.div_ceil(PAGE_BYTES)..end / PAGE_BYTES,
+        }
+    }
+
+    /// The page that it may have locked until it is answered.
+    fn tail(&self) -> Option<u64> {
+        let last = self.pages.end.saturating_sub(1);
+        let partly = !self.pages.is_empty() && !self.whole.contains(&last);
+        (self.usage == PageUse::Write && partly).then_some(last)
+    }
+}
+
+/// A range of bytes to drop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageDrop {
+    pub offset: u64,
+    /// 0: all that follows.
+    pub len: u64,
+    /// One page, which a call that waits here may have locked: then it is not up to date, and need not be dropped.
+    pub may_be_locked: bool,
+}
+
+/// Sorted ranges that do not touch.
+#[derive(Debug, Default)]
+struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let from = self.0.partition_point(|known| known.end < range.start);
+        let to = self.0.partition_point(|known| known.start <= range.end);
+        let mut whole = range;
+        for known in &self.0[from..to] {
+            whole = whole.start.min(known.start)..whole.end.max(known.end);
+        }
+        self.0.splice(from..to, [whole]);
+        if self.0.len() > RANGES_MAX {
+            let gap = |at: &usize| self.0[*at].start - self.0[at - 1].end;
+            if let Some(at) = (1..self.0.len()).min_by_key(gap) {
+                self.0[at - 1].end = self.0[at].end;
+                self.0.remove(at);
+            }
+        }
+    }
+
+    fn remove(&mut self, range: &Range<u64>) {
+        let mut kept = Vec::with_capacity(self.0.len() + 1);
+        for known in self.0.drain(..) {
+            let before = known.start..known.end.min(range.start);
+            let after = known.start.max(range.end)..known.end;
+            kept.extend([before, after].into_iter().filter(|part| !part.is_empty()));
+        }
+        self.0 = kept;
+    }
+
+    fn within(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let parts = self.0.iter();
+        let parts = parts.map(move |known| known.start.max(range.start)..known.end.min(range.end));
+        parts.filter(|part| !part.is_empty())
+    }
+
+    fn touches(&self, range: &Range<u64>) -> bool {
+        self.within(range).next().is_some()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// Pages that may be up to date in the kernel and that no drop is under way for.
+    filled: Ranges,
+    /// Pages that may be up to date and that a drop is under way for.
+    going: Ranges,
+    /// Calls that wait, by number.
+    held: SmallVec<[(u64, KernelCall); 2]>,
+    /// Calls that have waited so far.
+    numbers: u64,
+    /// Reads since the last drop began, the oldest first.
+    reads: VecDeque<(u64, Range<u64>)>,
+    /// Those before it, until it ends.
+    reads_going: Vec<(u64, Range<u64>)>,
+    /// When a lease that goes last had pages dropped, for all that is known.
+    dropped: Option<Instant>,
+}
+
+impl Book {
+    /// Whether a page may be up to date.
+    fn may_show(&self, page: u64) -> bool {
+        let page = page..page + 1;
+        !armed(Bug::KernelTailKept) && (self.filled.touches(&page) || self.going.touches(&page))
+    }
+
+    /// Pages as they are to be dropped.
+    fn drops(&self, pages: &Ranges, tail: Option<u64>) -> Drops {
+        let mut drops = Drops::new();
+        let mut add = |range: Range<u64>, may_be_locked| {
+            if !range.is_empty() {
+                let to_end = range.end == u64::MAX;
+                drops.push(PageDrop {
+                    offset: range.start * PAGE_BYTES,
+                    len: if to_end {
+                        0
+                    } else {
+                        (range.end - range.start) * PAGE_BYTES
+                    },
+                    may_be_locked,
+                });
+            }
+        };
+        for range in &pages.0 {
+            match tail.filter(|tail| range.contains(tail)) {
+                Some(tail) => {
+                    add(range.start..tail, false);
+                    add(tail + 1..range.end, false);
+                }
+                None => add(range.clone(), false),
+            }
+        }
+        if let Some(tail) = tail.filter(|tail| pages.touches(&(*tail..tail + 1)) && self.may_show(*tail)) {
+            add(tail..tail + 1, true);
+        }
+        drops
+    }
+}
+
+/// The book of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Above {
+    /// Nothing is kept for files that no kernel asks for.
+    book: Mutex<Option<Box<Book>>>,
+    any: AtomicBool,
+}
+
+/// What to drop.
+pub(crate) type Drops = Vec<PageDrop>;
+
+/// All of a file.
+pub(crate) const ALL: PageDrop = PageDrop {
+    offset: 0,
+    len: 0,
+    may_be_locked: false,
+};
+
+impl Above {
+    /// Whether any page may be up to date in the kernel.
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Pages become up to date, or have, by a call that is carried out from now on.
+    pub(crate) fn note(&self, call: &KernelCall) {
+        let mut book = self.book.lock();
+        let book = book.get_or_insert_default();
+        match call.usage {
+            PageUse::Read => {
+                book.filled.add(call.pages.clone());
+                let same = book.reads.back().is_some_and(|(order, _)| *order == call.order);
+                if !same {
+                    if book.reads.len() == READS_MAX {
+                        book.reads.pop_front();
+                    }
+                    book.reads.push_back((call.order, call.pages.clone()));
+                }
+            }
+            PageUse::Write | PageUse::WriteBack => book.filled.add(call.whole.clone()),
+            PageUse::Direct => return,
+        }
+        if !book.filled.is_empty() {
+            self.any.store(true, Ordering::Release);
+        }
+    }
+
+    /// A call begins to wait, with its pages locked.
+    pub(crate) fn hold(&self, call: &KernelCall) -> u64 {
+        let mut book = self.book.lock();
+        let book = book.get_or_insert_default();
+        book.numbers += 1;
+        book.held.push((book.numbers, call.clone()));
+        book.numbers
+    }
+
+    /// It waits no more.
+    pub(crate) fn unhold(&self, number: u64) {
+        if let Some(book) = &mut *self.book.lock() {
+            book.held.retain(|(other, _)| *other != number);
+        }
+    }
+
+    /// How many calls have begun to wait so far: a drop that began before the last may wait for its pages.
+    pub(crate) fn held(&self) -> u64 {
+        self.book.lock().as_ref().map_or(0, |book| book.numbers)
+    }
+
+    /// What is to be dropped now, around those who wait; and [`held`](Self::held) at this moment.
+    pub(crate) fn begin_drop(&self) -> (Drops, u64) {
+        let mut book = self.book.lock();
+        let book = book.get_or_insert_default();
+        book.dropped = Some(Instant::now());
+        let mut pages = Ranges(vec![0..u64::MAX]);
+        let mut stay = Ranges::default();
+        // Buffered writes of a file come one at a time.
+        let mut tail = None;
+        for (_, call) in &book.held {
+            match call.usage {
+                PageUse::Read => pages.remove(&call.pages),
+                // What is stored into a mapping is the writer's until it is written back, and conflicts with others' writes in any case.
+                PageUse::WriteBack => {
+                    pages.remove(&call.pages);
+                    stay.add(call.pages.clone());
+                }
+                PageUse::Write => tail = tail.or(call.tail()),
+                PageUse::Direct => {}
+            }
+        }
+        let drops = book.drops(&pages, tail);
+        for range in std::mem::take(&mut book.filled).0 {
+            book.going.add(range);
+        }
+        book.reads_going.extend(book.reads.drain(..));
+        for range in stay.0 {
+            book.filled.add(range);
+        }
+        (drops, book.numbers)
+    }
+
+    /// Pages were dropped just now.
+    pub(crate) fn note_dropped(&self) {
+        if let Some(book) = &mut *self.book.lock() {
+            book.dropped = Some(Instant::now());
+        }
+    }
+
+    /// All of them are dropped.
+    pub(crate) fn end_drop(&self) {
+        if let Some(book) = &mut *self.book.lock() {
+            book.going = Ranges::default();
+            book.reads_going.clear();
+            self.any.store(!book.filled.is_empty(), Ordering::Release);
+        }
+    }
+
+    /// Pages of a write that may be up to date, though nothing will cover that when it is answered, or show what it wrote past.
+    pub(crate) fn take_own(&self, call: &KernelCall) -> Drops {
+        let mut book = self.book.lock();
+        let Some(book) = &mut *book else {
+            return Drops::new();
+        };
+        let mut own = Ranges::default();
+        for range in book
+            .filled
+            .within(&call.pages)
+            .chain(book.going.within(&call.pages))
+        {
+            own.add(range);
+        }
+        let drops = book.drops(&own, call.tail());
+        book.filled.remove(&call.pages);
+        drops
+    }
+
+    /// What must be dropped before a write that was carried out is answered, so that nobody sees in the kernel what was there before.
+    pub(crate) fn written(&self, call: &KernelCall) -> Drops {
+        match call.usage {
+            PageUse::Direct => self.take_own(call),
+            _ => self.overtaken(call),
+        }
+    }
+
+    /// Pages of a write that was carried out, which a read may have filled with what was there before: the copy that the write had left in
+    /// the page cache was dropped before it was carried out. They are not locked: the read could lock them.
+    fn overtaken(&self, call: &KernelCall) -> Drops {
+        let mut book = self.book.lock();
+        let Some(book) = &mut *book else {
+            return Drops::new();
+        };
+        let (Some(dropped), PageUse::Write | PageUse::WriteBack) = (book.dropped, call.usage) else {
+            return Drops::new();
+        };
+        if armed(Bug::KernelReadKept) {
+            return Drops::new();
+        }
+        let recent = dropped.elapsed() < STOPPED_MAX;
+        let mut pages = Ranges::default();
+        for (order, read) in book.reads.iter().chain(&book.reads_going) {
+            if *order > call.order || recent {
+                pages.add(read.start.max(call.pages.start)..read.end.min(call.pages.end));
+            }
+        }
+        let drops = book.drops(&pages, call.tail());
+        // What is dropped now is not dropped again after the next write.
+        for range in &pages.0 {
+            for (_, read) in book.reads.iter_mut().chain(&mut book.reads_going) {
+                if read.start >= range.start && read.end <= range.end {
+                    *read = 0..0;
+                }
+            }
+        }
+        book.reads.retain(|(_, read)| !read.is_empty());
+        book.reads_going.retain(|(_, read)| !read.is_empty());
+        drops
+    }
+}
+
+/// Has the kernel drop pages of a file; returns when it has.
+pub(crate) fn drop_all(observer: &dyn CacheObserver, key: InodeKey, drops: &[PageDrop]) {
+    for drop in drops {
+        if drop.may_be_locked {
+            observer.invalidate_unless_locked(key, drop.offset, drop.len);
+        } else {
+            observer.invalidate_data(key, drop.offset, drop.len);
+        }
+    }
+}
+
+/// Has the kernel drop pages of a file and waits until it has. None of them may be locked by a call that waits for the caller; other threads
+/// of the kernel may be filling them at this moment, which ends without the caller unless they find no free thread of the mount: so this does
+/// not wait for ever.
+pub(crate) fn drop_and_wait(
+    observer: &Arc<dyn CacheObserver>,
+    key: InodeKey,
+    drops: Drops,
+    patience: Duration,
+) {
+    if drops.is_empty() {
+        return;
+    }
+    let done = Arc::new((Mutex::new(false), Condvar::new()));
+    let work = {
+        let (observer, done) = (Arc::clone(observer), Arc::clone(&done));
+        move || {
+            drop_all(&*observer, key, &drops);
+            *done.0.lock() = true;
+            done.1.notify_all();
+        }
+    };
+    if let Err(error) = spawn("varve-drop", work) {
+        return tracing::error!(%error, "no thread to drop the kernel's pages");
+    }
+    let started = Instant::now();
+    let mut is_done = done.0.lock();
+    while !*is_done {
+        done.1.wait_for(&mut is_done, patience);
+        if started.elapsed() >= patience && !*is_done {
+            return tracing::warn!(%key, "the kernel has not dropped pages in time");
+        }
+    }
+}
