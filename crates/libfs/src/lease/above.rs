@@ -248,6 +248,11 @@ impl Above {
         let book = book.get_or_insert_default();
         book.numbers += 1;
         book.held.push((book.numbers, call.clone()));
+        // What a write has copied is there before it is carried out.
+        if call.usage == PageUse::Write && !call.whole.is_empty() {
+            book.filled.add(call.whole.clone());
+            self.any.store(true, Ordering::Release);
+        }
         book.numbers
     }
 
