@@ -1,9 +1,11 @@
 //! The kernel's caches as LibFS sees them: how long they may be believed, and how file data is taken out of them.
 
 use fuser::{INodeNo, Notifier};
-use parking_lot::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use parking_lot::{Condvar, Mutex, RwLock};
+use rustix::thread::gettid;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 use varve_format::InodeKey;
 use varve_libfs::CacheObserver;
@@ -11,7 +13,15 @@ use varve_libfs::CacheObserver;
 /// How long the kernel may believe names and attributes while this mount is alone in its pool.
 pub const SOLO_TTL: Duration = Duration::from_secs(1);
 
-/// Hands LibFS' wishes to the kernel. Called by LibFS' worker thread only.
+/// A page that a read fills is locked for less, also on a busy machine.
+const LOCKED: Duration = Duration::from_millis(20);
+/// How often a page is looked after, and how often in a row it must seem locked.
+const LOOK: Duration = Duration::from_millis(1);
+const LOOKS: u32 = 3;
+/// No page is waited for longer.
+const LOCKED_MOST: Duration = Duration::from_secs(1);
+
+/// Hands LibFS' wishes to the kernel. Called by LibFS' own threads only.
 #[derive(Debug, Default)]
 pub struct KernelCaches {
     notifier: RwLock<Option<Notifier>>,
@@ -51,18 +61,75 @@ impl KernelCaches {
     }
 }
 
+/// A thread that has the kernel drop a page.
+#[derive(Default)]
+struct Waiter {
+    thread: AtomicI32,
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Waiter {
+    /// Whether the thread sleeps uninterruptibly, as it does for a locked page; not so when it only has no processor.
+    fn is_waiting_in_kernel(&self) -> bool {
+        let thread = self.thread.load(Ordering::SeqCst);
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        // The name before it is in parentheses.
+        stat.is_ok_and(|stat| {
+            stat.rsplit_once(") ")
+                .is_some_and(|(_, rest)| rest.starts_with('D'))
+        })
+    }
+}
+
+fn invalidate(notifier: &Notifier, key: InodeKey, offset: u64, len: u64) {
+    let offset = i64::try_from(offset).unwrap_or(i64::MAX);
+    let len = i64::try_from(len).unwrap_or(0);
+    match notifier.inval_inode(INodeNo(key.ino.0), offset, len) {
+        Ok(()) => debug!(%key, offset, len, "kernel dropped cached data"),
+        // The kernel does not know the inode: nothing is cached.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(error) => warn!(%key, %error, "the kernel did not drop cached data"),
+    }
+}
+
 impl CacheObserver for KernelCaches {
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64) {
         let Some(notifier) = self.notifier.read().clone() else {
             return;
         };
-        let offset = i64::try_from(offset).unwrap_or(i64::MAX);
-        let len = i64::try_from(len).unwrap_or(0);
-        match notifier.inval_inode(INodeNo(key.ino.0), offset, len) {
-            Ok(()) => debug!(%key, offset, len, "kernel dropped cached data"),
-            // The kernel does not know the inode: nothing is cached.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => warn!(%key, %error, "the kernel did not drop cached data"),
+        invalidate(&notifier, key, offset, len);
+    }
+
+    fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64) {
+        let Some(notifier) = self.notifier.read().clone() else {
+            return;
+        };
+        let waiter = Arc::new(Waiter::default());
+        let work = {
+            let waiter = Arc::clone(&waiter);
+            move || {
+                waiter.thread.store(gettid().as_raw_pid(), Ordering::SeqCst);
+                invalidate(&notifier, key, offset, len);
+                *waiter.done.lock() = true;
+                waiter.changed.notify_all();
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("varve-page".into()).spawn(work) {
+            return warn!(%key, %error, "no thread to have the kernel drop a page");
+        }
+        let started = Instant::now();
+        let mut waited = 0;
+        let mut done = waiter.done.lock();
+        while !*done && started.elapsed() < LOCKED_MOST {
+            let timed_out = waiter.changed.wait_for(&mut done, LOOK).timed_out();
+            waited = match timed_out && waiter.is_waiting_in_kernel() {
+                true => waited + 1,
+                false => 0,
+            };
+            if waited >= LOOKS && started.elapsed() >= LOCKED {
+                return;
+            }
         }
     }
 
