@@ -16,7 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
-use tracing::debug;
+use tracing::{debug, warn};
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
 use varve_libfs::{AttrChange, Fs, KernelCall, OpenFile, PageUse, SetTime};
@@ -41,6 +41,8 @@ pub struct Shim {
     caches: Arc<KernelCaches>,
     nodes: Nodes,
     handles: Handles,
+    /// This kernel maps files that are opened past its page cache.
+    maps_direct: bool,
 }
 
 const STALE: varve_libfs::Errno = varve_libfs::Errno(libc::ESTALE);
@@ -88,6 +90,7 @@ impl Shim {
             caches,
             nodes: Nodes::default(),
             handles: Handles::default(),
+            maps_direct: false,
         }
     }
 
@@ -142,7 +145,10 @@ impl Shim {
             None
         };
         // Appends go to the server's end of file, so the kernel's idea of the size must not matter: no page cache.
-        let direct = append || flags & libc::O_DIRECT != 0;
+        // What is copied into the page cache shows before LibFS has it. In company it could be seen, and then not, while the call waits.
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        let in_company = self.maps_direct && self.caches.ttl().is_zero();
+        let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company);
         let open_flags = if direct {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
@@ -304,7 +310,6 @@ impl Filesystem for Shim {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
             InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
             InitFlags::FUSE_ASYNC_DIO,
         ];
         for flag in wanted {
@@ -312,6 +317,9 @@ impl Filesystem for Shim {
                 debug!(?flag, "this kernel's FUSE does not have it");
             }
         }
+        self.maps_direct = config
+            .add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
+            .is_ok();
         let _ = config.set_max_write(1 << 20);
         let _ = config.set_max_background(MAX_BACKGROUND);
         Ok(())
@@ -536,7 +544,7 @@ impl Filesystem for Shim {
     fn read(
         &self,
         request: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         size: u32,
@@ -549,13 +557,23 @@ impl Filesystem for Shim {
         if buffer.len() < size {
             buffer.resize(size, 0);
         }
-        let call = KernelCall::new(PageUse::Read, request.unique().0, offset, size);
-        let outcome = self
-            .handle(fh)
-            .and_then(|handle| handle.file.read_pages(&call, offset, &mut buffer[..size]));
+        let outcome = self.handle(fh).and_then(|handle| {
+            let usage = if handle.direct {
+                PageUse::DirectRead
+            } else {
+                PageUse::Read
+            };
+            let call = KernelCall::new(usage, request.unique().0, offset, size);
+            handle.file.read_pages(&call, offset, &mut buffer[..size])
+        });
         match outcome {
             Ok(count) => reply.data(&buffer[..count]),
-            Err(error) => reply.error(errno(error)),
+            Err(error) => {
+                if error.0 == libc::EIO {
+                    warn!(%ino, offset, size, "a read fails with an input/output error");
+                }
+                reply.error(errno(error));
+            }
         }
         BUFFER.set(buffer);
     }

@@ -279,7 +279,7 @@ impl OpenFile {
                     .above
                     .written(&KernelCall::new(PageUse::Direct, 0, at, count)),
             };
-            session.drop_pages(self.key(), drops);
+            session.drop_pages(self.key(), call, drops);
         }
         Ok(count)
     }
@@ -304,7 +304,7 @@ impl OpenFile {
                     let _held = match usage {
                         Use::Own => None,
                         Use::Kernel(call) => Some(session.leases.before_mediated(&node, call, |drops| {
-                            session.drop_pages(self.key(), drops);
+                            session.drop_pages(self.key(), call, drops);
                         })?),
                     };
                     self.mediate_write(session, attempt, offset, data, cred)?

@@ -9,6 +9,9 @@
 //!
 //! So a locked page shows nobody anything, and a lease need not wait for one whose call waits for that lease: the drop goes around it. Whether
 //! the page that a write ends in was up to date is not always known: then it is dropped unless it turns out to be locked.
+//!
+//! What is stored into a shared mapping the kernel writes back by itself, under a lock that a drop waits for, while the page can be read. If
+//! that call waits, the lease goes before its pages: they show what was stored, and of what others write meanwhile nothing, until it is served.
 
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -24,6 +27,8 @@ use crate::sync::{Condvar, Mutex, spawn};
 
 /// The kernel's page: the smallest unit of its locks.
 const PAGE_BYTES: u64 = 4096;
+/// The kernel locks more than a page where it keeps several together, but never more than this.
+const TOGETHER_MAX: u64 = 512;
 /// Ranges that are kept apart; with more, the nearest become one.
 const RANGES_MAX: usize = 64;
 /// Reads that are remembered, for the writes that they may have overtaken.
@@ -36,6 +41,8 @@ const STOPPED_MAX: Duration = Duration::from_millis(200);
 pub enum PageUse {
     /// Fills them: they are locked until the answer.
     Read,
+    /// Reads past them (`FOPEN_DIRECT_IO`), or fills them for a mapping: the call does not say which.
+    DirectRead,
     /// Has copied into them: the last one is locked until the answer, unless it was up to date.
     Write,
     /// Writes past them (`FOPEN_DIRECT_IO`).
@@ -67,6 +74,11 @@ impl KernelCall {
             pages: first..end.div_ceil(PAGE_BYTES).max(first),
             whole: offset.div_ceil(PAGE_BYTES)..end / PAGE_BYTES,
         }
+    }
+
+    /// Whether its pages stay locked, or are waited for under a lock, until it is answered: they can be dropped only then.
+    pub(crate) fn drops_late(&self) -> bool {
+        self.usage == PageUse::WriteBack
     }
 
     /// The page that it may have locked until it is answered.
@@ -224,7 +236,7 @@ impl Above {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
         match call.usage {
-            PageUse::Read => {
+            PageUse::Read | PageUse::DirectRead => {
                 book.filled.add(call.pages.clone());
                 let same = book.reads.back().is_some_and(|(order, _)| *order == call.order);
                 if !same {
@@ -268,8 +280,8 @@ impl Above {
         self.book.lock().as_ref().map_or(0, |book| book.numbers)
     }
 
-    /// What is to be dropped now, around those who wait; and [`held`](Self::held) at this moment.
-    pub(crate) fn begin_drop(&self) -> (Drops, u64) {
+    /// What is to be dropped now, around those who wait; [`held`](Self::held) at this moment; and whether pages stay that may be up to date.
+    pub(crate) fn begin_drop(&self) -> (Drops, u64, bool) {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
         book.dropped = Some(Instant::now());
@@ -280,13 +292,15 @@ impl Above {
         for (_, call) in &book.held {
             match call.usage {
                 PageUse::Read => pages.remove(&call.pages),
-                // What is stored into a mapping is the writer's until it is written back, and conflicts with others' writes in any case.
+                // What the kernel waits for with the page locked, and what is kept together with it.
                 PageUse::WriteBack => {
-                    pages.remove(&call.pages);
-                    stay.add(call.pages.clone());
+                    let first = call.pages.start / TOGETHER_MAX * TOGETHER_MAX;
+                    let around = first..call.pages.end.next_multiple_of(TOGETHER_MAX);
+                    pages.remove(&around);
+                    stay.add(around);
                 }
                 PageUse::Write => tail = tail.or(call.tail()),
-                PageUse::Direct => {}
+                PageUse::DirectRead | PageUse::Direct => {}
             }
         }
         let drops = book.drops(&pages, tail);
@@ -294,10 +308,11 @@ impl Above {
             book.going.add(range);
         }
         book.reads_going.extend(book.reads.drain(..));
+        let stays = !stay.is_empty();
         for range in stay.0 {
             book.filled.add(range);
         }
-        (drops, book.numbers)
+        (drops, book.numbers, stays)
     }
 
     /// Pages were dropped just now.
@@ -386,6 +401,20 @@ pub(crate) fn drop_all(observer: &dyn CacheObserver, key: InodeKey, drops: &[Pag
         } else {
             observer.invalidate_data(key, drop.offset, drop.len);
         }
+    }
+}
+
+/// [`drop_all`] on a thread of its own, whenever that can be.
+pub(crate) fn drop_later(observer: &Arc<dyn CacheObserver>, key: InodeKey, drops: Drops) {
+    if drops.is_empty() {
+        return;
+    }
+    let work = {
+        let observer = Arc::clone(observer);
+        move || drop_all(&*observer, key, &drops)
+    };
+    if let Err(error) = spawn("varve-drop", work) {
+        tracing::error!(%error, "no thread to drop the kernel's pages");
     }
 }
 

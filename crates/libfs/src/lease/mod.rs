@@ -41,7 +41,7 @@ mod table;
 mod tests;
 mod withdraw;
 
-pub(crate) use above::{Drops, drop_and_wait};
+pub(crate) use above::{Drops, drop_and_wait, drop_later};
 pub use above::{KernelCall, PageUse};
 pub(crate) use node::{Node, Use};
 pub(crate) use table::{AT_ONCE, Leases, Pin, Pins, SlotPin};

@@ -58,6 +58,8 @@ struct Withdrawal {
     passes: u32,
     /// It takes too long: it is told once more when the lease is gone.
     late: bool,
+    /// Pages that it waits for calls with stay until the lease is gone.
+    late_pages: bool,
     started: Instant,
 }
 
@@ -200,6 +202,7 @@ impl Withdrawals {
                 pass: None,
                 passes: 0,
                 late: false,
+                late_pages: false,
                 started: Instant::now(),
             },
         );
@@ -253,7 +256,8 @@ impl Withdrawals {
         {
             let again = withdrawal.pass.is_some();
             self.passes += 1;
-            let (drops, held) = node.above.begin_drop();
+            let (drops, held, stays) = node.above.begin_drop();
+            withdrawal.late_pages |= stays;
             withdrawal.passes += u32::from(!again);
             withdrawal.pass = Some(Pass {
                 number: self.passes,
@@ -406,7 +410,7 @@ impl Withdrawals {
         }
         node.open_gate();
         // What the kernel has of it must not stay.
-        if withdrawal.late
+        if (withdrawal.late || withdrawal.late_pages)
             && let Some(observer) = around.observer()
         {
             self.drop_pages(observer, node, vec![ALL], 0);

@@ -21,7 +21,9 @@ use varve_ipc::{
 
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::lease::{AT_ONCE, Drops, Event, Leases, Node, Pins, Use, Withdrawals, drop_and_wait};
+use crate::lease::{
+    AT_ONCE, Drops, Event, KernelCall, Leases, Node, Pins, Use, Withdrawals, drop_and_wait, drop_later,
+};
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
 use crate::sync::spawn;
@@ -153,10 +155,12 @@ impl Session {
         }
     }
 
-    /// [`drop_and_wait`], where a kernel is above.
-    pub(crate) fn drop_pages(&self, key: InodeKey, drops: Drops) {
-        if let Some(observer) = &self.options.observer {
-            drop_and_wait(observer, key, drops, self.patience());
+    /// Has the kernel above, if there is one, drop pages that `call` is about: before the call goes on, where that can be.
+    pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) {
+        match &self.options.observer {
+            Some(observer) if call.drops_late() => drop_later(observer, key, drops),
+            Some(observer) => drop_and_wait(observer, key, drops, self.patience()),
+            None => {}
         }
     }
 
