@@ -241,6 +241,40 @@ fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again(
     fs.unmount().unwrap();
 }
 
+/// The new name is made by somebody else between the look and the daemon's turn: it is replaced, unless that was not to be.
+#[test]
+fn mediated_rename_replaces_what_came_meanwhile() {
+    let fake = Fake::new();
+    let (a, b) = (mount(&fake), mount(&fake));
+    let root = a.root();
+    for noreplace in [false, true] {
+        fake.contended.store(true, Ordering::SeqCst);
+        a.create(root, b"from", FILE, 0, &me()).unwrap();
+        let asked = fake.hold(1, "mediate", root, false);
+        let flags = RenameFlags {
+            noreplace,
+            ..RenameFlags::default()
+        };
+        let outcome = std::thread::scope(|scope| {
+            let renamed = scope.spawn(|| a.rename(root, b"from", root, b"to", flags, &me()));
+            assert!(asked.reached(std::time::Duration::from_secs(20)));
+            b.create(root, b"to", FILE, 0, &me()).unwrap();
+            asked.open();
+            renamed.join().unwrap()
+        });
+        let (expected, names) = match noreplace {
+            false => (Ok(()), vec!["to"]),
+            true => (Err(Errno(libc::EEXIST)), vec!["from", "to"]),
+        };
+        assert_eq!(outcome, expected);
+        assert_eq!(listing(&b), names);
+        fake.contended.store(false, Ordering::SeqCst);
+        b.unlink(root, b"to", &me()).unwrap();
+    }
+    a.unmount().unwrap();
+    b.unmount().unwrap();
+}
+
 #[test]
 fn directory_moves_to_another_parent_by_mediation() {
     let fake = Fake::new();

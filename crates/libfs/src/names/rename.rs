@@ -68,6 +68,7 @@ pub(crate) fn rename(
         new_name,
         exchange: flags.exchange,
     };
+    let noreplace = flags.noreplace;
     if !flags.exchange
         && mount.is_any_contended()
         && rename_contended(mount, dir, name, new_dir, new_name, cred)?.is_some()
@@ -126,6 +127,8 @@ pub(crate) fn rename(
                 match session.mediate(attempt, &keys, &op, flags, false, cred) {
                     Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
+                    // Somebody made the new name since it was looked up: to be replaced, unless that was not meant.
+                    Err(OpError::Failed(Errno(libc::EEXIST))) if !noreplace => continue,
                     Err(error) => return Err(error),
                 }
             };

@@ -124,6 +124,7 @@ fn names(request: &Request, key: InodeKey) -> bool {
         Request::Release { items } => items.iter().any(|item| item.key == key),
         Request::Drop { keys } => keys.contains(&key),
         Request::ReadDir { dir, .. } | Request::Lookup { dir, .. } => *dir == key,
+        Request::Mediate(_) => true,
         _ => false,
     }
 }
@@ -527,6 +528,17 @@ impl Fake {
             .collect();
         let mut state = self.settle(self.lock(), id, &wants)?;
         state.digest(id);
+        if let LogOp::Rename {
+            new_dir,
+            new_name,
+            victim: None,
+            ..
+        } = parsed
+            && let Ok(dir) = state.tree.get(new_dir)
+            && dir.names.contains_key(new_name)
+        {
+            return errno(libc::EEXIST);
+        }
         if let LogOp::Create { key, .. } = &mut parsed {
             assert_eq!(key.ino, Ino(0), "the daemon takes the number");
             *key = InodeKey::new(state.next_ino, 1);
