@@ -307,6 +307,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
             request(&Request::Mediate(MediatedOp {
                 entry: entries(),
                 append: true,
+                open: true,
                 cred: varve_ipc::Cred::root(),
                 number: 3,
             })),

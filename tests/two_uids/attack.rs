@@ -462,6 +462,7 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
     let op = MediatedOp {
         entry: [header.as_bytes(), &entry].concat(),
         append: false,
+        open: false,
         cred: Cred::root(),
         number: 1,
     };

@@ -63,6 +63,17 @@ fn cred(request: &Request) -> Cred {
     }
 }
 
+fn open_flags(flags: i32) -> varve_libfs::OpenFlags {
+    let access = flags & libc::O_ACCMODE;
+    varve_libfs::OpenFlags {
+        read: access != libc::O_WRONLY,
+        write: access != libc::O_RDONLY,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+        ..varve_libfs::OpenFlags::default()
+    }
+}
+
 /// Whose rights a write has: nobody's special ones when the kernel asks for set-id bits to be dropped.
 fn write_cred(request: &Request, flags: WriteFlags) -> Cred {
     if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
@@ -164,15 +175,7 @@ impl Shim {
     }
 
     fn open_key(&self, key: InodeKey, flags: i32, who: &Cred) -> Outcome<OpenFile> {
-        let access = flags & libc::O_ACCMODE;
-        let wanted = varve_libfs::OpenFlags {
-            read: access != libc::O_WRONLY,
-            write: access != libc::O_RDONLY,
-            append: flags & libc::O_APPEND != 0,
-            truncate: flags & libc::O_TRUNC != 0,
-            ..varve_libfs::OpenFlags::default()
-        };
-        self.fs.open(key, wanted, who)
+        self.fs.open(key, open_flags(flags), who)
     }
 
     fn create_open(
@@ -185,16 +188,11 @@ impl Shim {
     ) -> Outcome<(InodeAttr, OpenFile)> {
         let dir = self.key(parent)?;
         let who = cred(request);
+        let wanted = open_flags(flags & !libc::O_TRUNC);
         // Somebody else may have made the name since the kernel looked; open(2) without O_EXCL then opens what is there.
         for _ in 0..8 {
-            match self
-                .fs
-                .create(dir, name.as_bytes(), libc::S_IFREG | (mode & 0o7777), 0, &who)
-            {
-                Ok(attr) => {
-                    let file = self.open_key(attr.key, flags & !libc::O_TRUNC, &Cred::root())?;
-                    return Ok((attr, file));
-                }
+            match self.fs.create_open(dir, name.as_bytes(), mode, wanted, &who) {
+                Ok(made) => return Ok(made),
                 Err(error) if error.0 == libc::EEXIST && flags & libc::O_EXCL == 0 => {}
                 Err(error) => return Err(error),
             }

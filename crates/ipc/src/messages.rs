@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 /// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
 /// Most leases given back in one request.
@@ -232,6 +232,8 @@ pub struct MediatedOp {
     pub entry: Vec<u8>,
     /// A write goes to the end of the file, wherever that is.
     pub append: bool,
+    /// A creation: the session has what is made open from the moment on that others can find it, as after [`Request::Hold`].
+    pub open: bool,
     /// Whose right it is.
     pub cred: Cred,
     /// Grows by one with each mediated operation of the session.

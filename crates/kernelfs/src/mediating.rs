@@ -4,6 +4,7 @@
 use crate::digest::{self, Client, MediateError};
 use crate::digesting::LeaseView;
 use crate::error::no;
+use crate::hello::HOLDS_MAX;
 use crate::kernel::KernelFs;
 use crate::session::Session;
 use crate::status::Counters;
@@ -159,6 +160,9 @@ impl KernelFs {
         let header = op.entry.get(..HEADER_SIZE).ok_or_else(einval)?;
         let header = EntryHeader::read_from_bytes(header).map_err(|_| einval())?;
         let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).map_err(|_| einval())?;
+        if op.open && !matches!(parsed, LogOp::Create { .. }) {
+            return Err(einval());
+        }
         let touched = touched(&parsed);
         for key in &touched.keys {
             if !session.knows(*key) || !self.known_inode(session, *key)? {
@@ -183,8 +187,14 @@ impl KernelFs {
             ),
             false => None,
         };
-        if self.locked().live(session.id).is_none() {
-            return Err(IpcError::Sealed);
+        {
+            let core = self.locked();
+            if core.live(session.id).is_none() {
+                return Err(IpcError::Sealed);
+            }
+            if op.open && core.holds.count(session.id) >= HOLDS_MAX {
+                return Err(no(libc::EMFILE));
+            }
         }
         let result = match &by_name {
             None => self.under_leases(session, op, &touched.keys, None)?,
@@ -225,6 +235,13 @@ impl KernelFs {
         let mut result = self.apply(session, op, named);
         let now_ms = self.now_ms();
         let mut core = self.locked();
+        // Before anybody else can find it, and remove it.
+        if op.open
+            && core.live(session.id).is_some()
+            && let Ok(MediatedResult { attr: Some(attr), .. }) = &result
+        {
+            core.holds.add(session.id, attr.key);
+        }
         core.table.drop_session(owner);
         for key in keys {
             core.table.note_mediated(*key, session.id, now_ms);

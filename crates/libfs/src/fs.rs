@@ -133,6 +133,28 @@ impl Fs {
         )
     }
 
+    /// Makes a regular file and opens it, in one step: nobody can remove it between. Who makes a file may open it as it likes.
+    ///
+    /// # Errors
+    /// As `open` with `O_CREAT | O_EXCL`.
+    pub fn create_open(
+        &self,
+        dir: InodeKey,
+        name: &[u8],
+        mode: u32,
+        flags: OpenFlags,
+        cred: &Cred,
+    ) -> Result<(InodeAttr, OpenFile)> {
+        let making = Making {
+            mode: libc::S_IFREG | (mode & 0o7777),
+            rdev: 0,
+            target: b"",
+        };
+        let attr = names::create_open(&self.mount, dir, name, &making, cred)?;
+        let file = OpenFile::over(&self.mount, attr.key, flags);
+        Ok((attr, file))
+    }
+
     /// Makes a symbolic link.
     ///
     /// # Errors

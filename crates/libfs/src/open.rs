@@ -13,7 +13,7 @@ use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::{Event, KernelCall, Node, PageUse, Pin, SlotPin, Use};
 use crate::names::{attr_of, begin, commit};
-use crate::session::{Mediated, Mount, Session, Try};
+use crate::session::{Asks, Mediated, Mount, Session, Try};
 use crate::setattr::clears;
 
 /// An open file description. Keeps the inode alive while it exists; clones are the same description; the last drop closes it.
@@ -350,7 +350,11 @@ impl OpenFile {
             _ => 0,
         };
         // Which set-id bits go the daemon says, and where the end is: no lease is taken for that.
-        let mediated = session.mediate(attempt, &[key], &op, EntryFlags::empty(), offset.is_none(), cred)?;
+        let asks = Asks {
+            append: offset.is_none(),
+            ..Asks::NOTHING
+        };
+        let mediated = session.mediate(attempt, &[key], &op, EntryFlags::empty(), asks, cred)?;
         let at = match (offset, mediated) {
             (Some(offset), _) => offset,
             (None, Mediated::Done(result)) => result.offset,
@@ -385,7 +389,14 @@ impl OpenFile {
                         key: self.key(),
                         size,
                     };
-                    session.mediate(attempt, &[self.key()], &op, EntryFlags::empty(), false, cred)?;
+                    session.mediate(
+                        attempt,
+                        &[self.key()],
+                        &op,
+                        EntryFlags::empty(),
+                        Asks::NOTHING,
+                        cred,
+                    )?;
                 }
                 Err(error) => return Err(error),
             }
@@ -419,7 +430,14 @@ impl OpenFile {
                         offset,
                         len,
                     };
-                    session.mediate(attempt, &[self.key()], &op, EntryFlags::empty(), false, cred)?;
+                    session.mediate(
+                        attempt,
+                        &[self.key()],
+                        &op,
+                        EntryFlags::empty(),
+                        Asks::NOTHING,
+                        cred,
+                    )?;
                 }
                 Err(error) => return Err(error),
             }

@@ -8,7 +8,7 @@ use varve_ipc::{Cred, LeaseMode};
 use crate::attrs::{AttrChange, Planned, WRITE, may, mode_after_write, plan};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::names::{attr_of, begin, commit, settle};
-use crate::session::{Mount, Session, Try};
+use crate::session::{Asks, Mount, Session, Try};
 
 /// Which set-id bits a change of the data by `cred` clears.
 pub(crate) const fn clears(attr: &InodeAttr, cred: &Cred) -> EntryFlags {
@@ -157,14 +157,14 @@ fn mediated(
     if let Some(size) = change.size {
         check_size(session, &attr, size, cred)?;
         let op = LogOp::Truncate { key, size };
-        session.mediate(attempt, &[key], &op, clears(&attr, cred), false, cred)?;
+        session.mediate(attempt, &[key], &op, clears(&attr, cred), Asks::NOTHING, cred)?;
     }
     if !planned.is_empty() {
         let op = LogOp::SetAttr {
             key,
             attr: entry(&planned),
         };
-        session.mediate(attempt, &[key], &op, EntryFlags::empty(), false, cred)?;
+        session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
     }
     attr_of(session, key)
 }

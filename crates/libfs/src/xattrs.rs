@@ -9,7 +9,7 @@ use crate::attrs::{READ, WRITE, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Node;
 use crate::names::{attr_of, begin, commit, give_up, settle};
-use crate::session::{Mediated, Mount, Session};
+use crate::session::{Asks, Mediated, Mount, Session};
 
 /// Names and values.
 pub(crate) type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -157,7 +157,7 @@ pub(crate) fn change(
             Ok(pins) => pins,
             Err(OpError::Mediate) => {
                 with::<(), ()>(session, key, verdict)?;
-                let done = session.mediate(attempt, &[key], &op, EntryFlags::empty(), false, cred)?;
+                let done = session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
                 return match done {
                     Mediated::Done(_) | Mediated::DoneBefore => attr_of(session, key).map(|_| ()),
                 };

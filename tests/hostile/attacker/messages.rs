@@ -208,6 +208,7 @@ impl Attacker {
         Request::Mediate(MediatedOp {
             entry: bytes,
             append: self.rng.below(2) == 0,
+            open: self.rng.below(2) == 0,
             cred,
             number: match self.rng.below(4) {
                 0 => self.extreme(),

@@ -316,6 +316,7 @@ impl Client {
         match self.link.call(Request::Mediate(MediatedOp {
             entry,
             append: false,
+            open: false,
             cred,
             number,
         }))? {

@@ -13,7 +13,7 @@ use super::{
 use crate::attrs::{EXEC, ownership};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Node;
-use crate::session::{Mediated, Mount, Session, Try};
+use crate::session::{Asks, Mediated, Mount, Session, Try};
 
 /// What is made.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +88,45 @@ pub(crate) fn create(
     making: &Making<'_>,
     cred: &Cred,
 ) -> Result<InodeAttr> {
+    make(mount, dir, name, making, cred, None)
+}
+
+/// [`create`], and the caller owns an open of what is made, which counts from before anybody can find it: removing it cannot come between.
+pub(crate) fn create_open(
+    mount: &Mount,
+    dir: InodeKey,
+    name: &[u8],
+    making: &Making<'_>,
+    cred: &Cred,
+) -> Result<InodeAttr> {
+    let mut opened = None;
+    let outcome = make(mount, dir, name, making, cred, Some(&mut opened));
+    let made = outcome.as_ref().ok().map(|attr| attr.key);
+    if let Some(key) = opened.filter(|key| made != Some(*key)) {
+        mount.opens.close(key);
+    }
+    if let Some(key) = made.filter(|key| opened != Some(*key)) {
+        hold_open(mount, key);
+    }
+    outcome
+}
+
+/// An open that the session does not know of yet.
+fn hold_open(mount: &Mount, key: InodeKey) {
+    mount.opens.open(key);
+    let hold = varve_ipc::Request::Hold { keys: vec![key] };
+    let _ = mount.session().link.call(hold);
+}
+
+/// Makes a name; with `opened` what was made is counted as open, and noted there, in each attempt anew.
+fn make(
+    mount: &Mount,
+    dir: InodeKey,
+    name: &[u8],
+    making: &Making<'_>,
+    cred: &Cred,
+    mut opened: Option<&mut Option<InodeKey>>,
+) -> Result<InodeAttr> {
     check_name(name)?;
     if is_dots(name) {
         return Err(Errno(libc::EEXIST));
@@ -101,17 +140,25 @@ pub(crate) fn create(
     }
     mount.with_session(|session, attempt| {
         session.may_write()?;
+        if let Some(key) = opened.as_mut().and_then(|opened| opened.take()) {
+            mount.opens.close(key);
+        }
+        let opens = opened.is_some().then_some(mount);
         for _ in 0..LOOKS_MAX {
             let Some(pins) = pin_or_mediate(session, &[dir])? else {
-                return mediate_create(mount, session, attempt, dir, name, making, cred);
+                let attr = mediate_create(mount, session, attempt, (dir, name), making, cred, &mut opened)?;
+                return Ok(attr);
             };
             let node = pins.node(dir)?;
             directory(session, node, cred, EXEC)?;
             if resolve(mount, session, node, name)?.is_some() {
                 return Err(Errno(libc::EEXIST).into());
             }
-            if let Some((seqs, live, attr)) = create_once(session, node, name, making, cred, None)? {
+            if let Some((seqs, live, attr)) = create_once(session, node, name, making, cred, opens)? {
                 drop(pins);
+                if let Some(opened) = &mut opened {
+                    **opened = Some(attr.key);
+                }
                 return settle(session, seqs, live, attr);
             }
         }
@@ -211,10 +258,10 @@ fn mediate_create(
     mount: &Mount,
     session: &Session,
     attempt: &mut Try,
-    dir: InodeKey,
-    name: &[u8],
+    (dir, name): (InodeKey, &[u8]),
     making: &Making<'_>,
     cred: &Cred,
+    opened: &mut Option<&mut Option<InodeKey>>,
 ) -> OpResult<InodeAttr, InodeAttr> {
     let parent = attr_of(session, dir)?;
     if !parent.is_dir() {
@@ -224,8 +271,19 @@ fn mediate_create(
     let nobody = InodeKey::new(0, 0);
     let attr = new_attr(&parent, nobody, making, true, cred, session.now_ns());
     let op = create_op(&attr, dir, name, making.target);
-    match session.mediate(attempt, &[dir], &op, EntryFlags::empty(), false, cred)? {
-        Mediated::Done(result) => Ok(result.attr.ok_or(Errno(libc::ESTALE))?),
+    let asks = Asks {
+        open: opened.is_some(),
+        ..Asks::NOTHING
+    };
+    match session.mediate(attempt, &[dir], &op, EntryFlags::empty(), asks, cred)? {
+        Mediated::Done(result) => {
+            let attr = result.attr.ok_or(Errno(libc::ESTALE))?;
+            if let Some(opened) = opened {
+                mount.opens.open(attr.key);
+                **opened = Some(attr.key);
+            }
+            Ok(attr)
+        }
         Mediated::DoneBefore => {
             let target = find(mount, session, dir, name, &Cred::root())?.ok_or(Errno(libc::ENOENT))?;
             attr_of(session, target.key)
@@ -262,11 +320,7 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
         Err(Errno(libc::EIO).into())
     })?;
     if !mount.opens.is_open(attr.key) {
-        mount.opens.open(attr.key);
-        let _ = mount
-            .session()
-            .link
-            .call(varve_ipc::Request::Hold { keys: vec![attr.key] });
+        hold_open(mount, attr.key);
     }
     mount.opens.set_linkable(attr.key, true);
     Ok(attr)
@@ -289,7 +343,14 @@ pub(crate) fn link(
         for _ in 0..LOOKS_MAX {
             let op = LogOp::Link { dir, name, key };
             let Some(pins) = pin_or_mediate(session, &[dir, key])? else {
-                return match session.mediate(attempt, &[dir, key], &op, EntryFlags::empty(), false, cred)? {
+                return match session.mediate(
+                    attempt,
+                    &[dir, key],
+                    &op,
+                    EntryFlags::empty(),
+                    Asks::NOTHING,
+                    cred,
+                )? {
                     Mediated::Done(result) => result.attr.map_or_else(|| attr_of(session, key), Ok),
                     Mediated::DoneBefore => attr_of(session, key),
                 };

@@ -8,7 +8,7 @@ mod rename;
 mod table;
 mod together;
 
-pub(crate) use create::{Making, create, link, tmpfile};
+pub(crate) use create::{Making, create, create_open, link, tmpfile};
 pub(crate) use list::{readdir, readlink};
 pub(crate) use remove::{rmdir, unlink};
 pub(crate) use rename::{rename, rename_contended};

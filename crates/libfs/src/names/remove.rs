@@ -10,7 +10,7 @@ use super::{
 use crate::attrs::{EXEC, may_remove};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Pins;
-use crate::session::{Mediated, Mount, Session};
+use crate::session::{Asks, Mediated, Mount, Session};
 
 /// Removes the name of anything but a directory.
 pub(crate) fn unlink(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
@@ -53,7 +53,7 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
             let Some(pins) = pinned else {
                 check_kind(is_rmdir, is_dir)?;
                 let flags = last_closed(mount, key);
-                match session.mediate(attempt, &[dir, key], &op, flags, false, cred) {
+                match session.mediate(attempt, &[dir, key], &op, flags, Asks::NOTHING, cred) {
                     Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
                     // The name means something else by now.
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,

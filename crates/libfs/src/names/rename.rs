@@ -12,7 +12,7 @@ use super::{
 use crate::attrs::{EXEC, RenameFlags, WRITE, may, may_remove};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Pins;
-use crate::session::{Mediated, Mount, Session};
+use crate::session::{Asks, Mediated, Mount, Session};
 
 /// One rename as it was called.
 #[derive(Clone, Copy)]
@@ -124,7 +124,7 @@ pub(crate) fn rename(
             };
             let Some(pins) = pinned else {
                 let flags = to.map_or(EntryFlags::empty(), |to| last_closed(mount, to.key));
-                match session.mediate(attempt, &keys, &op, flags, false, cred) {
+                match session.mediate(attempt, &keys, &op, flags, Asks::NOTHING, cred) {
                     Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
                     // Somebody made the new name since it was looked up: to be replaced, unless that was not meant.
@@ -183,7 +183,7 @@ pub(crate) fn rename_contended(
         session.may_write()?;
         let keys = [dir, new_dir];
         let keys = if dir == new_dir { &keys[..1] } else { &keys[..] };
-        match session.mediate(attempt, keys, &op, EntryFlags::empty(), false, cred) {
+        match session.mediate(attempt, keys, &op, EntryFlags::empty(), Asks::NOTHING, cred) {
             Ok(Mediated::Done(_) | Mediated::DoneBefore) => Ok(Some(())),
             Err(OpError::Failed(Errno(libc::EAGAIN | libc::ESTALE))) => {
                 session.leases.contended().learn(keys, &[]);

@@ -11,6 +11,7 @@ use super::table::Open;
 use super::{AT_FDCWD, Fd, Posix};
 use crate::attrs::OpenFlags;
 use crate::errno::{Errno, Result};
+use crate::open::OpenFile;
 
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
@@ -79,23 +80,18 @@ impl Posix {
         }
         for _ in 0..LOOKS_MAX {
             let walked = self.walk(dirfd, path, follow)?;
-            let (attr, cred, wanted) = match walked.target {
+            let (attr, cred) = match walked.target {
                 Some(_) if exclusive => return Err(Errno(libc::EEXIST)),
-                Some(attr) => (attr, self.cred(), wanted),
+                Some(attr) => (attr, self.cred()),
                 None if !create => return Err(Errno(libc::ENOENT)),
                 None if walked.slash => return Err(Errno(libc::EISDIR)),
                 None => {
-                    let mode = libc::S_IFREG | self.masked(mode);
-                    match self.fs.create(walked.dir, &walked.name, mode, 0, &self.cred()) {
-                        // Who makes a file may open it as it likes.
-                        Ok(attr) => (
-                            attr,
-                            Cred::root(),
-                            OpenFlags {
-                                truncate: false,
-                                ..wanted
-                            },
-                        ),
+                    let mode = self.masked(mode);
+                    match self
+                        .fs
+                        .create_open(walked.dir, &walked.name, mode, wanted, &self.cred())
+                    {
+                        Ok((_, file)) => return self.insert(file, false, flags),
                         Err(Errno(libc::EEXIST)) if !exclusive => continue,
                         Err(errno) => return Err(errno),
                     }
@@ -116,18 +112,7 @@ impl Posix {
                 // Removed since it was found.
                 Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
                 Err(errno) => return Err(errno),
-                Ok(file) => {
-                    let is_dir = attr.is_dir();
-                    return self.table.insert(
-                        Arc::new(Open {
-                            file,
-                            is_dir,
-                            flags,
-                            offset: Mutex::new(0),
-                        }),
-                        0,
-                    );
-                }
+                Ok(file) => return self.insert(file, attr.is_dir(), flags),
             }
         }
         Err(Errno(libc::ENOENT))
@@ -148,15 +133,17 @@ impl Posix {
         } else {
             self.fs.open(file.key(), wanted, &Cred::root())?
         };
-        self.table.insert(
-            Arc::new(Open {
-                file,
-                is_dir: false,
-                flags,
-                offset: Mutex::new(0),
-            }),
-            0,
-        )
+        self.insert(file, false, flags)
+    }
+
+    fn insert(&self, file: OpenFile, is_dir: bool, flags: i32) -> Result<Fd> {
+        let open = Open {
+            file,
+            is_dir,
+            flags,
+            offset: Mutex::new(0),
+        };
+        self.table.insert(Arc::new(open), 0)
     }
 
     /// Closes a descriptor.

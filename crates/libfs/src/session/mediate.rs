@@ -16,6 +16,23 @@ pub(crate) enum Mediated {
     DoneBefore,
 }
 
+/// What is asked of the daemon beside the operation itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asks {
+    /// A write goes to the end of the file.
+    pub append: bool,
+    /// What is made is open at once.
+    pub open: bool,
+}
+
+impl Asks {
+    /// Nothing.
+    pub(crate) const NOTHING: Self = Self {
+        append: false,
+        open: false,
+    };
+}
+
 impl Session {
     /// Has the daemon do `op`. This session's own leases on `keys` are given back first, so nothing here goes stale; the caller holds no
     /// pins and no locks.
@@ -25,7 +42,7 @@ impl Session {
         keys: &[InodeKey],
         op: &LogOp<'_>,
         flags: EntryFlags,
-        append: bool,
+        asks: Asks,
         cred: &Cred,
     ) -> OpResult<Mediated, T> {
         if attempt.take_done() {
@@ -50,7 +67,8 @@ impl Session {
         *last = number;
         let request = MediatedOp {
             entry,
-            append,
+            append: asks.append,
+            open: asks.open,
             cred: cred.clone(),
             number,
         };

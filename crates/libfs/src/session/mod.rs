@@ -4,7 +4,7 @@ mod mediate;
 mod mount;
 mod opens;
 
-pub(crate) use mediate::Mediated;
+pub(crate) use mediate::{Asks, Mediated};
 pub(crate) use mount::{Mount, Try};
 pub(crate) use opens::Opens;
 

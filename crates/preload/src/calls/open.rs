@@ -8,7 +8,7 @@ use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop, Walked, bare, fail};
 use std::sync::Arc;
 use varve_format::{FileKind, InodeAttr};
-use varve_libfs::{Cred, OpenFlags};
+use varve_libfs::{OpenFile, OpenFlags};
 
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
@@ -62,14 +62,14 @@ pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     }
 }
 
-/// What is opened, and whether this call made it.
+/// What is opened, and its open if this call made it.
 struct Found {
     attr: InodeAttr,
-    made: bool,
+    made: Option<OpenFile>,
     walked: Walked,
 }
 
-fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<Found> {
+fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags) -> Here<Found> {
     let fs = p.fs()?;
     let create = flags & libc::O_CREAT != 0;
     let exclusive = create && flags & libc::O_EXCL != 0;
@@ -84,17 +84,14 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<Found> {
         let mut walked = p.walk(start.clone(), follow)?;
         let (attr, made) = match walked.target.take() {
             Some(_) if exclusive => return fail(libc::EEXIST),
-            Some(attr) => (attr, false),
+            Some(attr) => (attr, None),
             None if !create => return fail(libc::ENOENT),
             None if walked.slash => return fail(libc::EISDIR),
-            None => {
-                let mode = libc::S_IFREG | p.masked(mode);
-                match fs.create(walked.dir, &walked.name, mode, 0, &p.cred()) {
-                    Ok(attr) => (attr, true),
-                    Err(Errno(libc::EEXIST)) if !exclusive => continue,
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
+            None => match fs.create_open(walked.dir, &walked.name, p.masked(mode), wanted, &p.cred()) {
+                Ok((attr, file)) => (attr, Some(file)),
+                Err(Errno(libc::EEXIST)) if !exclusive => continue,
+                Err(errno) => return Err(errno.into()),
+            },
         };
         return Ok(Found { attr, made, walked });
     }
@@ -106,7 +103,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     if flags & (libc::O_PATH | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0 {
         return Err(Stop::Kernel);
     }
-    let Some(mut wanted) = open_flags(flags) else {
+    let Some(wanted) = open_flags(flags) else {
         return Err(Stop::Kernel);
     };
     let create = flags & libc::O_CREAT != 0;
@@ -115,7 +112,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     }
     let fs = p.fs()?;
     for _ in 0..LOOKS_MAX {
-        let Found { attr, made, walked } = find(p, start.clone(), flags, mode)?;
+        let Found { attr, made, walked } = find(p, start.clone(), flags, mode, wanted)?;
         match attr.kind() {
             FileKind::Symlink if flags & libc::O_DIRECTORY != 0 => return fail(libc::ENOTDIR),
             FileKind::Symlink => return fail(libc::ELOOP),
@@ -130,17 +127,18 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         if p.mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
-        if !made && (wanted.write || wanted.truncate) && p.runs(&attr, &walked.whole()) {
+        if made.is_none() && (wanted.write || wanted.truncate) && p.runs(&attr, &walked.whole()) {
             return fail(libc::ETXTBSY);
         }
         let mine = p.cred();
-        if flags & libc::O_NOATIME != 0 && mine.uid != 0 && mine.uid != attr.uid {
+        if made.is_none() && flags & libc::O_NOATIME != 0 && mine.uid != 0 && mine.uid != attr.uid {
             return fail(libc::EPERM);
         }
-        // Who makes a file may open it as it likes.
-        let cred = if made { Arc::new(Cred::root()) } else { mine };
-        wanted.truncate &= !made;
-        match fs.open(attr.key, wanted, &cred) {
+        let opened = match made {
+            Some(file) => Ok(file),
+            None => fs.open(attr.key, wanted, &mine),
+        };
+        match opened {
             // Removed since it was found.
             Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
             Err(errno) => return Err(errno.into()),

@@ -52,6 +52,7 @@ impl Caller {
         let op = MediatedOp {
             entry,
             append,
+            open: false,
             cred: self.cred.clone(),
             number: self.number,
         };
