@@ -1,8 +1,7 @@
 //! Processes that share names and files by all ways in at once: the plain mount, `varve run`, and linked programs. Every operation is recorded
 //! with its times outside of the pool; the history is then checked: no stale read, no lost update, no two holders, nobody starves.
 //!
-//! `VARVE_SEED` chooses the operations, `VARVE_SHARING_SECS` how long. Without that nothing is run: a fault that it found on a
-//! busy machine is open (docs/results/sharing.md).
+//! `VARVE_SEED` chooses the operations, `VARVE_SHARING_SECS` how long.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -39,13 +38,9 @@ fn number(name: &str, default: u64) -> u64 {
     })
 }
 
-/// How long each test runs; `None`: not at all.
-fn seconds() -> Option<u64> {
-    if std::env::var_os("VARVE_SHARING_SECS").is_none() {
-        eprintln!("SKIPPED: VARVE_SHARING_SECS says how long");
-        return None;
-    }
-    Some(number("VARVE_SHARING_SECS", 0))
+/// How long each test runs.
+fn seconds() -> u64 {
+    number("VARVE_SHARING_SECS", 12)
 }
 
 /// The process that the others start; does nothing in an ordinary run of the tests.
@@ -56,7 +51,7 @@ fn worker() {
 
 #[test]
 fn two_processes_of_each_pair_of_ways_see_each_other_at_once() {
-    let Some(seconds) = seconds() else { return };
+    let seconds = seconds();
     for pair in [
         [Way::Mount, Way::Run],
         [Way::Run, Way::Linked],
@@ -68,7 +63,7 @@ fn two_processes_of_each_pair_of_ways_see_each_other_at_once() {
 
 #[test]
 fn eight_processes_of_all_ways_see_each_other_at_once() {
-    let Some(seconds) = seconds() else { return };
+    let seconds = seconds();
     let ways: Vec<Way> = WAYS.into_iter().cycle().take(8).collect();
     share(&ways, seconds);
 }

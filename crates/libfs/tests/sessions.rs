@@ -241,6 +241,41 @@ fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again(
     fs.unmount().unwrap();
 }
 
+/// What one makes and opens the other removes at once: each call that makes it makes it once, and has it open.
+#[test]
+fn file_is_made_and_opened_in_one_step() {
+    let fake = Fake::new();
+    fake.tolerate();
+    let (a, b) = (mount(&fake), mount(&fake));
+    let made = std::sync::atomic::AtomicBool::new(true);
+    let (created, removed) = std::thread::scope(|scope| {
+        let remover = scope.spawn(|| {
+            let mut removed = 0;
+            while made.load(Ordering::SeqCst) {
+                removed += u64::from(b.unlink(b.root(), b"f", &me()).is_ok());
+            }
+            removed + u64::from(b.unlink(b.root(), b"f", &me()).is_ok())
+        });
+        let posix = Posix::new(a.clone(), me());
+        let mut created = 0;
+        for _ in 0..400 {
+            match posix.open(b"f", libc::O_CREAT | libc::O_EXCL | libc::O_RDWR, 0o600) {
+                Ok(file) => {
+                    assert_eq!(posix.write(file, b"mine").unwrap(), 4);
+                    posix.close(file).unwrap();
+                    created += 1;
+                }
+                Err(errno) => assert_eq!(errno, Errno(libc::EEXIST)),
+            }
+        }
+        made.store(false, Ordering::SeqCst);
+        (created, remover.join().unwrap())
+    });
+    assert_eq!(created, removed);
+    a.unmount().unwrap();
+    b.unmount().unwrap();
+}
+
 /// The new name is made by somebody else between the look and the daemon's turn: it is replaced, unless that was not to be.
 #[test]
 fn mediated_rename_replaces_what_came_meanwhile() {
