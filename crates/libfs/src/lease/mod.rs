@@ -16,11 +16,10 @@
 //!
 //! Hence no cycle: request → daemon → other session's worker → other session's pins → daemon (own log only).
 //!
-//! - **The kernel above a shim** is a fourth party: dropping its cached data waits for requests that it has locked pages for. So
-//!   that wait is a thread of its own, and meanwhile the lease stays usable: requests that it suffices for go on (those that touch data
-//!   are noticed, and the data is dropped once more after them). When a request needs *more* than the lease that is being given back,
-//!   its pages may be the ones that the kernel waits for: then the lease is let go without waiting any longer. The kernel can
-//!   then show the data it cached for as long as that one request takes; it cannot be otherwise, since Linux has no lock above pages.
+//! - **The kernel above a shim** is a fourth party: dropping its pages waits for calls that it has locked pages for. So that wait is a
+//!   thread of its own, and meanwhile the lease stays usable: calls that it suffices for go on (those that touch data are noticed, and the
+//!   pages are dropped once more after them; after some rounds all wait). A call that needs *more* than the lease that is being given back
+//!   waits with its page locked: the drop goes around that page, which shows nobody anything. See [`above`] and `docs/adr/0015-*`.
 //! - **A fresh grant is used once**: a request pins what it was granted even when the daemon wants it back already, so that two
 //!   sessions that take a file from each other both get on. The daemon answers `Mediate` when that happens too often; then the request gives
 //!   its own leases on the inodes back and lets the daemon do the operation.
