@@ -203,7 +203,7 @@ impl Client {
             lease,
             downgrade: false,
             last_seq,
-            open: false,
+            open,
             changes: 0,
         }];
         assert_eq!(self.link.call(Request::Release { items }), Ok(Response::Done));
@@ -316,7 +316,7 @@ impl Client {
         match self.link.call(Request::Mediate(MediatedOp {
             entry,
             append: false,
-            open,
+            open: false,
             cred,
             number,
         }))? {

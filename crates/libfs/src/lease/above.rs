@@ -285,7 +285,8 @@ impl Above {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
         book.dropped = Some(Instant::now());
-        let mut pages = Ranges(vec![0..u64::MAX]);
+        let mut pages = Ranges::default();
+        pages.add(0..u64::MAX);
         let mut stay = Ranges::default();
         // Buffered writes of a file come one at a time.
         let mut tail = None;
