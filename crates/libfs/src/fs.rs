@@ -151,7 +151,7 @@ impl Fs {
             target: b"",
         };
         let attr = names::create_open(&self.mount, dir, name, &making, cred)?;
-        let file = OpenFile::over(&self.mount, attr.key, flags);
+        let file = OpenFile::made(&self.mount, attr.key, flags);
         Ok((attr, file))
     }
 

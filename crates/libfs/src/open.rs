@@ -63,6 +63,16 @@ impl OpenFile {
         }
     }
 
+    /// [`over`](Self::over) an inode that was just made.
+    pub(crate) fn made(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags) -> Self {
+        let file = Self::over(mount, key, flags);
+        let session = mount.session();
+        if let Some(node) = session.node(key) {
+            let _ = file.description.first.set((session, node));
+        }
+        file
+    }
+
     pub(crate) fn open(mount: &Arc<Mount>, key: InodeKey, flags: OpenFlags, cred: &Cred) -> Result<Self> {
         let mut counted = false;
         let mut found = None;

@@ -238,8 +238,9 @@ impl Above {
         match call.usage {
             PageUse::Read | PageUse::DirectRead => {
                 book.filled.add(call.pages.clone());
+                // Before the first drop there is nothing that a read could overtake.
                 let same = book.reads.back().is_some_and(|(order, _)| *order == call.order);
-                if !same {
+                if book.dropped.is_some() && !same {
                     if book.reads.len() == READS_MAX {
                         book.reads.pop_front();
                     }
