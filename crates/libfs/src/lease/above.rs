@@ -41,8 +41,6 @@ const STOPPED_MAX: Duration = Duration::from_millis(200);
 pub enum PageUse {
     /// Fills them: they are locked until the answer.
     Read,
-    /// Reads past them (`FOPEN_DIRECT_IO`), or fills them for a mapping: the call does not say which.
-    DirectRead,
     /// Has copied into them: the last one is locked until the answer, unless it was up to date.
     Write,
     /// Writes past them (`FOPEN_DIRECT_IO`).
@@ -236,7 +234,7 @@ impl Above {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
         match call.usage {
-            PageUse::Read | PageUse::DirectRead => {
+            PageUse::Read => {
                 book.filled.add(call.pages.clone());
                 // Before the first drop there is nothing that a read could overtake.
                 let same = book.reads.back().is_some_and(|(order, _)| *order == call.order);
@@ -302,7 +300,7 @@ impl Above {
                     stay.add(around);
                 }
                 PageUse::Write => tail = tail.or(call.tail()),
-                PageUse::DirectRead | PageUse::Direct => {}
+                PageUse::Direct => {}
             }
         }
         let drops = book.drops(&pages, tail);
