@@ -52,8 +52,15 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
             };
             let Some(pins) = pinned else {
                 check_kind(is_rmdir, is_dir)?;
-                let flags = last_closed(mount, key);
-                match session.mediate(attempt, &[dir, key], &op, flags, Asks::NOTHING, cred) {
+                // Not said: whether it is open here. Somebody may open it now; with its lease the daemon learns that in time.
+                match session.mediate(
+                    attempt,
+                    &[dir, key],
+                    &op,
+                    EntryFlags::empty(),
+                    Asks::NOTHING,
+                    cred,
+                ) {
                     Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
                     // The name means something else by now.
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,

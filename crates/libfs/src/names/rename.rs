@@ -123,8 +123,8 @@ pub(crate) fn rename(
                 }
             };
             let Some(pins) = pinned else {
-                let flags = to.map_or(EntryFlags::empty(), |to| last_closed(mount, to.key));
-                match session.mediate(attempt, &keys, &op, flags, Asks::NOTHING, cred) {
+                // Whether the victim is open here is not said: somebody may open it now. With its lease the daemon learns it in time.
+                match session.mediate(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred) {
                     Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
                     // Somebody made the new name since it was looked up: to be replaced, unless that was not meant.
