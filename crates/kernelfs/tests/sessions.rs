@@ -889,6 +889,62 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     world.check();
 }
 
+/// Between its making and its opening another session could remove it.
+#[test]
+fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
+    let world = World::new();
+    let mut clients = [world.client(), world.client()];
+    let create = LogOp::Create {
+        dir: ROOT,
+        name: b"f",
+        key: InodeKey::new(0, 0),
+        mode: 0o100_600,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let inodes = world.kernel.status().inodes_used;
+    let made = clients[0].mediate_open(&create).unwrap().attr.unwrap().key;
+    let unlink = LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key: made,
+    };
+    assert_eq!(
+        clients[1].mediate_open(&unlink),
+        Err(IpcError::Errno(libc::EINVAL)),
+        "only what is made can be opened with it"
+    );
+    clients[1].read_lease(ROOT);
+    assert_eq!(clients[1].lookup(b"f").unwrap().key, made);
+    let lease = clients[1].read_lease(ROOT).lease;
+    clients[1].release(ROOT, lease, false);
+    clients[1].mediate(&unlink).unwrap();
+    let attr = |client: &Client| client.link.call(Request::GetAttr { key: made });
+    let Ok(Response::Attr(left)) = attr(&clients[0]) else {
+        panic!("{:?}", attr(&clients[0]))
+    };
+    assert_eq!(left.nlink, 0);
+    assert_eq!(world.kernel.status().inodes_used, inodes + 1);
+    world.check();
+    // It counts as open once, however it came to be so.
+    let keys = vec![made];
+    assert_eq!(clients[0].link.call(Request::Drop { keys }), Ok(Response::Done));
+    assert_eq!(world.kernel.status().inodes_used, inodes);
+    assert_eq!(attr(&clients[0]), Err(IpcError::Errno(libc::ESTALE)));
+    // Made without being opened, it goes with its name.
+    let key = clients[0].mediate(&create).unwrap().attr.unwrap().key;
+    let unlink = LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key,
+    };
+    clients[1].mediate(&unlink).unwrap();
+    assert_eq!(world.kernel.status().inodes_used, inodes);
+    world.check();
+}
+
 #[test]
 fn rename_by_name_is_one_message_in_contended_directories_and_refused_elsewhere() {
     let world = World::new();

@@ -306,7 +306,23 @@ impl Client {
         self.mediate_as(op, number, Cred::root())
     }
 
+    /// As `mediate`; what it makes is held open from then on.
+    pub fn mediate_open(&mut self, op: &LogOp<'_>) -> Result<MediatedResult, IpcError> {
+        self.mediated += 1;
+        self.mediate_with(op, self.mediated, Cred::root(), true)
+    }
+
     pub fn mediate_as(&self, op: &LogOp<'_>, number: u64, cred: Cred) -> Result<MediatedResult, IpcError> {
+        self.mediate_with(op, number, cred, false)
+    }
+
+    fn mediate_with(
+        &self,
+        op: &LogOp<'_>,
+        number: u64,
+        cred: Cred,
+        open: bool,
+    ) -> Result<MediatedResult, IpcError> {
         let mut body = Vec::new();
         op.encode_body(&mut body);
         let header = op.header(&EntryMeta::default(), body.len());
@@ -316,7 +332,7 @@ impl Client {
         match self.link.call(Request::Mediate(MediatedOp {
             entry,
             append: false,
-            open: false,
+            open,
             cred,
             number,
         }))? {
