@@ -518,16 +518,26 @@ impl Leases {
 
     /// Takes a neighbour's grant in. One that does not fit what is under way here is left: when it is asked back it is not known, and so free.
     fn install_ahead(&self, grant: Grant, near: &Near) {
+        let Grant { lease, mode, .. } = grant;
         let node = self.get_or_make(grant.attr.key);
         let (had, settled) = node.settled();
-        if !settled || !node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), false) {
-            return;
+        if settled && node.install(lease, mode, grant.replaces, Some(grant.attr), false) {
+            node.note_recent();
+            self.ahead.came(&node, mode, near);
+            if had.is_none() {
+                self.held.fetch_add(1, Ordering::Relaxed);
+                self.trim_if_too_many();
+            }
         }
-        node.note_recent();
-        self.ahead.came(&node, grant.mode, near);
-        if had.is_none() {
-            self.held.fetch_add(1, Ordering::Relaxed);
-            self.trim_if_too_many();
+        // Asked back meanwhile it was taken for what another request here waits for. That one may now wait for this lease to go.
+        let mut early = self.early.lock();
+        if early.get(&node.key()) == Some(&lease) {
+            early.remove(&node.key());
+            drop(early);
+            self.tell(Event::Revoke {
+                key: node.key(),
+                number: lease,
+            });
         }
     }
 

@@ -734,3 +734,36 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     }
     assert_eq!(ahead(&rig.leases.idle(0)), 4);
 }
+
+/// The request waited until the daemon asked once more, half a second later.
+#[test]
+fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
+    let mut rig = rig();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let grants = grant_all(&asked);
+    let leases = Arc::downgrade(&rig.leases);
+    let came = Arc::new(Mutex::new(None));
+    let revoked = Arc::clone(&came);
+    let answer: Answer = Box::new(move |request| {
+        let response = grants(request);
+        let Response::Granted(given) = &response else {
+            panic!("{response:?}")
+        };
+        // Before the answer is read another request asks for a neighbour in it, which somebody else wants too.
+        let (key, number) = (given[1].attr.key, given[1].lease);
+        let leases = leases.upgrade().unwrap();
+        leases.node_of(key).waiters.fetch_add(1, Ordering::SeqCst);
+        assert!(matches!(leases.revoked(key, number), Revoked::Early));
+        *revoked.lock() = Some((key, number));
+        response
+    });
+    assert!(rig.script.answer.set(answer).is_ok());
+    rig.leases.listed((0..5).map(|n| InodeKey::new(1000 + n, 1)));
+    look(&rig, 1000);
+    while let Ok(event) = rig.inbox.try_recv() {
+        rig.take(event);
+    }
+    rig.flush();
+    let came = came.lock().take();
+    assert_eq!(rig.released(), Vec::from_iter(came));
+}
