@@ -350,7 +350,8 @@ impl Table {
     /// A lease that nobody is kept from and nobody is asked for; `None` where there is no such, or the session has it. Nothing is known of its
     /// use, so it does not count as one. To be [confirmed](Self::confirm) or [undone](Self::undo).
     pub fn take_free(&mut self, session: SessionId, want: &Want, now_ms: u64) -> Option<GrantedLease> {
-        let contended = want.mode == LeaseMode::Write && self.contention.is_contended(want.key, now_ms);
+        // In turns that others wait for, even a reader costs them one.
+        let contended = self.contention.is_contended(want.key, now_ms);
         let has = self
             .holder(session, want.key)
             .is_some_and(|holder| holder.mode >= want.mode);

@@ -527,6 +527,14 @@ fn lease_ahead_is_taken_from_nobody_and_before_nobody() {
 }
 
 #[test]
+fn no_lease_ahead_where_sessions_take_turns() {
+    let mut table = table();
+    let now = take_turns(&mut table, 0, 1000, 0).unwrap();
+    assert!(table.take_free(A, &read(1), now).is_none());
+    assert!(table.take_free(A, &read(2), now).is_some());
+}
+
+#[test]
 fn waits_name_the_holders_in_the_way_and_who_is_before() {
     let mut table = table();
     grant(&mut table, A, &[write(5), read(6)], 0);

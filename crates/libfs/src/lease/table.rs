@@ -473,7 +473,7 @@ impl Leases {
             let mut pinned = Vec::new();
             for ((node, want), grant) in asked.iter().zip(grants) {
                 let enough = grant.mode >= want.mode && grant.attr.key == want.key;
-                if enough && self.install(node, grant) {
+                if enough && self.install(node, grant, true) {
                     pinned.push(*node);
                 }
             }
@@ -505,10 +505,10 @@ impl Leases {
         }
     }
 
-    /// Takes a grant in, pinned.
-    fn install(&self, node: &Arc<Node>, grant: Grant) -> bool {
+    /// Takes a grant in, pinned or not.
+    fn install(&self, node: &Node, grant: Grant, pin: bool) -> bool {
         let had = node.mode().is_some();
-        let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), true);
+        let installed = node.install(grant.lease, grant.mode, grant.replaces, Some(grant.attr), pin);
         if installed && !had {
             self.held.fetch_add(1, Ordering::Relaxed);
             self.trim_if_too_many();
@@ -516,18 +516,13 @@ impl Leases {
         installed
     }
 
-    /// Takes a neighbour's grant in. One that does not fit what is under way here is left: when it is asked back it is not known, and so free.
+    /// Takes a neighbour's grant in. If it was given back meanwhile, that is all.
     fn install_ahead(&self, grant: Grant, near: &Near) {
         let Grant { lease, mode, .. } = grant;
         let node = self.get_or_make(grant.attr.key);
-        let (had, settled) = node.settled();
-        if settled && node.install(lease, mode, grant.replaces, Some(grant.attr), false) {
+        if self.install(&node, grant, false) {
             node.note_recent();
             self.ahead.came(&node, mode, near);
-            if had.is_none() {
-                self.held.fetch_add(1, Ordering::Relaxed);
-                self.trim_if_too_many();
-            }
         }
         // Asked back meanwhile it was taken for what another request here waits for. That one may now wait for this lease to go.
         let mut early = self.early.lock();

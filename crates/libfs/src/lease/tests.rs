@@ -767,3 +767,34 @@ fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
     let came = came.lock().take();
     assert_eq!(rig.released(), Vec::from_iter(came));
 }
+
+/// The daemon has taken an older grant back, and its answer to that has not come. A request for the directory waited half a second.
+#[test]
+fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.revoke(1);
+    assert_eq!(node.state().phase, Phase::Releasing);
+    let answer: Answer = Box::new(|request| {
+        let Request::AcquireNear { wants, .. } = request else {
+            panic!("{request:?}")
+        };
+        let grant = |lease, key| Grant {
+            lease: LeaseNo(lease),
+            mode: LeaseMode::Read,
+            replaces: None,
+            attr: InodeAttr::new(key, 0o040_755, 0),
+        };
+        Response::Granted(vec![grant(2, wants[0].key), grant(3, DIR)])
+    });
+    assert!(rig.script.answer.set(answer).is_ok());
+    look(&rig, 1000);
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    assert_eq!(node.held_number(), Some(LeaseNo(3)));
+    // Who asks for it now is behind another, who waits until it is given back.
+    node.waiters.fetch_add(1, Ordering::SeqCst);
+    rig.revoke(3);
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1)), (DIR, LeaseNo(3))]);
+}
