@@ -252,7 +252,8 @@ impl OpenFile {
         })
     }
 
-    /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it returns; at once up to 16 MiB.
+    /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it returns; at once up to 16 MiB or a
+    /// quarter of the longest log, whichever is less. On a contended file at most 1 MiB is written.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -260,7 +261,8 @@ impl OpenFile {
         Ok(self.write(Some(offset), data, cred, Use::Own)?.1)
     }
 
-    /// Writes at the end, in one piece with finding it; says where.
+    /// Writes at the end, in one piece with finding it; says where. As [`write_at`](Self::write_at): the pieces of a larger call follow the first,
+    /// over what other threads have appended meanwhile.
     ///
     /// # Errors
     /// As the system call of that name.

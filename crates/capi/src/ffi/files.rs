@@ -79,7 +79,7 @@ pub unsafe extern "C" fn varve_pread(
     })
 }
 
-/// As write(2). At once up to 16 MiB: a longer one is several, in order.
+/// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is several, in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_write(
     fs: *mut varve_fs,

@@ -125,7 +125,7 @@ impl Log {
     /// for at most `wait_ms`. Call it before locking inodes.
     ///
     /// # Errors
-    /// `ENOSPC`/`EIO` when no space came; `EDEADLK` when this thread has a slot already; `SessionLost`.
+    /// `ENOSPC` when no space came in time, or what the daemon answered; `EDEADLK` when this thread has a slot already; `SessionLost`.
     #[inline]
     pub fn reserve<T>(&self, host: &dyn LogHost, bytes: usize) -> OpResult<Slot<'_>, T> {
         Slot::take(self, host, bytes)

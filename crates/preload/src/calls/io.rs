@@ -312,7 +312,7 @@ pub(super) fn sync_file_range(p: &Process, a: &Args) -> Answer {
 }
 
 pub(super) fn sync(p: &Process) -> Answer {
-    // The kernel syncs the rest, and the mount; this process' log is not the mount's.
+    // The kernel syncs the rest. It does not tell the mount, whose log is another one.
     p.sync_session();
     Answer::NotOurs
 }
