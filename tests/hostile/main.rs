@@ -40,6 +40,11 @@ const SHORT_SECS: u64 = 20;
 /// Acts of an attacker in an ordinary run.
 const SHORT_ACTS: u64 = 220;
 
+/// How long a lease is kept from others, as the settings below say.
+const LEASE_MS: u64 = 150;
+/// Processor time of the daemon for an act, on average.
+const COST_MOST: Duration = Duration::from_millis(20);
+
 /// Impatient, so that clients that do not answer are done with soon; and bounds on what one of them may take.
 const SETTINGS: &str = "
 lease_ms = 150
@@ -174,7 +179,8 @@ struct Honest {
     rng: Rng,
     ops: u64,
     trees: u64,
-    slowest: Duration,
+    /// How long each of its operations took.
+    took: Vec<Duration>,
 }
 
 const SECRET: u8 = 99;
@@ -191,7 +197,7 @@ impl Honest {
             rng: Rng::new(seed),
             ops: 0,
             trees: 0,
-            slowest: Duration::ZERO,
+            took: Vec::new(),
         };
         // Readable for all who know its number, in a directory that nobody else may enter.
         let secret = vec!["vault", "secret"];
@@ -218,15 +224,26 @@ impl Honest {
     fn op(&mut self, op: &Op) -> Result<bool, String> {
         let began = Instant::now();
         let done = both(&mut self.model, &self.fs, op);
-        self.slowest = self.slowest.max(began.elapsed());
+        self.took.push(began.elapsed());
         self.ops += 1;
         done
+    }
+
+    fn slowest(&self) -> Duration {
+        self.took.iter().copied().max().unwrap_or_default()
+    }
+
+    /// What so many hundredths of the operations took at most.
+    fn took_at_most(&self, hundredths: usize) -> Duration {
+        let mut took = self.took.clone();
+        took.sort_unstable();
+        took[(took.len() - 1) * hundredths / 100]
     }
 
     fn step(&mut self) -> Result<(), String> {
         let op = likely_op(&mut self.rng, &mut self.model.clone());
         self.op(&op)
-            .map_err(|why| format!("{why} (operation {}, slowest {:?})", self.ops, self.slowest))?;
+            .map_err(|why| format!("{why} (operation {}, slowest {:?})", self.ops, self.slowest()))?;
         if self.ops.is_multiple_of(25) {
             self.compare()?;
         }
@@ -545,12 +562,28 @@ fn attack_with(owners: &[bool], kills: u64) {
         "the honest client got nowhere: {} operations",
         honest.ops
     );
+    // Who keeps the rules waits for a lease that is not given back now and then, not all the time, and none of the attackers' acts costs much.
+    let lease = Duration::from_millis(LEASE_MS);
+    assert!(
+        honest.took_at_most(50) < lease && honest.took_at_most(99) < 20 * lease,
+        "half of the honest client's operations took {:?}, 99 % {:?}",
+        honest.took_at_most(50),
+        honest.took_at_most(99)
+    );
+    let spent = Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32;
+    assert!(
+        spent < Duration::from_secs(2) + COST_MOST * acts_done as u32,
+        "{acts_done} acts cost the daemon {spent:?}"
+    );
     println!(
-        "seed {seed}, {killed} kills, honest: {} operations, {} trees, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}; {:.1} s of processor in {:.1} s",
+        "seed {seed}, {killed} kills, honest: {} operations, {} trees, half within {:?}, 90 % {:?}, 99 % {:?}, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}; {:.1} s of processor in {:.1} s",
         honest.ops,
         honest.trees,
-        honest.slowest,
-        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+        honest.took_at_most(50),
+        honest.took_at_most(90),
+        honest.took_at_most(99),
+        honest.slowest(),
+        spent.as_secs_f64(),
         attacked.as_secs_f64()
     );
     print!("{acts}");

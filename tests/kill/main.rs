@@ -14,6 +14,7 @@ mod worker;
 use calls::State;
 use common::{Pool, alive, cannot_mount, kill, run_ok, varve, wait_until};
 use std::ops::Range;
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use varve_testkit::workload::Rng;
 use verify::{Promise, Story, Tally, judge};
@@ -204,7 +205,12 @@ impl Run {
             Crash::Daemon => self.kill_daemon(),
             Crash::DaemonTwice => {
                 self.kill_daemon();
-                std::thread::sleep(Duration::from_millis(rng.below(250)));
+                // Amid its recovery, or soon after it.
+                let longest = if rng.below(2) == 0 { 30 } else { 250 };
+                std::thread::sleep(Duration::from_millis(rng.below(longest)));
+                // It listens when it has recovered; until then nobody does.
+                self.tally.recovering +=
+                    u64::from(UnixStream::connect(self.pool.dir().join("sock")).is_err());
                 self.kill_daemon();
             }
             Crash::Linked => {
@@ -379,8 +385,13 @@ impl Run {
             );
         }
         println!(
-            "VARVE_SEED={}: {} rounds, {} calls returned, {} promised, {} lost as power cuts may",
-            self.seed, self.round, self.tally.returned, self.tally.promised, self.tally.lost
+            "VARVE_SEED={}: {} rounds, {} calls returned, {} promised, {} lost as power cuts may; {} daemons killed amid their recovery",
+            self.seed,
+            self.round,
+            self.tally.returned,
+            self.tally.promised,
+            self.tally.lost,
+            self.tally.recovering
         );
         self.pool.down();
     }

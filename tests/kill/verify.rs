@@ -44,6 +44,8 @@ pub struct Tally {
     pub promised: u64,
     /// Calls that had returned and were lost, which a power cut may do.
     pub lost: u64,
+    /// Daemons that were killed before they served.
+    pub recovering: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -51,6 +53,7 @@ impl std::ops::AddAssign for Tally {
         self.returned += other.returned;
         self.promised += other.promised;
         self.lost += other.lost;
+        self.recovering += other.recovering;
     }
 }
 

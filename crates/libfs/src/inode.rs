@@ -47,6 +47,8 @@ pub struct Inode {
     pub(crate) radix: Radix,
     /// Digested blocks in NVM, as far as reads under the lock have met them.
     pub(crate) places: Places,
+    /// Shared by appends; an append in parts has it alone, from its first part to its last. Before any room in the log is taken.
+    pub(crate) appends: RwLock<()>,
     body: RwLock<InodeBody>,
 }
 
@@ -111,6 +113,7 @@ impl Inode {
             listed: AtomicBool::new(false),
             radix: Radix::new(),
             places: Places::new(),
+            appends: RwLock::new(()),
             body: RwLock::new(InodeBody {
                 attr,
                 pieces: Pieces::new(),

@@ -190,7 +190,7 @@ impl OpenFile {
             match session.sync_log::<()>() {
                 Ok(()) => {}
                 Err(OpError::SessionLost { .. }) => return Err(lost),
-                Err(_) => return Err(Errno(libc::EIO).into()),
+                Err(error) => return Err(error.map(|()| value.clone())),
             }
         }
         Ok(value)

@@ -104,6 +104,11 @@ impl DataPlane {
         if data.is_empty() {
             return Ok((inode.read().attr.size_bytes, 0));
         }
+        if data.len() > self.part_max() {
+            let _alone = inode.appends.write();
+            return self.write_large(inode, Place::End, data, clear);
+        }
+        let _beside = inode.appends.read();
         if data.len() > DIRECT_MAX {
             return self.write_large(inode, Place::End, data, clear);
         }
@@ -242,6 +247,11 @@ impl DataPlane {
         }
     }
 
+    /// What one transaction takes.
+    fn part_max(&self) -> usize {
+        (TX_BYTES_MAX.min(self.log_max_bytes / 4)).max(DIRECT_MAX as u64) as usize
+    }
+
     /// A large write: one transaction after the other.
     #[cold]
     fn write_large(
@@ -251,7 +261,7 @@ impl DataPlane {
         data: &[u8],
         clear: EntryFlags,
     ) -> OpResult<(u64, usize)> {
-        let most = (TX_BYTES_MAX.min(self.log_max_bytes / 4)).max(DIRECT_MAX as u64) as usize;
+        let most = self.part_max();
         let mut place = place;
         let mut start = None;
         let mut done = 0;
@@ -294,6 +304,8 @@ impl DataPlane {
             Place::End => inode.size_hint() % BLOCK_BYTES,
         };
         let mut pieces = 0_u32;
+        let log = self.log().map_err(OpError::Failed)?;
+        let _room = log.room_for(data.len());
         let mut slot = self.begin(entry_size(BLOCK_SIZE), 0)?;
         let mut done = 0;
         let mut blocks = 0_u64;

@@ -16,6 +16,7 @@ mod chunks;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;
 mod lane;
+mod large;
 pub(crate) mod slots;
 mod sync;
 #[cfg(test)]
@@ -23,6 +24,7 @@ mod tests;
 
 pub use lane::{Committed, Logged, Slot};
 pub(crate) use lane::{Receipt, with_body};
+pub use large::Room;
 pub use slots::reset_after_fork;
 
 use crate::errno::{Errno, OpError, OpResult};
@@ -32,6 +34,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use chunks::Pool;
 use crossbeam_utils::CachePadded;
 use lane::Lane;
+use large::Large;
 use std::sync::Arc;
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
@@ -97,6 +100,8 @@ pub struct Log {
     seed: u32,
     options: LogOptions,
     pool: Mutex<Pool>,
+    /// Chunks that large operations may fill before they are committed, besides those of the lanes.
+    large: Large,
     syncs: Syncs,
 }
 
@@ -114,11 +119,18 @@ impl Log {
             shared: Mutex::new(()),
             seed: crc_seed(options.session),
             pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
+            large: Large::new(most_chunks),
             syncs: Syncs::new(&*region),
             region,
             page,
             options,
         }
+    }
+
+    /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) where they may not fit into a chunk. Without
+    /// it operations that each hold some chunks and wait for one more could wait for each other.
+    pub fn room_for(&self, bytes: usize) -> Room<'_> {
+        self.large.take(bytes)
     }
 
     /// Takes the calling thread's lane with room for `bytes` (sums of [`entry_size`](varve_format::log::entry_size)). Waits for space

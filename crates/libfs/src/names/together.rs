@@ -235,6 +235,15 @@ fn commit_once<T>(
     for key in keys {
         nodes.insert(*key, Arc::clone(pins.node(*key)?));
     }
+    // In the order of their keys: who appends in parts is waited for before anything else is taken.
+    let mut appended: Vec<_> = steps.iter().filter_map(Step::appends_to).collect();
+    appended.sort_unstable();
+    appended.dedup();
+    let appended: Vec<_> = appended
+        .iter()
+        .filter_map(|key| nodes.get(key).cloned())
+        .collect();
+    let _beside: Vec<_> = appended.iter().map(|node| node.inode.appends.read()).collect();
     let numbers = Numbers::take(session, pins, steps)?;
     let blocks = cost(steps);
     let slot = session.data.begin(bytes, blocks)?;

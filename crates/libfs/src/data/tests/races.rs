@@ -207,3 +207,96 @@ fn truncates_and_overwrites_agree_with_the_log_when_they_race() {
         assert!(contents(&rig.plane, &inode) == all);
     }
 }
+
+#[test]
+fn append_in_parts_is_not_written_over_by_others() {
+    let rig = Rig::new(2, 6);
+    let inode = Rig::inode(7);
+    // Four parts.
+    let large = vec![b'l'; 12 << 20];
+    let (small, middle) = ([b's'; 100], [b'm'; 100_000]);
+    let done = AtomicBool::new(false);
+    let counts = std::thread::scope(|scope| {
+        let (rig, inode, done) = (&rig, &inode, &done);
+        let others = [&small[..], &middle[..]].map(|data| {
+            scope.spawn(move || {
+                let mut count = 0;
+                while !done.load(Ordering::SeqCst) {
+                    rig.plane.append(inode, data, EntryFlags::empty()).unwrap();
+                    count += 1;
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+                count
+            })
+        });
+        let digests = scope.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                rig.fake.digest(u64::MAX);
+                std::thread::yield_now();
+            }
+        });
+        for _ in 0..2 {
+            let (_, len) = rig.plane.append(inode, &large, EntryFlags::empty()).unwrap();
+            assert_eq!(len, large.len());
+        }
+        done.store(true, Ordering::SeqCst);
+        digests.join().unwrap();
+        others.map(|other| other.join().unwrap())
+    });
+    let size = inode.read().attr.size_bytes;
+    let mut all = vec![0; size as usize];
+    rig.read(&inode, 0, &mut all);
+    let runs = all.chunk_by(|a, b| a == b);
+    let mut found = [0, 0, 0];
+    for run in runs {
+        let (kind, len) = match run[0] {
+            b'l' => (0, large.len()),
+            b's' => (1, small.len()),
+            b'm' => (2, middle.len()),
+            other => panic!("{other} was never written"),
+        };
+        assert!(
+            run.len().is_multiple_of(len),
+            "{} bytes of {}",
+            run.len(),
+            run[0] as char
+        );
+        found[kind] += run.len() / len;
+    }
+    assert_eq!(found, [2, counts[0], counts[1]]);
+}
+
+#[test]
+fn large_writes_of_many_threads_do_not_wait_for_each_others_space() {
+    // Together they would take twice the log.
+    let rig = Rig::that_waits(2, 6, 10_000);
+    let large = vec![7; 6 << 20];
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (rig, large, done) = (&rig, &large, &done);
+        let writers: Vec<_> = (0..8)
+            .map(|writer| {
+                scope.spawn(move || {
+                    let inode = Rig::inode(7 + writer);
+                    for _ in 0..8 {
+                        let count = rig.plane.write(&inode, 0, large, EntryFlags::empty()).unwrap();
+                        assert_eq!(count, large.len());
+                    }
+                })
+            })
+            .collect();
+        let digests = scope.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                rig.fake.digest(u64::MAX);
+                std::thread::yield_now();
+            }
+        });
+        let ends: Vec<_> = writers
+            .into_iter()
+            .map(std::thread::ScopedJoinHandle::join)
+            .collect();
+        done.store(true, Ordering::SeqCst);
+        digests.join().unwrap();
+        assert!(ends.iter().all(Result::is_ok));
+    });
+}

@@ -51,6 +51,18 @@ pub(super) enum Step<'g> {
     },
 }
 
+impl Step<'_> {
+    /// The file that it writes to the end of.
+    pub(super) fn appends_to(&self) -> Option<InodeKey> {
+        match self {
+            Self::Write {
+                file, offset: None, ..
+            } => Some(*file),
+            _ => None,
+        }
+    }
+}
+
 /// A name that was looked up in a directory that is there, and what it named.
 pub(super) type Found<'g> = (InodeKey, &'g [u8], Option<Target>);
 

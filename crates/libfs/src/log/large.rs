@@ -1,0 +1,57 @@
+//! How many chunks large operations may fill before they are committed. Knows numbers of chunks, not the chunks.
+
+use crate::sync::{Condvar, Mutex};
+use varve_format::log::CHUNK_BYTES;
+
+/// Operations of more bytes may need more than the chunk that their lane has and one more.
+const LARGE_BYTES: usize = CHUNK_BYTES as usize / 2;
+
+/// Lanes have at most half of a log's chunks; large operations together have at most a quarter besides. So whoever waits for a chunk waits
+/// for one that is committed, which the digest gives back.
+pub(super) struct Large {
+    left: Mutex<u64>,
+    changed: Condvar,
+    most: u64,
+}
+
+/// What one operation may fill; given back when this is dropped.
+pub struct Room<'l> {
+    large: &'l Large,
+    chunks: u64,
+}
+
+impl Large {
+    /// Of a log of so many chunks.
+    pub(super) fn new(chunks: u64) -> Self {
+        let most = (chunks / 4).max(1);
+        Self {
+            left: Mutex::new(most),
+            changed: Condvar::new(),
+            most,
+        }
+    }
+
+    pub(super) fn take(&self, bytes: usize) -> Room<'_> {
+        let chunks = match bytes {
+            0..=LARGE_BYTES => 0,
+            _ => (bytes as u64).div_ceil(CHUNK_BYTES).min(self.most),
+        };
+        if chunks > 0 {
+            let mut left = self.left.lock();
+            while *left < chunks {
+                self.changed.wait(&mut left);
+            }
+            *left -= chunks;
+        }
+        Room { large: self, chunks }
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        if self.chunks > 0 {
+            *self.large.left.lock() += self.chunks;
+            self.large.changed.notify_all();
+        }
+    }
+}
