@@ -235,13 +235,6 @@ impl KernelFs {
         let mut result = self.apply(session, op, named);
         let now_ms = self.now_ms();
         let mut core = self.locked();
-        // Before anybody else can find it, and remove it.
-        if op.open
-            && core.live(session.id).is_some()
-            && let Ok(MediatedResult { attr: Some(attr), .. }) = &result
-        {
-            core.holds.add(session.id, attr.key);
-        }
         core.table.drop_session(owner);
         for key in keys {
             core.table.note_mediated(*key, session.id, now_ms);
@@ -381,6 +374,15 @@ impl KernelFs {
                 return Err(self.refused(&error));
             }
         };
+        // Before anybody else can find it, and remove it; and before one without a name counts as held by nobody.
+        if op.open
+            && let Some(attr) = &result.attr
+        {
+            let mut core = self.locked();
+            if core.live(session.id).is_some() {
+                core.holds.add(session.id, attr.key);
+            }
+        }
         let rows = self.take_over(&applied);
         drop(change);
         self.write_rows(&rows).map_err(|error| self.refused(&error))?;

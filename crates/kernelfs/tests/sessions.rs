@@ -946,6 +946,44 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
 }
 
 #[test]
+fn file_made_by_the_daemon_without_a_name_is_there_until_it_is_closed() {
+    let world = World::new();
+    let mut clients = [world.client(), world.client()];
+    let create = LogOp::Create {
+        dir: ROOT,
+        name: b"",
+        key: InodeKey::new(0, 0),
+        mode: 0o100_600,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let inodes = world.kernel.status().inodes_used;
+    let made = clients[0].mediate_open(&create).unwrap().attr.unwrap();
+    assert_eq!(made.nlink, 0);
+    // Another one's operation frees what nobody holds.
+    clients[1].mediate(&create).unwrap();
+    assert_eq!(world.kernel.status().inodes_used, inodes + 1);
+    world.check();
+    let link = LogOp::Link {
+        dir: ROOT,
+        name: b"f",
+        key: made.key,
+    };
+    assert_eq!(clients[0].mediate(&link).unwrap().attr.unwrap().nlink, 1);
+    let keys = vec![made.key];
+    assert_eq!(clients[0].link.call(Request::Drop { keys }), Ok(Response::Done));
+    assert_eq!(world.kernel.status().inodes_used, inodes + 1, "it has a name now");
+    let key = clients[0].mediate_open(&create).unwrap().attr.unwrap().key;
+    assert_eq!(world.kernel.status().inodes_used, inodes + 2);
+    let keys = vec![key];
+    assert_eq!(clients[0].link.call(Request::Drop { keys }), Ok(Response::Done));
+    assert_eq!(world.kernel.status().inodes_used, inodes + 1);
+    world.check();
+}
+
+#[test]
 fn rename_by_name_is_one_message_in_contended_directories_and_refused_elsewhere() {
     let world = World::new();
     let mut clients = [world.client(), world.client()];

@@ -181,6 +181,24 @@ fn contended_operations_are_done_by_the_daemon() {
     fs.unmount().unwrap();
 }
 
+/// It has no name that others could change, but it needs a number and a right of the directory.
+#[test]
+fn file_without_a_name_is_made_by_the_daemon_where_the_directory_is_contended() {
+    let fake = Fake::new();
+    let fs = mount(&fake);
+    fake.contended.store(true, Ordering::SeqCst);
+    let file = fs.tmpfile(fs.root(), 0o600, &me()).unwrap();
+    assert_eq!(fs.counters().mediated, 1, "it does not wait for a quiet moment");
+    assert_eq!(file.write_at(0, b"abc", &me()).unwrap(), 3);
+    assert_eq!(file.getattr().unwrap().nlink, 0);
+    assert!(listing(&fs).is_empty());
+    assert_eq!(fs.link(file.key(), fs.root(), b"f", &me()).unwrap().nlink, 1);
+    fake.contended.store(false, Ordering::SeqCst);
+    assert_eq!(contents(&fs, b"f"), b"abc");
+    drop(file);
+    fs.unmount().unwrap();
+}
+
 #[test]
 fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again() {
     let fake = Fake::new();

@@ -269,7 +269,7 @@ fn mediate_create(
     }
     // The daemon takes the number.
     let nobody = InodeKey::new(0, 0);
-    let attr = new_attr(&parent, nobody, making, true, cred, session.now_ns());
+    let attr = new_attr(&parent, nobody, making, !name.is_empty(), cred, session.now_ns());
     let op = create_op(&attr, dir, name, making.target);
     let asks = Asks {
         open: opened.is_some(),
@@ -298,13 +298,22 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
         rdev: 0,
         target: b"",
     };
-    let attr = mount.with_session(|session, _| {
+    let attr = mount.with_session(|session, attempt| {
         session.may_write()?;
-        // A directory that is contended will be free in a moment: nothing is changed in it, but the entry needs its grant.
-        for round in 0..LOOKS_MAX {
+        // What the daemon made for a session that is lost has no name to find it by: it went with that session.
+        let _ = attempt.take_done();
+        for _ in 0..LOOKS_MAX {
             let Some(pins) = pin_or_mediate(session, &[dir])? else {
-                std::thread::sleep(std::time::Duration::from_millis(1 + round as u64 / 10));
-                continue;
+                let mut opened = None;
+                return mediate_create(
+                    mount,
+                    session,
+                    attempt,
+                    (dir, b""),
+                    &making,
+                    cred,
+                    &mut Some(&mut opened),
+                );
             };
             let node = pins.node(dir)?;
             directory(session, node, cred, EXEC)?;

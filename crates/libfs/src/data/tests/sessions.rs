@@ -137,6 +137,22 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
     );
 }
 
+/// A thread has a lane of its own, without which nothing is written in place, only where there are chunks enough.
+#[test]
+fn overwrite_in_place_ends_a_time_that_was_set_ahead() {
+    let rig = Rig::new(64, 64);
+    let inode = Rig::inode(2);
+    rig.plane.write(&inode, 0, &[1; 8192], NONE).unwrap();
+    let before = inode.attr();
+    inode.write().attr.mtime_ns = i64::MAX;
+    rig.plane.write(&inode, 4096, &[2; 4096], NONE).unwrap();
+    let mtime_ns = inode.attr().mtime_ns;
+    assert!(
+        (before.mtime_ns..i64::MAX).contains(&mtime_ns),
+        "an overwrite wins over a time that was set ahead: {mtime_ns}"
+    );
+}
+
 #[test]
 fn copy_range_copies_between_files_and_refuses_overlap() {
     let rig = Rig::new(4, 8);
