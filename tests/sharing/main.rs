@@ -12,6 +12,8 @@ mod check;
 mod record;
 mod report;
 mod run;
+mod stale;
+mod stopped;
 mod sys;
 mod ways;
 mod worker;

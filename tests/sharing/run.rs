@@ -2,15 +2,16 @@
 //! is the worker's business, and whether it was right the checker's.
 
 use crate::check::{self, Fault};
-use crate::common::{Pool, cannot_mount, run_ok, varve, wait_until};
+use crate::common::{Pool, cannot_mount, run_ok, text_of, varve, wait_until};
 use crate::record::{self, Record};
 use crate::ways::{Calls, Way};
 use crate::{report, worker};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use varve_kernelfs::Status;
 
 /// Digests and moves go on meanwhile; the log alone grows by some 100 MB in ten minutes.
-const TIERS: [&str; 6] = ["--nvm", "shm:128M", "--ssd", "512M", "--hdd", "0"];
+pub const TIERS: [&str; 6] = ["--nvm", "shm:128M", "--ssd", "512M", "--hdd", "0"];
 /// Longest time of one operation, however busy the machine is.
 const SLOWEST: Duration = Duration::from_secs(30);
 /// How long after the time is over the processes may still write their histories.
@@ -123,6 +124,22 @@ impl Run {
         std::fs::write(&go, seconds.to_string()).expect("written");
         std::fs::rename(&go, worker::go(outside)).expect("renamed");
         self.until = Instant::now() + Duration::from_secs(seconds) + LATE;
+    }
+
+    /// The pool that they share.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Process id of a worker: `varve run` becomes the program that it starts.
+    pub fn pid(&self, process: usize) -> u32 {
+        self.processes[process].0.id()
+    }
+
+    /// What the daemon says of itself.
+    pub fn status(&self) -> Status {
+        let text = text_of(varve().args(["status", "--json"]).arg(self.pool.dir()));
+        serde_json::from_str(&text).expect("a status")
     }
 
     /// Waits for the processes' histories, takes the pool down and has `fsck` look at it.

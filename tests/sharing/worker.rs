@@ -131,6 +131,8 @@ pub fn main() {
         .expect("a way");
     let (seed, process): (u64, u8) = (seed.parse().expect("a seed"), process.parse().expect("a number"));
     let outside = PathBuf::from(outside);
+    // One that is stopped would not see the end of the pipe when the test is killed.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     std::thread::spawn(|| {
         // The end of the pipe: the test is over or gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
