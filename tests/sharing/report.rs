@@ -2,7 +2,7 @@
 
 use crate::check::Fault;
 use crate::record::{KINDS, Kind, Record};
-use crate::ways::{WAYS, Way};
+use crate::ways::{ALL, Way};
 use crate::worker::LOCKS;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,7 +34,7 @@ pub fn table(records: &[Record], ways: &[Way], seed: u64) -> String {
         ways.len(),
         records.len()
     );
-    for way in WAYS {
+    for way in ALL {
         let mut everything = Vec::new();
         for kind in KINDS {
             if let Some(sorted) = times.get_mut(&(way, kind)) {
@@ -156,7 +156,7 @@ pub fn nobody_starved(records: &[Record], ways: &[Way], slowest: Duration, seed:
                     | Kind::MapRead
                     | Kind::Plant
             );
-            let spared = chance || (locks && *way == Way::Linked) || (rare && done[n] <= 2000);
+            let spared = chance || (locks && way.is_linked()) || (rare && done[n] <= 2000);
             assert!(
                 spared || kinds[n] & 1 << kind as u32 != 0,
                 "VARVE_SEED={seed}: process {n} ({}) did no {kind:?}",

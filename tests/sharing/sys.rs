@@ -30,7 +30,7 @@ pub fn record_lock(file: &File, owner: Owner, take: bool) -> Result<()> {
     }
 }
 
-/// A page of a file, mapped shared. Stays mapped until the process ends.
+/// A page of a file, mapped shared until this is dropped.
 pub struct Page(*mut libc::c_void);
 
 /// Bytes of a page.
@@ -59,16 +59,23 @@ impl Page {
 
     /// Adds one to the first word; what it was.
     pub fn add(&self) -> u64 {
-        // SAFETY: the page is mapped for writing as long as the process lives, and aligned; others change it by the same atomic operation.
+        // SAFETY: the page is mapped for writing until `self` is dropped, and aligned; others change it by the same atomic operation.
         unsafe { AtomicU64::from_ptr(self.0.cast()) }.fetch_add(1, Ordering::SeqCst)
     }
 
     /// `msync` with `MS_SYNC`.
     pub fn sync(&self) -> Result<()> {
-        // SAFETY: the page is mapped.
+        // SAFETY: the page is mapped until `self` is dropped.
         match unsafe { libc::msync(self.0, PAGE, libc::MS_SYNC) } {
             0 => Ok(()),
             _ => Err(Error::last_os_error()),
         }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's own and whole, and nothing refers to it: stores and `msync` are over when their calls return.
+        unsafe { libc::munmap(self.0, PAGE) };
     }
 }

@@ -1,6 +1,7 @@
 //! The ways in as one set of calls. What serves the mount serves `varve run` too: nothing but the standard library's calls, which are the C
 //! library's (`rustix` would make system calls that the preload library does not see).
 
+use crate::broken;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -17,10 +18,14 @@ pub enum Way {
     Mount,
     Run,
     Linked,
+    /// Linked, and broken on purpose: see [`broken`](crate::broken).
+    Broken,
 }
 
-/// All, as they are dealt.
+/// Those that keep the rules, as they are dealt.
 pub const WAYS: [Way; 3] = [Way::Mount, Way::Run, Way::Linked];
+/// All.
+pub const ALL: [Way; 4] = [Way::Mount, Way::Run, Way::Linked, Way::Broken];
 
 impl Way {
     /// For tables and the worker's words.
@@ -29,7 +34,13 @@ impl Way {
             Self::Mount => "mount",
             Self::Run => "run",
             Self::Linked => "linked",
+            Self::Broken => "broken",
         }
+    }
+
+    /// Whether its processes call the library, and so have no descriptors that the kernel knows.
+    pub fn is_linked(self) -> bool {
+        matches!(self, Self::Linked | Self::Broken)
     }
 }
 
@@ -58,13 +69,17 @@ const WRONG_WAY: u16 = libc::EBADF as u16;
 impl Calls {
     /// Of the pool in `dir`.
     pub fn new(way: Way, dir: &Path) -> Self {
-        if way != Way::Linked {
+        if !way.is_linked() {
             return Self::Files(dir.join("mnt"));
         }
-        let connector = Arc::new(SocketConnector {
+        let socket = SocketConnector {
             path: dir.join("sock"),
-        });
-        let fs = Fs::mount(connector, FsOptions::default()).expect("a session");
+        };
+        let fs = match way {
+            Way::Broken => broken::mount(socket),
+            _ => Fs::mount(Arc::new(socket), FsOptions::default()),
+        };
+        let fs = fs.expect("a session");
         let cred = Cred {
             uid: 0,
             gid: 0,

@@ -125,12 +125,14 @@ pub fn main() {
     let [way, pool, outside, seed, process, processes] = words.as_slice() else {
         panic!("{ENV} is incomplete");
     };
-    let way = crate::ways::WAYS
+    let way = crate::ways::ALL
         .into_iter()
         .find(|each| each.name() == *way)
         .expect("a way");
     let (seed, process): (u64, u8) = (seed.parse().expect("a seed"), process.parse().expect("a number"));
     let outside = PathBuf::from(outside);
+    // One that is stopped would not see the end of the pipe when the test is killed.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     std::thread::spawn(|| {
         // The end of the pipe: the test is over or gone.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -180,7 +182,7 @@ impl Worker {
         let open = |name: String| calls.open(&name, libc::O_RDWR).expect("it is there");
         let registers = (0..REGISTERS.len()).map(|n| open(format!("reg{n}"))).collect();
         let counters = (0..2).map(|n| open(format!("count{n}"))).collect();
-        let locked = (way != Way::Linked).then(|| {
+        let locked = (!way.is_linked()).then(|| {
             let file = |name: &str| {
                 let path = pool.join("mnt").join(name);
                 File::options()
@@ -555,7 +557,7 @@ impl Worker {
                 return self.note(Kind::MapSync, 0, end, done, synced);
             }
         }
-        let object = u8::from(self.way == Way::Linked);
+        let object = u8::from(self.way.is_linked());
         self.record(Kind::MapRead, object, |w| {
             let mut bytes = [0; 8];
             w.calls.read(&w.map, 0, &mut bytes)?;
