@@ -93,7 +93,10 @@ ssize_t varve_read(varve_fs *fs, int fd, void *buffer, size_t len);
 ssize_t varve_pread(varve_fs *fs, int fd, void *buffer, size_t len, off_t offset);
 
 // As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is several, in order.
-ssize_t varve_write(varve_fs *fs, int fd, const void *buffer, size_t len);
+ssize_t varve_write(varve_fs *fs,
+                    int fd,
+                    const void *buffer,
+                    size_t len);
 
 // As pwrite(2).
 ssize_t varve_pwrite(varve_fs *fs, int fd, const void *buffer, size_t len, off_t offset);
