@@ -356,8 +356,44 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::mounted;
+    use super::{mounted, unpack};
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
+
+    #[test]
+    fn library_is_not_loaded_from_where_others_can_change_it() {
+        if super::LIBRARY.is_empty() {
+            return;
+        }
+        let pool = tempfile::tempdir().expect("a directory");
+        let mode = |mode| std::fs::set_permissions(pool.path(), std::fs::Permissions::from_mode(mode));
+        mode(0o755).expect("its mode");
+        let own = unpack(pool.path()).expect("a library");
+        assert!(own.starts_with(pool.path()));
+        for others in [0o777, 0o775] {
+            mode(others).expect("its mode");
+            let elsewhere = unpack(pool.path()).expect("a library");
+            assert!(
+                !elsewhere.starts_with(pool.path()),
+                "{others:o}: {}",
+                elsewhere.display()
+            );
+        }
+        mode(0o755).expect("its mode");
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o666)).expect("its mode");
+        let again = unpack(pool.path()).expect("a library");
+        let meta = std::fs::metadata(&again).expect("it is there");
+        assert!(
+            super::is_trusted(&meta),
+            "one that others could have changed is written anew"
+        );
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&again, Some(65_534), None).expect("its owner");
+            unpack(pool.path()).expect("a library");
+            let meta = std::fs::metadata(&again).expect("it is there");
+            assert!(super::is_trusted(&meta), "nor one of somebody else");
+        }
+    }
 
     #[test]
     fn mounts_of_ours_are_found_in_the_table() {

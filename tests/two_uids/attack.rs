@@ -295,7 +295,7 @@ fn maps_for_writing(file: &File) -> bool {
 /// No file of the pool or of another session can be opened by its path.
 fn paths(job: &Job, found: &mut Found) {
     found.if_so(std::fs::read_dir(&job.live).is_ok(), "the list of the live files");
-    let mut all: Vec<PathBuf> = ["nvm.img", "journal.img", "ssd.img", "lock"]
+    let mut all: Vec<PathBuf> = ["nvm.img", "journal.img", "ssd.img", "lock", "up.lock"]
         .map(|name| job.pool.join(name))
         .to_vec();
     for session in 0..40 {

@@ -565,7 +565,10 @@ fn fsck_mends_or_names_what_was_lost_when_pools_are_damaged_at_random() {
     let mut counts = Counts::default();
     let mut failures = Vec::new();
     let mut hit: BTreeSet<String> = BTreeSet::new();
-    for seed in only.map_or(0..count, |seed| seed..seed + 1) {
+    // Those of later numbers once found something.
+    let again = [147, 149, 278].into_iter().filter(|seed| *seed >= count);
+    let seeds: Vec<u64> = only.map_or_else(|| (0..count).chain(again).collect(), |seed| vec![seed]);
+    for seed in seeds {
         let mut rng = Rng(seed);
         let (media, done) = damage(&pool, &kinds, &mut rng);
         hit.extend(

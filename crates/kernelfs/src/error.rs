@@ -72,3 +72,15 @@ pub(crate) fn refuse(error: &StoreError) -> IpcError {
 pub(crate) const fn no(errno: i32) -> IpcError {
     IpcError::Errno(errno)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::errno;
+    use varve_format::SessionId;
+    use varve_store::StoreError;
+
+    #[test]
+    fn session_that_ended_under_its_request_is_the_clients_doing() {
+        assert_eq!(errno(&StoreError::NoSession(SessionId(7))), libc::ESTALE);
+    }
+}

@@ -368,3 +368,18 @@ fn permissions_are_those_of_the_caller() {
     posix.write(fd, b"x").unwrap();
     assert_eq!(posix.stat(b"/shared/f").unwrap().mode & 0o7777, 0o755);
 }
+
+#[test]
+fn symbolic_link_is_as_long_as_its_entry_may_be() {
+    let posix = posix();
+    let longest = vec![b'x'; 4064];
+    posix.symlink(&longest, b"/longest").unwrap();
+    assert_eq!(posix.readlink(b"/longest").unwrap(), longest);
+    for len in [4065, 4095, 5000] {
+        assert_eq!(
+            posix.symlink(&vec![b'x'; len], b"/longer"),
+            Err(varve_libfs::Errno(libc::ENAMETOOLONG)),
+            "{len} bytes"
+        );
+    }
+}
