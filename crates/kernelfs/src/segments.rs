@@ -228,15 +228,19 @@ impl UserSegments {
         self.file.share()
     }
 
-    /// Looks for a window of which `need` is to be there, and which may come to have `len` blocks. `horizon`: what was forgotten up to that
-    /// transaction is read by nobody any more.
+    /// What was forgotten up to transaction `horizon` is read by nobody any more. Called under the lock under which the horizon is known and
+    /// [`Segments::replaced`] is called, and not with a horizon of before: places that are given up meanwhile would be freed by it.
+    pub(crate) fn release(&self, horizon: TxId) {
+        self.ring.lock().release(horizon);
+    }
+
+    /// Looks for a window of which `need` is to be there, and which may come to have `len` blocks.
     pub(crate) fn find(
         self: &Arc<Self>,
         key: InodeKey,
         window: u64,
         need: Blocks,
         len: u64,
-        horizon: TxId,
         now_ms: u64,
     ) -> Found {
         let mut ring = self.ring.lock();
@@ -254,7 +258,6 @@ impl UserSegments {
                 State::Spoiled(_) | State::Dead(_) => break,
             }
         }
-        ring.release(horizon);
         let Some(at) = ring.place(len, self.blocks) else {
             let due = ring.evicted_ms.is_none_or(|last| now_ms >= last + EVICT_MS);
             if !due {
@@ -391,7 +394,8 @@ mod tests {
     }
 
     fn fill(user: &Arc<UserSegments>, ino: u64, window: u64, len: u64, horizon: TxId) -> Option<u64> {
-        match user.find(file(ino), window, bits(0, len), len, horizon, 0) {
+        user.release(horizon);
+        match user.find(file(ino), window, bits(0, len), len, 0) {
             Found::Fill(fill) => {
                 fill.write(0, &vec![0; (len * 4096) as usize]).unwrap();
                 fill.publish()
@@ -401,7 +405,7 @@ mod tests {
     }
 
     fn there(user: &Arc<UserSegments>, ino: u64, window: u64) -> Option<u64> {
-        match user.find(file(ino), window, 1, 1, TxId(0), 0) {
+        match user.find(file(ino), window, 1, 1, 0) {
             Found::At(at) => Some(at),
             _ => None,
         }
@@ -441,9 +445,21 @@ mod tests {
     }
 
     #[test]
+    fn place_is_not_used_again_by_a_horizon_from_before_it_was_given_up() {
+        let (all, user) = segments();
+        for window in 0..4 {
+            fill(&user, 1, window, WINDOW_BLOCKS, NONE).unwrap();
+        }
+        // Nobody has anything to forget; then there is something.
+        user.release(NONE);
+        all.replaced(&|key| key == file(1), TxId(5));
+        assert!(matches!(user.find(file(2), 0, 1, 1, 0), Found::Full(_)));
+    }
+
+    #[test]
     fn copy_of_what_was_replaced_meanwhile_is_told_to_nobody() {
         let (all, user) = segments();
-        let Found::Fill(filling) = user.find(file(1), 0, 1, 1, NONE, 0) else {
+        let Found::Fill(filling) = user.find(file(1), 0, 1, 1, 0) else {
             panic!("no place");
         };
         all.replaced(&|key| key == file(1), TxId(5));
@@ -453,7 +469,7 @@ mod tests {
         assert_eq!(filling.publish(), None);
         fill(&user, 3, 0, 1, NONE).unwrap();
         assert_eq!(user.ring.lock().slots.len(), 2);
-        let Found::Fill(given_up) = user.find(file(1), 0, 1, 1, NONE, 0) else {
+        let Found::Fill(given_up) = user.find(file(1), 0, 1, 1, 0) else {
             panic!("no place");
         };
         drop(given_up);
@@ -466,7 +482,7 @@ mod tests {
         for window in 0..4 {
             fill(&user, 1, window, WINDOW_BLOCKS, NONE).unwrap();
         }
-        let find = |now_ms| user.find(file(2), 0, 1, 1, NONE, now_ms);
+        let find = |now_ms| user.find(file(2), 0, 1, 1, now_ms);
         let Found::Full(old) = find(10) else {
             panic!("there was room")
         };
@@ -476,8 +492,10 @@ mod tests {
             "not again at once"
         );
         user.forget(&old, TxId(3));
-        assert!(matches!(user.find(file(2), 0, 1, 1, TxId(2), 12), Found::Full(_)));
-        assert!(matches!(user.find(file(2), 0, 1, 1, TxId(3), 12), Found::Fill(_)));
+        user.release(TxId(2));
+        assert!(matches!(find(12), Found::Full(_)));
+        user.release(TxId(3));
+        assert!(matches!(find(12), Found::Fill(_)));
         assert!(matches!(find(10 + EVICT_MS), Found::At(_) | Found::Fill(_)));
     }
 
@@ -485,7 +503,7 @@ mod tests {
     fn window_that_has_grown_is_copied_anew() {
         let (_all, user) = segments();
         fill(&user, 1, 0, 2, NONE).unwrap();
-        let Found::Full(old) = user.find(file(1), 0, bits(0, 3), WINDOW_BLOCKS, NONE, 0) else {
+        let Found::Full(old) = user.find(file(1), 0, bits(0, 3), WINDOW_BLOCKS, 0) else {
             panic!("half of it is there");
         };
         user.forget(&old, TxId(1));

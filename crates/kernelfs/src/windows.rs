@@ -88,8 +88,12 @@ impl KernelFs {
         let end = parts.iter().map(|(_, end)| *end).max().unwrap_or(1);
         let len = if start == 0 { file.max(end) } else { WINDOW_BLOCKS };
         for _ in 0..2 {
-            let horizon = self.locked().reader_horizon();
-            let found = segments.find(attr.key, start / WINDOW_BLOCKS, need, len, horizon, self.now_ms());
+            {
+                // Under the lock under which blocks are said to be replaced: a horizon of before would free what is killed after it was looked at.
+                let core = self.locked();
+                segments.release(core.reader_horizon());
+            }
+            let found = segments.find(attr.key, start / WINDOW_BLOCKS, need, len, self.now_ms());
             match found {
                 Found::At(at) => return Some(at),
                 Found::Fill(fill) => {

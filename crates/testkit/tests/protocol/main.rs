@@ -1,6 +1,7 @@
 //! The protocols of `docs/CRASH-SAFETY.md` as small models, checked in all their states by machine; and for each step that was wrong once,
 //! or that a seeded bug leaves out, the shortest way to the harm.
 
+mod ahead;
 mod journal;
 mod leases;
 mod sessions;
@@ -49,7 +50,12 @@ where
                 at = before;
             }
             steps.reverse();
-            println!("{}: {}", property.name, steps.join(", "));
+            println!(
+                "{} steps to the end of \"{}\": {}",
+                steps.len(),
+                property.name,
+                steps.join(", ")
+            );
             return steps;
         }
         for (action, next) in model.next_steps(&state) {
