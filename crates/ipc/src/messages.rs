@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 /// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
 /// Most leases given back in one request.
@@ -381,10 +381,27 @@ pub enum Request {
     },
     /// Free and total space.
     StatFs,
+    /// Tells the daemon what it cannot see; for its status.
+    Trouble(Trouble),
     /// Closes the session in order: everything is committed; the log is digested behind.
     Bye,
     /// For operators.
     Admin(Admin),
+}
+
+/// What went wrong in the client's own process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Trouble {
+    /// The session's log could not be written, lengthened or made durable.
+    LogFailed {
+        /// What the host said; 0: not known.
+        errno: i32,
+    },
+    /// Making the log durable took long.
+    LogSlow {
+        /// How long, in milliseconds.
+        ms: u32,
+    },
 }
 
 /// What operators ask; answered in JSON.

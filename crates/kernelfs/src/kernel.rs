@@ -8,6 +8,7 @@ use crate::logs::LogStore;
 use crate::placement::{Hierarchy, Marks, Placement, Placer};
 use crate::segments::Segments;
 use crate::status::Counters;
+use crate::trouble::LogTroubles;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,6 +87,7 @@ pub struct KernelFs {
     /// One move of a directory to another parent at a time.
     pub(crate) rename: Mutex<()>,
     pub(crate) counters: Counters,
+    pub(crate) log_troubles: LogTroubles,
     /// What ordinary users' sessions map.
     pub(crate) segments: Segments,
     /// When it was opened, by the monotonic clock.
@@ -177,6 +179,7 @@ impl KernelFs {
             tokens,
             rename: Mutex::new(()),
             counters: Counters::default(),
+            log_troubles: LogTroubles::default(),
             segments: Segments::default(),
             background: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -215,8 +218,9 @@ impl KernelFs {
         self.now_ms() < self.grace_until_ms.load(Ordering::Acquire)
     }
 
-    /// Makes the pool read-only after a device's error, and ends every wait. Other errors do nothing.
+    /// Makes the pool read-only after a device's error, and ends every wait. Damage is counted; other errors do nothing.
     pub(crate) fn note_error(&self, error: &StoreError) {
+        self.note_damage(error);
         if !error.is_device() {
             return;
         }

@@ -251,6 +251,10 @@ impl Store {
         self.check_units(&snapshot, &mut usage)?;
         drop(snapshot);
         self.check_rows(&mut usage.findings);
+        self.note_pass(
+            |passes, pass| passes.structures = Some(pass),
+            usage.findings.len(),
+        );
         Ok(usage.findings)
     }
 
@@ -321,6 +325,7 @@ impl Store {
                 }
             }
         }
+        self.note_pass(|passes, pass| passes.data = Some(pass), findings.len());
         Ok(findings)
     }
 
@@ -337,6 +342,7 @@ impl Store {
                     .is_some_and(|now| (now.tier, now.block) == (extent.tier, block))
             });
             if still {
+                self.note_damage(&error);
                 findings.push(Finding::Data {
                     ino,
                     tier: extent.tier,

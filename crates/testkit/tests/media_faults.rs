@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
+use varve_kernelfs::{MediumStatus, Status, TroubleStatus};
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript};
 use varve_media::sim::{Crash, SimMedium, SimWorld};
 use varve_testkit::lockstep::both;
@@ -42,6 +43,17 @@ impl Medium {
             Self::Log => "live log",
             Self::Ssd => "SSD",
             Self::Hdd => "HDD",
+        }
+    }
+
+    /// Its name in the status.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Nvm => "nvm",
+            Self::Journal => "journal",
+            Self::Log => "logs",
+            Self::Ssd => "ssd",
+            Self::Hdd => "hdd",
         }
     }
 
@@ -299,7 +311,7 @@ impl Trial {
             last
         };
         let writes: Vec<_> = FILES.iter().map(|name| write(name, 5000, 9000, 77)).collect();
-        let mut world = None;
+        let (mut world, mut shown) = (None, None);
         match self.activity {
             Activity::Write => {
                 arm();
@@ -362,12 +374,21 @@ impl Trial {
             arm();
             match Rig::start_with_faults(world.clone(), shape, &faults) {
                 Err(error) => seen = format!("refused: {}", brief(error)),
-                Ok(started) => seen = format!("starts{}", Self::state(&started)),
+                Ok(started) => {
+                    let status = started.kernel().status();
+                    seen = format!("starts{}", Self::state(&status));
+                    shown = Some(status);
+                }
             }
         } else {
-            seen.push_str(&Self::state(&rig));
+            let status = rig.kernel().status();
+            seen.push_str(&Self::state(&status));
+            shown = Some(status);
         }
         let fired = script.fired() > 0;
+        if let Some(status) = shown.filter(|_| fired) {
+            self.require_shown(&seen, &status);
+        }
         // The machine dies at once, and starts on media that have nothing any more.
         let world = copy(world.as_ref().unwrap_or(&rig.world));
         faults.clear();
@@ -378,8 +399,7 @@ impl Trial {
     }
 
     /// What the status says.
-    fn state(rig: &Rig) -> String {
-        let status = rig.kernel().status();
+    fn state(status: &Status) -> String {
         match (
             &status.latched,
             status.tiers.iter().any(|tier| tier.state != "ok"),
@@ -390,6 +410,46 @@ impl Trial {
                 ", waits for space".into()
             }
             (None, false) => String::new(),
+        }
+    }
+
+    /// Whatever was told by the medium, or noticed by a checksum, is in the status: on which medium, what kind, what was said last.
+    fn require_shown(&self, seen: &str, status: &Status) {
+        let of = |name: &str| {
+            let medium = status.media.iter().find(|medium| medium.medium == name);
+            medium.unwrap_or_else(|| panic!("no {name} in the status"))
+        };
+        let medium = of(self.medium.key());
+        let errors = medium.read_errors + medium.write_errors;
+        let slow_ms = number("VARVE_SLOW_MS", 10);
+        let said = |last: &Option<TroubleStatus>| last.as_ref().is_some_and(|last| !last.text.is_empty());
+        let shown = match self.kind {
+            Kind::Error | Kind::Short | Kind::Gone => errors > 0 && said(&medium.last),
+            Kind::Full => medium.no_space > 0 && said(&medium.last),
+            // Stores to the memory of a log are not timed; making it durable is, by its client.
+            Kind::Slow if self.medium == Medium::Log => return,
+            Kind::Slow if slow_ms < 1000 => medium.longest_ms * 2 >= slow_ms,
+            Kind::Slow => medium.slow > 0 && said(&medium.last_slow),
+            Kind::Torn | Kind::Flip | Kind::Misdirected => {
+                let words = ["EIO", "found and named", "error", "EROFS", "left out"];
+                if !words.iter().any(|word| seen.contains(word)) {
+                    return;
+                }
+                let damages = |medium: &MediumStatus| medium.checksum_errors;
+                let met: u64 = status.media.iter().map(damages).sum();
+                let passes = [status.checks.structures, status.checks.data];
+                let found: u64 = passes.iter().flatten().map(|pass| pass.findings).sum();
+                met + found > 0
+            }
+        };
+        assert!(
+            shown,
+            "{}: {seen}, and the status does not show it: {:#?}",
+            self.say(),
+            status.media
+        );
+        if self.medium == Medium::Log && !self.kind.lies() {
+            assert!(status.logs.failed > 0, "{}: {:?}", self.say(), status.logs);
         }
     }
 

@@ -118,6 +118,7 @@ fn refusal(
     error: &StoreError,
 ) -> Option<Refusal> {
     if is_confined(error) {
+        store.note_damage(error);
         return Some(Refusal::Contradicted);
     }
     if !matches!(error, StoreError::NoSpace { .. }) {
@@ -166,7 +167,7 @@ fn fold<'a>(
             }
             let last = last_seq(batch, transaction);
             if last > digested {
-                charged += take(&mut fold, &rows, batch, transaction, &mut ops)?;
+                charged += take(tx, &mut fold, &rows, batch, transaction, &mut ops)?;
                 upto = last;
                 cut.taken += 1;
             }
@@ -191,6 +192,7 @@ fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
 
 /// Folds one transaction; the credits that its operations used up. `ops` is room to put them.
 fn take<'a>(
+    tx: &Tx<'_>,
     fold: &mut Fold<'a, TxView<'_, '_>>,
     rows: &Rows<'_>,
     batch: &'a Batch,
@@ -233,6 +235,7 @@ fn take<'a>(
         Ok(_) => {}
         Err(error) if is_confined(&error) => {
             tracing::error!(%session, %error, "an operation names what is damaged: left out");
+            tx.note_damage(&error);
             let seq = ops.first().map_or(LogSeq(0), |op| op.seq);
             fold.refuse(session, seq, Refusal::Contradicted, ops.len());
         }

@@ -130,6 +130,15 @@ impl DataPlane {
         }
     }
 
+    /// Tells the daemon what went wrong with the log: it does not see that by itself. Costs two loads if nothing did.
+    pub(crate) fn tell_trouble(&self) {
+        let troubles = self.log.iter().flat_map(Log::take_trouble).flatten();
+        for trouble in troubles {
+            // One that does not hear it has a status of its own.
+            let _ = self.call(Request::Trouble(trouble));
+        }
+    }
+
     /// The session is over, and its log digested: its memory goes back to the host, whatever still refers to this.
     pub(crate) fn retire(&self) {
         if let Some(log) = &self.log {

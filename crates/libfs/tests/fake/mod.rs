@@ -703,6 +703,7 @@ impl Fake {
             Request::GrowLog { .. } => Ok(Response::LogBytes(LOG_BYTES)),
             Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
             Request::Digest { .. } => Ok(Response::Digested(state.digest(id))),
+            Request::Trouble(_) => Ok(Response::Done),
             Request::StatFs => Ok(Response::StatFs(StatFs {
                 blocks: 1000,
                 ..StatFs::default()
