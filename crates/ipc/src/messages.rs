@@ -107,6 +107,9 @@ pub struct Welcome {
     pub log_max_bytes: u64,
     /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's segments for another.
     pub nvm_bytes: u64,
+    /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them. Laid out as NVM's checksum table
+    /// in a pool's format.
+    pub nvm_sums: Option<u64>,
     /// Time to give a lease back, in milliseconds.
     pub lease_ms: u64,
     /// Bound on every wait, in milliseconds.
@@ -396,6 +399,11 @@ pub enum Trouble {
     LogFailed {
         /// What the host said; 0: not known.
         errno: i32,
+    },
+    /// A block of NVM that the session reads directly does not have its checksum.
+    NvmDamaged {
+        /// The block.
+        block: BlockNo,
     },
     /// Making the log durable took long.
     LogSlow {

@@ -94,6 +94,8 @@ impl KernelFs {
                 Some(segments) => segments.len_bytes(),
                 None => nvm.len_bytes(),
             },
+            nvm_sums: (session.privileged && self.config.verify_nvm_reads)
+                .then(|| self.store.nvm_checksums_at()),
             lease_ms: self.config.lease_ms,
             wait_ms: self.config.wait_ms,
             digest_percent: self.config.digest_percent,

@@ -138,7 +138,7 @@ impl KernelFs {
     pub fn open(parts: Parts) -> Result<Arc<Self>, KernelError> {
         parts.config.validate()?;
         let Parts {
-            store,
+            mut store,
             logs,
             config,
             clock,
@@ -148,6 +148,7 @@ impl KernelFs {
             scrub,
             tokens,
         } = parts;
+        store.set_verify_nvm(config.verify_nvm_reads);
         // Before the first transaction: from here on no client of an earlier daemon believes what it reads or wrote.
         for page in logs.pages()? {
             page.seal();

@@ -174,6 +174,18 @@ impl KernelFs {
                 }
                 self.note_log(id, Some(session), kind, text);
             }
+            // Others have no NVM to read.
+            Trouble::NvmDamaged { block } if session.privileged => {
+                let also = match self.store.verify_block(Tier::Nvm, block) {
+                    Ok(()) => "; the daemon reads them right",
+                    Err(_) => "",
+                };
+                let text = format!("process {pid} read other bytes than were written{also}");
+                tracing::error!(session = %id, %block, "{text}");
+                let watch = self.store.watches().tier(Tier::Nvm);
+                watch.note(TroubleKind::Checksum, format!("block {block}"), text);
+            }
+            Trouble::NvmDamaged { .. } => {}
             Trouble::LogSlow { ms } => {
                 let took = std::time::Duration::from_millis(ms.into());
                 if took >= SLOW {

@@ -279,6 +279,17 @@ impl Store {
         &self.devices
     }
 
+    /// Whether reads compare data on NVM with its checksums, from here on.
+    pub const fn set_verify_nvm(&mut self, verify: bool) {
+        self.verify_nvm = verify;
+    }
+
+    /// Where in NVM the checksums of its data blocks begin, in bytes.
+    #[must_use]
+    pub fn nvm_checksums_at(&self) -> u64 {
+        self.layout.checksum(Tier::Nvm, 0).block.offset_bytes()
+    }
+
     pub(crate) fn device(&self, tier: Tier) -> Result<&Arc<dyn BlockDevice>> {
         self.devices
             .block_device(tier)
