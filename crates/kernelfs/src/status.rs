@@ -320,6 +320,12 @@ impl KernelFs {
                 "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate files)".into(),
             );
         }
+        if get(&counters.no_space_ms) == 0 && !core.unfinished.is_empty() {
+            jobs.push(format!(
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged; `fsck` names it)",
+                core.unfinished.len()
+            ));
+        }
         jobs.extend(placement.iter().map(ToString::to_string));
         Status {
             pool: self

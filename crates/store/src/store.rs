@@ -321,6 +321,12 @@ impl Store {
         }
     }
 
+    /// Whether a block of NVM is one of those that every pool has at fixed places: tables and bitmaps, that no file owns.
+    #[must_use]
+    pub fn is_fixed(&self, block: BlockNo) -> bool {
+        !self.layout.usable(Tier::Nvm, block.0)
+    }
+
     /// What went wrong with the media since the pool was opened.
     #[must_use]
     pub const fn watches(&self) -> &Watches {

@@ -30,6 +30,12 @@ pub struct Tx<'s> {
 }
 
 impl Tx<'_> {
+    /// The pool.
+    #[must_use]
+    pub const fn store(&self) -> &crate::Store {
+        self.core.store
+    }
+
     /// As [`Store::note_damage`](crate::Store::note_damage).
     pub fn note_damage(&self, error: &StoreError) {
         self.core.store.note_damage(error);
