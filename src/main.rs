@@ -16,6 +16,7 @@ mod signals;
 mod status;
 mod supervise;
 mod top;
+mod trouble;
 mod up;
 
 use clap::Parser;

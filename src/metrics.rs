@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
-use varve_kernelfs::{SessionStatus, TierStatus};
+use varve_kernelfs::{MediumStatus, SessionStatus, TierStatus};
 
 /// Time that a scraper has to say what it wants, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -181,6 +181,7 @@ fn text(look: Option<&Look>) -> String {
     if let Some(look) = look {
         pool_metrics(&mut page, look);
         tier_metrics(&mut page, look);
+        medium_metrics(&mut page, look);
         session_metrics(&mut page, look);
         lease_metrics(&mut page, look);
     }
@@ -300,6 +301,72 @@ fn tier_metrics(page: &mut Page, look: &Look) {
         "tier_moved_out_bytes",
         "Moved away to other tiers",
         of(&|t| t.moved_out_bytes),
+    );
+}
+
+/// What went wrong with tiers, journal and logs.
+fn medium_metrics(page: &mut Page, look: &Look) {
+    let status = &look.status;
+    type Count = fn(&MediumStatus) -> u64;
+    let kinds: [(&str, Count); 5] = [
+        ("read", |m| m.read_errors),
+        ("write", |m| m.write_errors),
+        ("checksum", |m| m.checksum_errors),
+        ("no_space", |m| m.no_space),
+        ("slow", |m| m.slow),
+    ];
+    let mut rows = Rows::new();
+    for medium in &status.media {
+        for (kind, count) in kinds {
+            let labels = vec![
+                ("medium".to_owned(), medium.medium.clone()),
+                ("kind".to_owned(), kind.to_owned()),
+            ];
+            rows.push((labels, count(medium)));
+        }
+    }
+    page.counter(
+        "medium_errors",
+        "What went wrong with a medium: reads and writes that failed, damaged bytes, no space, transfers of a second or longer",
+        rows,
+    );
+    let longest = status.media.iter();
+    page.gauge(
+        "medium_longest_transfer_milliseconds",
+        "The longest transfer since the daemon started",
+        longest
+            .map(|m| (vec![("medium".to_owned(), m.medium.clone())], m.longest_ms))
+            .collect(),
+    );
+    page.counter(
+        "logs_with_trouble",
+        "Logs that could not be written or read, and logs with a damaged end",
+        tagged(
+            &[("failed", status.logs.failed), ("damaged", status.logs.damaged)],
+            "kind",
+        ),
+    );
+    let passes = [
+        ("structures", status.checks.structures),
+        ("data", status.checks.data),
+    ];
+    let ended: Vec<_> = passes
+        .iter()
+        .filter_map(|(what, pass)| Some((*what, (*pass)?)))
+        .collect();
+    let rows = |f: fn(&varve_store::Pass) -> u64| {
+        let rows: Vec<_> = ended.iter().map(|(what, pass)| (*what, f(pass))).collect();
+        tagged(&rows, "what")
+    };
+    page.gauge(
+        "check_findings",
+        "What the last fsck (structures) and scrub (data) of the served pool found; left out before the first",
+        rows(|pass| pass.findings),
+    );
+    page.gauge(
+        "check_time_seconds",
+        "When they ended, in seconds since 1970",
+        rows(|pass| pass.ended_ns.max(0) as u64 / 1_000_000_000),
     );
 }
 
@@ -432,6 +499,9 @@ mod tests {
             "varve_tier_moved_out_bytes_total{tier=\"nvm\"} 8192\n",
             "varve_session_log_used_bytes{session=\"4\",pid=\"1\",uid=\"0\",kind=\"shim\",program=\"redis\"} 1048576\n",
             "varve_session_waits{session=\"5\"",
+            "varve_medium_errors_total{medium=\"ssd\",kind=\"checksum\"} 0\n",
+            "varve_medium_longest_transfer_milliseconds{medium=\"journal\"} 12\n",
+            "varve_logs_with_trouble_total{kind=\"failed\"} 0\n",
             "varve_lease_waits_for{waiter=\"5\",holder=\"4\"} 1\n",
             "varve_lease_longest_wait_milliseconds 120\n",
         ] {

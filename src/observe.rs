@@ -150,12 +150,19 @@ impl Rates {
 /// A status for the tests of those who show it.
 #[cfg(test)]
 pub fn example() -> Look {
+    let media = ["nvm", "ssd", "journal", "logs"].map(|medium| {
+        serde_json::json!({
+            "medium": medium, "read_errors": 0, "write_errors": 0, "checksum_errors": 0, "no_space": 0, "slow": 0,
+            "longest_ms": 12, "last": null, "last_slow": null
+        })
+    });
     let json = serde_json::json!({
         "pool": "00112233", "pid": 77, "uptime_ms": 60_000, "newest_tx": 9, "latched": null, "journal_state": "ok",
         "tiers": [{
             "tier": "nvm", "device": "file nvm.img", "capacity_bytes": 1 << 30, "used_bytes": 1 << 28, "pending_bytes": 4096,
             "state": "ok", "read_bytes": 1 << 20, "written_bytes": 1 << 21, "moved_in_bytes": 0, "moved_out_bytes": 8192
         }],
+        "media": media,
         "reserved_blocks": 16, "inodes_used": 3, "inodes_free": 100,
         "sessions": [
             { "id": 4, "pid": 1, "uid": 0, "kind": "shim", "state": "live", "read_only": false, "log_bytes": 4 << 20,

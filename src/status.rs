@@ -102,6 +102,9 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     if status.journal_state != "ok" {
         put(format!("FAILED   journal: {}", status.journal_state));
     }
+    crate::trouble::lines(pool.dir(), status)
+        .into_iter()
+        .for_each(&mut put);
     put(format!(
         "inodes   {} in use, {} free; transaction {}",
         status.inodes_used, status.inodes_free, status.newest_tx

@@ -46,6 +46,14 @@ pub enum TreeError {
     TooHigh(Ino),
 }
 
+impl TreeError {
+    /// Whether something on the medium is wrong, not what was asked for.
+    #[must_use]
+    pub const fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt { .. } | Self::Root { .. })
+    }
+}
+
 /// What is wrong with a block or a root.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {

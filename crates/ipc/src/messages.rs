@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 /// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
 /// Most leases given back in one request.
@@ -107,6 +107,9 @@ pub struct Welcome {
     pub log_max_bytes: u64,
     /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's segments for another.
     pub nvm_bytes: u64,
+    /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them. Laid out as NVM's checksum table
+    /// in a pool's format.
+    pub nvm_sums: Option<u64>,
     /// Time to give a lease back, in milliseconds.
     pub lease_ms: u64,
     /// Bound on every wait, in milliseconds.
@@ -381,10 +384,32 @@ pub enum Request {
     },
     /// Free and total space.
     StatFs,
+    /// Tells the daemon what it cannot see; for its status.
+    Trouble(Trouble),
     /// Closes the session in order: everything is committed; the log is digested behind.
     Bye,
     /// For operators.
     Admin(Admin),
+}
+
+/// What went wrong in the client's own process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Trouble {
+    /// The session's log could not be written, lengthened or made durable.
+    LogFailed {
+        /// What the host said; 0: not known.
+        errno: i32,
+    },
+    /// A block of NVM that the session reads directly does not have its checksum.
+    NvmDamaged {
+        /// The block.
+        block: BlockNo,
+    },
+    /// Making the log durable took long.
+    LogSlow {
+        /// How long, in milliseconds.
+        ms: u32,
+    },
 }
 
 /// What operators ask; answered in JSON.

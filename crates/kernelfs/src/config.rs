@@ -99,6 +99,8 @@ pub struct Config {
     pub sync_ms: u64,
     /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always` does. Default false.
     pub sync_always: bool,
+    /// Whether reads of data on NVM are compared with its checksums, as those of SSD and HDD always are. Default false.
+    pub verify_nvm_reads: bool,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
@@ -137,6 +139,7 @@ impl Default for Config {
             read_ahead_bytes: 256 << 10,
             sync_ms: 1_000,
             sync_always: false,
+            verify_nvm_reads: false,
             io_uring: true,
             o_direct: true,
             solo_ms: 30_000,

@@ -142,7 +142,10 @@ impl KernelFs {
                     .unwrap_or_else(|| gather(&reader.log, reader.digested));
                 let batch = match gathered {
                     Ok(batch) => batch,
-                    Err(error) => break Err(StoreError::from(error)),
+                    Err(error) => {
+                        self.log_failed(session.id, Some(&**session), &error);
+                        break Err(StoreError::from(error));
+                    }
                 };
                 if batch.upto <= reader.digested {
                     break Ok(reader.digested);

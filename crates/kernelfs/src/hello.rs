@@ -74,6 +74,7 @@ impl KernelFs {
         let root = self.store.get(ROOT_INO).map_err(|error| {
             self.seal(session.id, "its opening failed", false);
             self.finish_or_leave();
+            self.note_damage(&error);
             refuse(&error)
         })?;
         let nvm = &self.store.devices().nvm;
@@ -93,6 +94,8 @@ impl KernelFs {
                 Some(segments) => segments.len_bytes(),
                 None => nvm.len_bytes(),
             },
+            nvm_sums: (session.privileged && self.config.verify_nvm_reads)
+                .then(|| self.store.nvm_checksums_at()),
             lease_ms: self.config.lease_ms,
             wait_ms: self.config.wait_ms,
             digest_percent: self.config.digest_percent,
@@ -225,6 +228,7 @@ impl KernelFs {
             .create(id, (!read_only).then_some((initial, limit)))
             .map_err(|error| {
                 tracing::error!("no room for a session's log: {error}");
+                self.log_failed(id, None, &error);
                 no(if error.is_no_space() {
                     libc::ENOSPC
                 } else {

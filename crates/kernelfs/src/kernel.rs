@@ -8,6 +8,7 @@ use crate::logs::LogStore;
 use crate::placement::{Hierarchy, Marks, Placement, Placer};
 use crate::segments::Segments;
 use crate::status::Counters;
+use crate::trouble::LogTroubles;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,6 +87,7 @@ pub struct KernelFs {
     /// One move of a directory to another parent at a time.
     pub(crate) rename: Mutex<()>,
     pub(crate) counters: Counters,
+    pub(crate) log_troubles: LogTroubles,
     /// What ordinary users' sessions map.
     pub(crate) segments: Segments,
     /// When it was opened, by the monotonic clock.
@@ -136,7 +138,7 @@ impl KernelFs {
     pub fn open(parts: Parts) -> Result<Arc<Self>, KernelError> {
         parts.config.validate()?;
         let Parts {
-            store,
+            mut store,
             logs,
             config,
             clock,
@@ -146,6 +148,7 @@ impl KernelFs {
             scrub,
             tokens,
         } = parts;
+        store.set_verify_nvm(config.verify_nvm_reads);
         // Before the first transaction: from here on no client of an earlier daemon believes what it reads or wrote.
         for page in logs.pages()? {
             page.seal();
@@ -177,6 +180,7 @@ impl KernelFs {
             tokens,
             rename: Mutex::new(()),
             counters: Counters::default(),
+            log_troubles: LogTroubles::default(),
             segments: Segments::default(),
             background: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
@@ -215,8 +219,9 @@ impl KernelFs {
         self.now_ms() < self.grace_until_ms.load(Ordering::Acquire)
     }
 
-    /// Makes the pool read-only after a device's error, and ends every wait. Other errors do nothing.
+    /// Makes the pool read-only after a device's error, and ends every wait. Damage is counted; other errors do nothing.
     pub(crate) fn note_error(&self, error: &StoreError) {
+        self.note_damage(error);
         if !error.is_device() {
             return;
         }

@@ -554,7 +554,8 @@ impl KernelFs {
         if !len_bytes.is_multiple_of(chunk) || len_bytes > limit {
             return Err(no(libc::EINVAL));
         }
-        log.grow(len_bytes).map_err(|error| {
+        let grown = self.log_work(session, "growing the log", || log.grow(len_bytes));
+        grown.map_err(|error| {
             no(if error.is_no_space() {
                 libc::ENOSPC
             } else {
@@ -569,7 +570,8 @@ impl KernelFs {
         let Some(log) = &session.log else {
             return Err(no(libc::EROFS));
         };
-        log.sync(offset, len).map_err(|error| {
+        let synced = self.log_work(session, "sync of the log", || log.sync(offset, len));
+        synced.map_err(|error| {
             tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
             no(match error {
                 varve_media::MediaError::OutOfRange { .. } => libc::EINVAL,

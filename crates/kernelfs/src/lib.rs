@@ -44,6 +44,7 @@ mod segments;
 mod service;
 mod session;
 mod status;
+mod trouble;
 mod windows;
 
 pub use config::{Config, ConfigError, Users};
@@ -56,3 +57,4 @@ pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;
 pub use segments::SegmentFile;
 pub use status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
+pub use trouble::{LogsStatus, MediumStatus, TroubleStatus};

@@ -27,6 +27,7 @@ impl KernelFs {
     /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool goes on.
     fn unreadable(&self, error: &StoreError) -> IpcError {
         if error.is_failed_read() {
+            // The device has counted it.
             crate::error::refuse(error)
         } else {
             self.refused(error)

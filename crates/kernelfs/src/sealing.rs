@@ -87,9 +87,12 @@ impl KernelFs {
                 missing: Vec::new(),
             },
             Some(log) => {
-                let scan = reader.log.seal_scan(log, reader.digested, &newest_tx)?;
+                let scan = reader.log.seal_scan(log, reader.digested, &newest_tx);
+                let scan = scan.inspect_err(|error| self.log_failed(session.id, Some(&**session), error))?;
                 if let Some(damage) = scan.damage {
-                    tracing::warn!(session = %session.id, "the log is damaged beyond entry {}: {damage}", scan.seal.last);
+                    let text = format!("the log is damaged beyond entry {}: {damage}", scan.seal.last);
+                    tracing::warn!(session = %session.id, "{text}");
+                    self.log_damaged(session.id, text);
                 }
                 scan.seal
             }
@@ -408,6 +411,7 @@ impl KernelFs {
                 Err(error) if error.is_device() => return Err(error),
                 Err(error) => {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
+                    self.note_damage(&error);
                     self.keep_leases(&session)?;
                     self.locked().unfinished.push((session, seal, true));
                 }
@@ -491,7 +495,10 @@ impl KernelFs {
             token: row.token,
             created_ns: row.created_ns,
             page: Arc::new(Page::heap(row.id)),
-            log: self.logs.open(row.id)?,
+            log: self
+                .logs
+                .open(row.id)
+                .inspect_err(|error| self.log_failed(row.id, None, error))?,
             process: Some(ProcessId {
                 pid: row.pid,
                 start: row.pid_start,
@@ -503,7 +510,9 @@ impl KernelFs {
         session.reader.lock().digested = row.digested;
         *session.turn.last.lock() = row.last_mediated;
         if session.log.is_none() && row.digested > LogSeq(0) {
-            tracing::warn!(session = %row.id, "the log is gone; what was not digested is lost");
+            let text = "the log is gone; what was not digested is lost";
+            tracing::warn!(session = %row.id, "{text}");
+            self.log_damaged(row.id, text.into());
         }
         Ok(session)
     }

@@ -71,6 +71,10 @@ impl KernelFs {
                 Ok(Response::Done)
             }
             Request::StatFs => Ok(Response::StatFs(self.stat_fs())),
+            Request::Trouble(trouble) => {
+                self.client_trouble(session, trouble);
+                Ok(Response::Done)
+            }
             Request::Bye => {
                 self.seal(session.id, "it said goodbye", false);
                 self.finish_or_leave();

@@ -3,6 +3,7 @@
 use crate::digest::SessionLog;
 use crate::process::ProcessId;
 use crate::segments::UserSegments;
+use crate::trouble::LogTrouble;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -116,6 +117,8 @@ pub(crate) struct Session {
     pub(crate) holds_until_ms: AtomicU64,
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,
+    /// What went wrong with its log.
+    pub(crate) log_trouble: LogTrouble,
     /// Inodes that an unprivileged session has looked up.
     known: Known,
 }
@@ -203,6 +206,7 @@ impl Session {
             credits: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             segments,
+            log_trouble: LogTrouble::default(),
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
         }
     }

@@ -4,12 +4,14 @@ use crate::KernelFs;
 use crate::core::{Core, Member, Phase};
 use crate::leases::{LeaseDetail, WaitStatus};
 use crate::placement::PlacementStatus;
+use crate::trouble::{LogsStatus, MediumStatus};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{SessionId, Tier};
 use varve_media::DeviceState;
+use varve_store::Passes;
 
 /// Counters of one run.
 #[derive(Debug, Default)]
@@ -109,6 +111,9 @@ pub struct SessionStatus {
     pub asked_back: u64,
     /// Blocks reserved for it.
     pub credits: u64,
+    /// `ok`, or why its log could not be written or read.
+    #[serde(default)]
+    pub log_state: String,
 }
 
 /// The digest since the daemon started.
@@ -170,6 +175,15 @@ pub struct Status {
     pub journal_state: String,
     /// Tiers that there are.
     pub tiers: Vec<TierStatus>,
+    /// What went wrong with each medium since the daemon started: tiers, journal, logs.
+    #[serde(default)]
+    pub media: Vec<MediumStatus>,
+    /// Logs with trouble since the daemon started.
+    #[serde(default)]
+    pub logs: LogsStatus,
+    /// The last looks at all structures and at all data (`fsck` and `scrub` of the served pool).
+    #[serde(default)]
+    pub checks: Passes,
     /// Blocks reserved for sessions.
     pub reserved_blocks: u64,
     /// Inodes in use.
@@ -306,6 +320,12 @@ impl KernelFs {
                 "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate files)".into(),
             );
         }
+        if get(&counters.no_space_ms) == 0 && !core.unfinished.is_empty() {
+            jobs.push(format!(
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged; `fsck` names it)",
+                core.unfinished.len()
+            ));
+        }
         jobs.extend(placement.iter().map(ToString::to_string));
         Status {
             pool: self
@@ -320,6 +340,9 @@ impl KernelFs {
             latched: self.store.latched().map(|reason| reason.to_string()),
             journal_state: state_text(&devices.journal.state()),
             tiers,
+            media: self.media_status(),
+            logs: self.logs_status(),
+            checks: self.store.passes(),
             reserved_blocks: space.reserved,
             inodes_used: space.inodes_used,
             inodes_free: space.inodes_free,
@@ -361,9 +384,11 @@ impl KernelFs {
         for session in sessions {
             if let Some(log) = session.log.as_deref()
                 && let Some(reader) = session.reader.try_lock()
-                && let Ok(bytes) = reader.log.pending_bytes(log, reader.digested)
             {
-                fill.insert(session.id, bytes);
+                match reader.log.pending_bytes(log, reader.digested) {
+                    Ok(bytes) => drop(fill.insert(session.id, bytes)),
+                    Err(error) => self.log_failed(session.id, Some(&*session), &error),
+                }
             }
         }
         fill
@@ -393,6 +418,7 @@ fn session_status(core: &Core, member: &Member, used: &HashMap<SessionId, u64>) 
         waits: core.table.waiting(session.id) as u64,
         asked_back: core.table.asked_back(session.id) as u64,
         credits: session.credits.load(Ordering::Relaxed),
+        log_state: session.log_trouble.text(),
     }
 }
 

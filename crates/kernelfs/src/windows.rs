@@ -101,6 +101,7 @@ impl KernelFs {
                         .fill(fill, segments, attr, start, &parts)
                         .unwrap_or_else(|error| {
                             tracing::warn!(key = %attr.key, "a file cannot be copied for its user: {error}");
+                            self.note_damage(&error);
                             None
                         });
                 }

@@ -9,7 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use varve_format::{BlockNo, EntryFlags, FileBlock, InodeAttr, InodeKey, LogSeq, SessionId, Tier};
+use varve_format::space::CHECKSUMS_PER_BLOCK;
+use varve_format::{
+    BLOCK_HEADER_SIZE, BlockNo, EntryFlags, FileBlock, InodeAttr, InodeKey, LogSeq, SessionId, Tier,
+};
 use varve_ipc::{
     IpcError, Link, MappedExtent, Page, Request, Response, SessionPage, SystemClock, Upcall, Welcome,
 };
@@ -67,6 +70,8 @@ struct Rig {
     link: Arc<Link0>,
     raw: Arc<dyn Region>,
     nvm: Arc<dyn Region>,
+    /// The same with `verify_nvm_reads`.
+    verifying: DataPlane,
 }
 
 fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
@@ -86,6 +91,18 @@ fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
         region.write(at, &zeros).expect("in the region");
     }
     Arc::new(region)
+}
+
+/// The table of checksums behind the file's blocks, which are zeros.
+fn fill_sums(nvm: &dyn Region) {
+    let sum = crc32c::crc32c(&[0; 4096]).to_le_bytes();
+    for block in 0..FILE_BYTES / 4096 {
+        let at = FILE_BYTES
+            + block / CHECKSUMS_PER_BLOCK * 4096
+            + BLOCK_HEADER_SIZE as u64
+            + block % CHECKSUMS_PER_BLOCK * 4;
+        nvm.write(at, &sum).expect("in the region");
+    }
 }
 
 fn attr(ino: u64, size_bytes: u64) -> InodeAttr {
@@ -116,6 +133,7 @@ impl Rig {
             log_bytes: LOG_BYTES,
             log_max_bytes: LOG_BYTES,
             nvm_bytes: FILE_BYTES,
+            nvm_sums: None,
             lease_ms: 2000,
             wait_ms: 30_000,
             digest_percent: 30,
@@ -126,7 +144,8 @@ impl Rig {
             last_mediated: 0,
             leases_max: 1000,
         };
-        let nvm = region(dir, "nvm", FILE_BYTES);
+        let nvm = region(dir, "nvm", FILE_BYTES + (8 << 20));
+        fill_sums(&*nvm);
         let log = region(dir, "log", LOG_BYTES);
         let plane = DataPlane::new(
             &welcome,
@@ -136,7 +155,19 @@ impl Rig {
             Some(nvm.clone()),
             Arc::new(SystemClock),
         );
+        let verifying = DataPlane::new(
+            &Welcome {
+                nvm_sums: Some(FILE_BYTES),
+                ..welcome
+            },
+            link.clone(),
+            page.clone(),
+            None,
+            Some(nvm.clone()),
+            Arc::new(SystemClock),
+        );
         Self {
+            verifying,
             plane,
             page,
             link,
@@ -341,9 +372,13 @@ fn reads(rig: &Rig) {
         rig.plane.append(&in_log, &chunk, NONE).expect("space");
     }
     let below = Arc::new(Inode::new(attr(21, FILE_BYTES)));
-    for len in [4096_usize, 1 << 20] {
+    for len in [100_usize, 4096, 1 << 20] {
         let count = if len > 4096 { 500 } else { 40_000 };
-        for (name, file) in [("log", &in_log), ("nvm", &below)] {
+        for (name, plane, file) in [
+            ("log", &rig.plane, &in_log),
+            ("nvm", &rig.plane, &below),
+            ("nvm verified", &rig.verifying, &below),
+        ] {
             let (mut a, mut b) = (Dice(4711), Dice(815));
             let mut out = vec![0_u8; len];
             compare(
@@ -352,7 +387,7 @@ fn reads(rig: &Rig) {
                 || {
                     timed(count, |_| {
                         let at = b.next(FILE_BYTES / len as u64) * len as u64;
-                        assert_eq!(rig.plane.read(file, at, &mut out), Ok(len));
+                        assert_eq!(plane.read(file, at, &mut out), Ok(len));
                         black_box(&mut out);
                     })
                 },

@@ -156,7 +156,10 @@ fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Wit
                     next = inbox.try_recv().ok();
                 }
             }
-            Err(RecvTimeoutError::Timeout) => session.data.reclaim(),
+            Err(RecvTimeoutError::Timeout) => {
+                session.data.reclaim();
+                session.data.tell_trouble();
+            }
             Err(RecvTimeoutError::Disconnected) => return,
         }
         withdrawals.tick(&*session);
@@ -186,5 +189,6 @@ fn sync_now_and_then(weak: &Weak<Session>, pause: Duration) {
         if let Err(error) = session.data.sync() {
             tracing::error!(%error, "the log could not be made durable");
         }
+        session.data.tell_trouble();
     }
 }

@@ -29,6 +29,7 @@ pub mod sys;
 mod traits;
 #[allow(unsafe_code)]
 mod uring;
+pub mod watch;
 
 pub use block::{BlockOptions, FileDevice};
 pub use direct::JournalFile;

@@ -251,6 +251,10 @@ impl Store {
         self.check_units(&snapshot, &mut usage)?;
         drop(snapshot);
         self.check_rows(&mut usage.findings);
+        self.note_pass(
+            |passes, pass| passes.structures = Some(pass),
+            usage.findings.len(),
+        );
         Ok(usage.findings)
     }
 
@@ -298,16 +302,26 @@ impl Store {
     /// The inodes cannot be enumerated.
     pub fn check_data(&self) -> Result<Vec<Finding>> {
         let mut inos = Vec::new();
-        self.for_each_inode(&mut |ino, slot| {
-            if let InodeSlot::Used(inode) = slot
-                && matches!(inode.content, Content::File(_))
-                && inode.attr.kind() == FileKind::Regular
-            {
-                inos.push(ino);
-            }
-            true
-        })?;
         let mut findings = Vec::new();
+        let blocks = self.snapshot().lens().state()?.inode_blocks.get();
+        for ino in (1..blocks * INODES_PER_BLOCK).map(Ino) {
+            // One image that is damaged is no reason not to look at the other files.
+            match self.slot(ino) {
+                Ok(InodeSlot::Used(inode))
+                    if matches!(inode.content, Content::File(_))
+                        && inode.attr.kind() == FileKind::Regular =>
+                {
+                    inos.push(ino);
+                }
+                Ok(_) => {}
+                Err(error @ StoreError::Inode { .. }) => {
+                    self.note_damage(&error);
+                    let what = error.to_string();
+                    findings.push(Finding::Image { ino, what });
+                }
+                Err(error) => return Err(error),
+            }
+        }
         for ino in inos {
             let mut from = varve_format::FileBlock(0);
             while let Ok(batch) = self.map(ino, from, 64) {
@@ -321,6 +335,7 @@ impl Store {
                 }
             }
         }
+        self.note_pass(|passes, pass| passes.data = Some(pass), findings.len());
         Ok(findings)
     }
 
@@ -337,6 +352,7 @@ impl Store {
                     .is_some_and(|now| (now.tier, now.block) == (extent.tier, block))
             });
             if still {
+                self.note_damage(&error);
                 findings.push(Finding::Data {
                     ino,
                     tier: extent.tier,

@@ -36,8 +36,8 @@ pub use error::{Result, StoreError};
 pub use store::Store;
 pub use tx::Tx;
 pub use types::{
-    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, PendingFrees, SpaceStats, TierIo,
-    TierStats,
+    DataTarget, Devices, DirItem, MkfsOptions, OpenOptions, OpenReport, Pass, Passes, PendingFrees,
+    SpaceStats, TierIo, TierStats, Watches,
 };
 pub use varve_extent_tree::Progress;
 pub use varve_format::inode::{Content, Inode, InodeSlot};

@@ -10,7 +10,8 @@ use crate::rows::{Slots, Writer};
 use crate::seeded::{Bug, armed};
 use crate::space::Space;
 use crate::{
-    Devices, DirItem, OpenOptions, OpenReport, PendingFrees, Result, SpaceStats, StoreError, TierIo, Tx,
+    Devices, DirItem, OpenOptions, OpenReport, Pass, Passes, PendingFrees, Result, SpaceStats, StoreError,
+    TierIo, Tx, Watches,
 };
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -26,6 +27,7 @@ use varve_format::{
     BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, FileBlock, HashKey, Ino, InodeKey, Tier, TxId,
 };
 use varve_media::BlockDevice;
+use varve_media::watch::TroubleKind;
 
 /// Footers of sealed units kept in DRAM.
 const FOOTERS_CACHED: NonZeroUsize = NonZeroUsize::new(64).expect("not 0");
@@ -45,6 +47,9 @@ pub struct Store {
     pub(crate) verify_nvm: bool,
     /// Bytes read and written, by tier.
     pub(crate) io: [[AtomicU64; 2]; 3],
+    /// What went wrong with the media.
+    watches: Watches,
+    passes: Mutex<Passes>,
     latched: OnceLock<Arc<str>>,
 }
 
@@ -76,6 +81,8 @@ impl Store {
     /// # Errors
     /// No pool, a newer version, devices that do not fit, `JournalDamaged`, or damaged tables.
     pub fn open(devices: Devices, options: OpenOptions) -> Result<(Self, OpenReport)> {
+        let watches = Watches::default();
+        let devices = watches.over(devices);
         let sb = read_superblock(&devices)?;
         let layout = Layout::validate(sb, &devices)?;
         let nvm = Arc::clone(&devices.nvm);
@@ -112,7 +119,8 @@ impl Store {
         if changed || scan.uneven {
             journal.advance_tail()?;
         }
-        let store = Self::assemble(devices, layout, journal, &options);
+        let mut store = Self::assemble(devices, layout, journal, &options);
+        store.watches = watches;
         store.load_space()?;
         store.load_rows()?;
         let state = store.snapshot().lens().state()?;
@@ -154,6 +162,8 @@ impl Store {
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,
             io: Default::default(),
+            watches: Watches::default(),
+            passes: Mutex::default(),
             latched: OnceLock::new(),
             devices,
             layout,
@@ -269,6 +279,17 @@ impl Store {
         &self.devices
     }
 
+    /// Whether reads compare data on NVM with its checksums, from here on.
+    pub const fn set_verify_nvm(&mut self, verify: bool) {
+        self.verify_nvm = verify;
+    }
+
+    /// Where in NVM the checksums of its data blocks begin, in bytes.
+    #[must_use]
+    pub fn nvm_checksums_at(&self) -> u64 {
+        self.layout.checksum(Tier::Nvm, 0).block.offset_bytes()
+    }
+
     pub(crate) fn device(&self, tier: Tier) -> Result<&Arc<dyn BlockDevice>> {
         self.devices
             .block_device(tier)
@@ -298,6 +319,57 @@ impl Store {
         if error.is_device() {
             self.latch(&error.to_string());
         }
+    }
+
+    /// Whether a block of NVM is one of those that every pool has at fixed places: tables and bitmaps, that no file owns.
+    #[must_use]
+    pub fn is_fixed(&self, block: BlockNo) -> bool {
+        !self.layout.usable(Tier::Nvm, block.0)
+    }
+
+    /// What went wrong with the media since the pool was opened.
+    #[must_use]
+    pub const fn watches(&self) -> &Watches {
+        &self.watches
+    }
+
+    /// Counts an error if it says that something on a medium is not what was written. Errors of the devices count themselves.
+    pub fn note_damage(&self, error: &StoreError) {
+        let watch = match error {
+            StoreError::DataChecksum { tier, .. } | StoreError::Footer { tier, .. } => {
+                self.watches.tier(*tier)
+            }
+            // All metadata is in NVM.
+            StoreError::Block { .. } | StoreError::Inode { .. } | StoreError::Damaged(_) => {
+                self.watches.tier(Tier::Nvm)
+            }
+            StoreError::Tree(error) if error.is_damage() => self.watches.tier(Tier::Nvm),
+            StoreError::Journal(_) | StoreError::JournalDamaged { .. } => self.watches.journal(),
+            _ => return,
+        };
+        let place = match error {
+            StoreError::DataChecksum { block, .. } | StoreError::Block { block, .. } => {
+                format!("block {block}")
+            }
+            StoreError::Footer { unit, .. } => format!("unit {unit}"),
+            StoreError::Inode { ino, .. } => format!("inode {ino}"),
+            _ => String::new(),
+        };
+        watch.note(TroubleKind::Checksum, place, error.to_string());
+    }
+
+    /// What the last looks at everything found, since the pool was opened.
+    #[must_use]
+    pub fn passes(&self) -> Passes {
+        *self.passes.lock()
+    }
+
+    pub(crate) fn note_pass(&self, note: impl FnOnce(&mut Passes, Pass), findings: usize) {
+        let pass = Pass {
+            ended_ns: varve_media::watch::now_ns(),
+            findings: findings as u64,
+        };
+        note(&mut self.passes.lock(), pass);
     }
 
     /// Starts a transaction; waits for the one under way.

@@ -30,6 +30,17 @@ pub struct Tx<'s> {
 }
 
 impl Tx<'_> {
+    /// The pool.
+    #[must_use]
+    pub const fn store(&self) -> &crate::Store {
+        self.core.store
+    }
+
+    /// As [`Store::note_damage`](crate::Store::note_damage).
+    pub fn note_damage(&self, error: &StoreError) {
+        self.core.store.note_damage(error);
+    }
+
     /// Number that the commit will have.
     #[must_use]
     pub fn id(&self) -> TxId {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use varve_format::{FileKind, InodeKey, Tier, TimeNs, TxId};
+use varve_media::watch::{Watch, WatchedDevice, WatchedRegion};
 use varve_media::{BlockDevice, Region};
 
 /// The media of a pool.
@@ -28,6 +29,59 @@ impl Devices {
             Tier::Hdd => self.hdd.as_ref(),
         }
     }
+}
+
+/// What went wrong with each medium of an open pool.
+#[derive(Debug, Clone, Default)]
+pub struct Watches {
+    tiers: [Arc<Watch>; 3],
+    journal: Arc<Watch>,
+}
+
+impl Watches {
+    /// Of a tier.
+    #[must_use]
+    pub fn tier(&self, tier: Tier) -> &Watch {
+        &self.tiers[tier as usize]
+    }
+
+    /// Of the journal's device.
+    #[must_use]
+    pub fn journal(&self) -> &Watch {
+        &self.journal
+    }
+
+    /// The same devices, counted here.
+    pub(crate) fn over(&self, devices: Devices) -> Devices {
+        let region = |inner, watch: &Arc<Watch>| Arc::new(WatchedRegion::new(inner, Arc::clone(watch))) as _;
+        let block = |inner, tier: Tier| {
+            Arc::new(WatchedDevice::new(inner, Arc::clone(&self.tiers[tier as usize]))) as _
+        };
+        Devices {
+            nvm: region(devices.nvm, &self.tiers[Tier::Nvm as usize]),
+            journal: region(devices.journal, &self.journal),
+            ssd: devices.ssd.map(|device| block(device, Tier::Ssd)),
+            hdd: devices.hdd.map(|device| block(device, Tier::Hdd)),
+        }
+    }
+}
+
+/// A look at all structures, or at all data, that came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pass {
+    /// When it ended, in nanoseconds since 1970.
+    pub ended_ns: TimeNs,
+    /// What it found.
+    pub findings: u64,
+}
+
+/// The last looks since the pool was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passes {
+    /// At the structures.
+    pub structures: Option<Pass>,
+    /// At all data.
+    pub data: Option<Pass>,
 }
 
 /// What a new pool is to be.

@@ -34,6 +34,8 @@ pub struct Shape {
     pub blocks_bytes: u64,
     /// Where data goes, and what moves.
     pub policy: Policy,
+    /// `verify_nvm_reads` of the daemon's settings.
+    pub verify_nvm: bool,
 }
 
 /// Where data goes, and what moves.
@@ -57,6 +59,7 @@ impl Shape {
             journal_bytes: 512 << 10,
             blocks_bytes: 8 * MIB,
             policy: Policy::Scatter,
+            verify_nvm: false,
         }
     }
 
@@ -69,6 +72,16 @@ impl Shape {
             journal_bytes: 256 << 10,
             blocks_bytes: 4 * MIB,
             policy: Policy::Scatter,
+            verify_nvm: false,
+        }
+    }
+
+    /// The same pool, in which reads of NVM are compared with their checksums.
+    #[must_use]
+    pub const fn verifying(self) -> Self {
+        Self {
+            verify_nvm: true,
+            ..self
         }
     }
 
@@ -530,6 +543,7 @@ impl Rig {
             placement_high_percent: 20,
             placement_low_percent: 10,
             placement_step_blocks: 64,
+            verify_nvm_reads: shape.verify_nvm,
             ..Config::default()
         };
         let clock = Arc::new(RigClock {

@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
+use varve_kernelfs::{MediumStatus, Status, TroubleStatus};
+use varve_libfs::Errno;
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript};
 use varve_media::sim::{Crash, SimMedium, SimWorld};
 use varve_testkit::lockstep::both;
@@ -42,6 +44,17 @@ impl Medium {
             Self::Log => "live log",
             Self::Ssd => "SSD",
             Self::Hdd => "HDD",
+        }
+    }
+
+    /// Its name in the status.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Nvm => "nvm",
+            Self::Journal => "journal",
+            Self::Log => "logs",
+            Self::Ssd => "ssd",
+            Self::Hdd => "hdd",
         }
     }
 
@@ -146,10 +159,12 @@ enum Activity {
     Read,
     Recovery,
     Fsck,
+    Delete,
+    Mediated,
 }
 
 impl Activity {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 9] = [
         Self::Write,
         Self::Fsync,
         Self::Digest,
@@ -157,6 +172,8 @@ impl Activity {
         Self::Read,
         Self::Recovery,
         Self::Fsck,
+        Self::Delete,
+        Self::Mediated,
     ];
 
     const fn name(self) -> &'static str {
@@ -168,6 +185,8 @@ impl Activity {
             Self::Read => "read",
             Self::Recovery => "start",
             Self::Fsck => "fsck, scrub",
+            Self::Delete => "deletion",
+            Self::Mediated => "call by the daemon",
         }
     }
 }
@@ -181,6 +200,8 @@ struct Cell {
 }
 
 const FILES: [&str; 10] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+/// Directories to move one between: the daemon does that by itself, in one record.
+const DIRS: [&str; 2] = ["x", "y"];
 
 /// What a kill leaves at this moment, on media of its own.
 fn copy(world: &SimWorld) -> SimWorld {
@@ -197,6 +218,9 @@ fn prepared(shape: Shape) -> (SimWorld, Model) {
     for (seed, name) in FILES.into_iter().enumerate() {
         both(&mut model, &fs, &Op::Create(vec![name])).expect("sound media");
         both(&mut model, &fs, &write(name, 0, 30_000, seed as u8)).expect("sound media");
+    }
+    for path in [vec![DIRS[0]], vec![DIRS[1]], vec![DIRS[0], "z"]] {
+        both(&mut model, &fs, &Op::Mkdir(path)).expect("sound media");
     }
     drop(fs);
     rig.kernel().digest_all().expect("sound media");
@@ -280,8 +304,10 @@ impl Trial {
         let fs = rig.mount().expect("sound until now");
         let mut seen = String::new();
         let mut arm = || self.kind.arm(script, self.skip, &mut rng);
+        // The tree if the call that failed counts.
+        let mut perhaps = None;
         // Returned with success, in order.
-        let acts = |model: &mut Model, versions: &mut Versions, ops: &[Op]| -> String {
+        let mut acts = |model: &mut Model, versions: &mut Versions, ops: &[Op]| -> String {
             let mut last = "ok".to_owned();
             for op in ops {
                 // One that fails may count or not.
@@ -292,6 +318,7 @@ impl Trial {
                 let result = both(&mut tried, &fs, op);
                 last = said(&result);
                 if result.is_err() {
+                    perhaps = Some(after.tree());
                     break;
                 }
                 *model = tried;
@@ -299,7 +326,7 @@ impl Trial {
             last
         };
         let writes: Vec<_> = FILES.iter().map(|name| write(name, 5000, 9000, 77)).collect();
-        let mut world = None;
+        let (mut world, mut shown) = (None, None);
         match self.activity {
             Activity::Write => {
                 arm();
@@ -335,7 +362,7 @@ impl Trial {
                         Err(errno) => answers.insert(said(&Err(format!("Err({})", errno.0)))),
                         Ok(content) if content == want[&path].content => answers.insert("ok".into()),
                         // Privileged clients copy out of NVM as out of memory; scrub and fsck look at the checksums.
-                        Ok(_) if self.medium == Medium::Nvm && self.kind.lies() => {
+                        Ok(_) if self.medium == Medium::Nvm && self.kind.lies() && !shape.verify_nvm => {
                             answers.insert("WRONG BYTES".into())
                         }
                         Ok(_) => panic!("{}: {name} shows wrong bytes", self.say()),
@@ -357,29 +384,58 @@ impl Trial {
                     (Err(error), _) | (_, Err(error)) => format!("error: {}", brief(error)),
                 };
             }
+            Activity::Delete => {
+                let ops: Vec<_> = FILES[..6].iter().map(|name| Op::Unlink(vec![name])).collect();
+                arm();
+                seen = acts(&mut model, &mut versions, &ops);
+                // They are freed.
+                if rig.kernel().digest_all().is_err() {
+                    seen.push_str(", waits in the logs");
+                }
+                rig.kernel().tick();
+            }
+            Activity::Mediated => {
+                let ends = DIRS.map(|dir| vec![dir, "z"]);
+                let there = Op::Rename(ends[0].clone(), ends[1].clone());
+                let back = Op::Rename(ends[1].clone(), ends[0].clone());
+                arm();
+                let ops = [there.clone(), back, there];
+                seen = acts(&mut model, &mut versions, &ops);
+                if seen == "ok" {
+                    assert_eq!(fs.counters().mediated, 3, "the daemon did them");
+                }
+            }
         }
         if let Some(world) = &world {
             arm();
             match Rig::start_with_faults(world.clone(), shape, &faults) {
                 Err(error) => seen = format!("refused: {}", brief(error)),
-                Ok(started) => seen = format!("starts{}", Self::state(&started)),
+                Ok(started) => {
+                    let status = started.kernel().status();
+                    seen = format!("starts{}", Self::state(&status));
+                    shown = Some(status);
+                }
             }
         } else {
-            seen.push_str(&Self::state(&rig));
+            let status = rig.kernel().status();
+            seen.push_str(&Self::state(&status));
+            shown = Some(status);
         }
         let fired = script.fired() > 0;
+        if let Some(status) = shown.filter(|_| fired) {
+            self.require_shown(&seen, &status);
+        }
         // The machine dies at once, and starts on media that have nothing any more.
         let world = copy(world.as_ref().unwrap_or(&rig.world));
         faults.clear();
         drop(fs);
         drop(rig);
-        let then = self.judge(world, shape, &model, &versions);
+        let then = self.judge(world, shape, &model, &versions, perhaps.as_ref());
         (format!("{seen}; then {then}"), fired)
     }
 
     /// What the status says.
-    fn state(rig: &Rig) -> String {
-        let status = rig.kernel().status();
+    fn state(status: &Status) -> String {
         match (
             &status.latched,
             status.tiers.iter().any(|tier| tier.state != "ok"),
@@ -393,7 +449,54 @@ impl Trial {
         }
     }
 
-    fn judge(&self, world: SimWorld, shape: Shape, model: &Model, versions: &Versions) -> String {
+    /// Whatever was told by the medium, or noticed by a checksum, is in the status: on which medium, what kind, what was said last.
+    fn require_shown(&self, seen: &str, status: &Status) {
+        let of = |name: &str| {
+            let medium = status.media.iter().find(|medium| medium.medium == name);
+            medium.unwrap_or_else(|| panic!("no {name} in the status"))
+        };
+        let medium = of(self.medium.key());
+        let errors = medium.read_errors + medium.write_errors;
+        let slow_ms = number("VARVE_SLOW_MS", 10);
+        let said = |last: &Option<TroubleStatus>| last.as_ref().is_some_and(|last| !last.text.is_empty());
+        let shown = match self.kind {
+            Kind::Error | Kind::Short | Kind::Gone => errors > 0 && said(&medium.last),
+            Kind::Full => medium.no_space > 0 && said(&medium.last),
+            // Stores to the memory of a log are not timed; making it durable is, by its client.
+            Kind::Slow if self.medium == Medium::Log => return,
+            Kind::Slow if slow_ms < 1000 => medium.longest_ms * 2 >= slow_ms,
+            Kind::Slow => medium.slow > 0 && said(&medium.last_slow),
+            Kind::Torn | Kind::Flip | Kind::Misdirected => {
+                let words = ["EIO", "found and named", "error", "EROFS", "left out"];
+                if !words.iter().any(|word| seen.contains(word)) {
+                    return;
+                }
+                let damages = |medium: &MediumStatus| medium.checksum_errors;
+                let met: u64 = status.media.iter().map(damages).sum();
+                let passes = [status.checks.structures, status.checks.data];
+                let found: u64 = passes.iter().flatten().map(|pass| pass.findings).sum();
+                met + found > 0
+            }
+        };
+        assert!(
+            shown,
+            "{}: {seen}, and the status does not show it: {:#?}",
+            self.say(),
+            status.media
+        );
+        if self.medium == Medium::Log && !self.kind.lies() {
+            assert!(status.logs.failed > 0, "{}: {:?}", self.say(), status.logs);
+        }
+    }
+
+    fn judge(
+        &self,
+        world: SimWorld,
+        shape: Shape,
+        model: &Model,
+        versions: &Versions,
+        perhaps: Option<&Tree>,
+    ) -> String {
         let rig = match Rig::start(world, shape) {
             Ok(rig) => rig,
             Err(error) if self.kind.lies() => return format!("the start is refused: {}", brief(error)),
@@ -405,12 +508,35 @@ impl Trial {
             Err(error) if self.kind.lies() => return format!("no session: {}", brief(error)),
             Err(error) => panic!("{}: {error}", self.say()),
         };
-        let (mut older, mut failed) = (false, false);
-        for (path, seen) in &model.tree() {
+        let (mut older, mut failed, mut wrong) = (false, false, false);
+        let names = |path: &str| -> Vec<&'static str> {
+            let all = FILES.iter().chain(&DIRS).chain(&["z"]);
+            let known = |name: &str| all.clone().find(|known| **known == name).copied();
+            path[1..].split('/').filter_map(known).collect()
+        };
+        let tree = model.tree();
+        for path in versions.keys().filter(|path| !tree.contains_key(*path)) {
+            // What was taken away is gone, unless the call that failed put it there.
+            if target::find(&fs, &names(path)).is_ok()
+                && perhaps.is_none_or(|perhaps| !perhaps.contains_key(path))
+            {
+                older = true;
+            }
+        }
+        for (path, seen) in &tree {
             if path == "/" {
                 continue;
             }
-            match target::content(&fs, &[&path[1..]]) {
+            let found = target::find(&fs, &names(path));
+            let gone = matches!(found, Err(Errno(libc::ENOENT)));
+            if gone && perhaps.is_some_and(|perhaps| !perhaps.contains_key(path)) {
+                continue;
+            }
+            if seen.mode & libc::S_IFMT == libc::S_IFDIR {
+                failed |= found.is_err();
+                continue;
+            }
+            match target::content(&fs, &names(path)) {
                 Ok(content) if content == seen.content => {}
                 Ok(content) => {
                     // Of a call that returned nothing is missing, unless the medium lied.
@@ -419,7 +545,13 @@ impl Trial {
                     match newer {
                         Some(at) if Some(at) > now => {}
                         Some(_) => older = true,
-                        None if self.medium == Medium::Nvm && self.kind.lies() && noticed => failed = true,
+                        None if self.medium == Medium::Nvm
+                            && self.kind.lies()
+                            && noticed
+                            && !shape.verify_nvm =>
+                        {
+                            wrong = true;
+                        }
                         None => panic!("{}: {path} has bytes that it never had", self.say()),
                     }
                 }
@@ -427,11 +559,14 @@ impl Trial {
             }
         }
         assert!(
-            self.kind.lies() || !(older || failed || noticed),
+            self.kind.lies() || !(older || failed || noticed || wrong),
             "{}: something is lost or damaged although the fault was told: older {older}, unreadable {failed}, check {:?}",
             self.say(),
             rig.check()
         );
+        if wrong {
+            return "WRONG BYTES, check names the damage".into();
+        }
         match (noticed, failed, older) {
             (false, false, false) => "all is there",
             (true, false, false) => "check names the damage",
@@ -443,17 +578,15 @@ impl Trial {
     }
 }
 
-#[test]
-fn failing_media_never_show_wrong_bytes_without_a_word_and_lose_nothing_that_returned() {
-    let moments = number("VARVE_FAULT_MOMENTS", 3);
+/// Each fault on `media` during each activity, as tables.
+fn explore(title: &str, shape: Shape, media: &[Medium], moments: u64) {
     let seed = number("VARVE_SEED", 1);
-    let shape = Shape::tiny(SimMedium::File).with(Policy::Rotate);
     let (base, model) = prepared(shape);
     let mut rng = Rng::new(seed);
     let (mut table, mut runs, mut fired_all) = (String::new(), 0, 0);
     let mut kinds_fired = BTreeSet::new();
-    for medium in Medium::ALL {
-        let _ = writeln!(table, "\n### {}\n", medium.name());
+    for medium in media.iter().copied() {
+        let _ = writeln!(table, "\n### {}{title}\n", medium.name());
         let names: Vec<_> = Activity::ALL.iter().map(|activity| activity.name()).collect();
         let _ = writeln!(table, "| fault | {} |", names.join(" | "));
         let _ = writeln!(table, "| --- |{}", " --- |".repeat(names.len()));
@@ -496,12 +629,31 @@ fn failing_media_never_show_wrong_bytes_without_a_word_and_lose_nothing_that_ret
             let _ = writeln!(table, "{line}");
         }
     }
-    println!("{table}");
-    println!("{runs} runs, a fault came in {fired_all}");
+    println!("{table}\n{runs} runs{title}, a fault came in {fired_all}");
     // Everything has met everything at least once.
     assert_eq!(
         kinds_fired.len(),
-        Medium::ALL.len() * Kind::ALL.len(),
+        media.len() * Kind::ALL.len(),
         "{kinds_fired:?}"
     );
+}
+
+#[test]
+fn failing_media_never_show_wrong_bytes_without_a_word_and_lose_nothing_that_returned() {
+    let shape = Shape::tiny(SimMedium::File).with(Policy::Rotate);
+    explore("", shape, &Medium::ALL, number("VARVE_FAULT_MOMENTS", 3));
+}
+
+#[test]
+fn failing_media_with_the_rules_of_dax_show_and_lose_nothing_else() {
+    let shape = Shape::tiny(SimMedium::Dax).with(Policy::Rotate);
+    let moments = number("VARVE_FAULT_MOMENTS", 2);
+    explore(", rules of `dax`", shape, &Medium::ALL, moments);
+}
+
+#[test]
+fn lying_nvm_shows_no_wrong_bytes_where_reads_are_verified() {
+    let shape = Shape::tiny(SimMedium::File).with(Policy::Rotate).verifying();
+    let moments = number("VARVE_FAULT_MOMENTS", 3);
+    explore(", `verify_nvm_reads`", shape, &[Medium::Nvm], moments);
 }

@@ -85,6 +85,7 @@ const fn tight(medium: SimMedium) -> Shape {
         journal_bytes: 512 << 10,
         blocks_bytes: 0,
         policy: Policy::Scatter,
+        verify_nvm: false,
     }
 }
 

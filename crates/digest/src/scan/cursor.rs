@@ -58,6 +58,9 @@ const fn chunk_start(chunk: usize) -> u64 {
     if chunk == 0 { LIVE_HEADER_SIZE as u64 } else { 0 }
 }
 
+/// Bytes looked at at a time where no entry is expected.
+const LOOK_BYTES: usize = 64 << 10;
+
 /// Bytes copied and summed at a time: what was copied is still in the nearest cache when it is summed.
 const SUM_BYTES: usize = 16 << 10;
 
@@ -144,6 +147,54 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         }
         let sum = entry_crc(sum, &head.header);
         Ok(sum == head.header.crc32c.get() || armed(Bug::EntryChecksumIgnored))
+    }
+
+    /// An entry behind the place where a chunk ends, of those above `last` that say that the number after `last` was committed: something
+    /// before it is damaged. A chunk that was never used is not looked at.
+    pub(super) fn hidden(
+        &self,
+        chunk: usize,
+        last: LogSeq,
+    ) -> Result<Option<EntryHeader>, ScanError<L::Error>> {
+        let start = self.cursors.chunks[chunk].pos;
+        if start + HEADER_SIZE as u64 > CHUNK_BYTES || self.read_header(chunk, start)?.seq.get() == 0 {
+            return Ok(None);
+        }
+        let mut piece = vec![0; LOOK_BYTES.min((CHUNK_BYTES - start) as usize)];
+        let mut payload = Vec::new();
+        for from in (start..CHUNK_BYTES).step_by(LOOK_BYTES) {
+            let len = LOOK_BYTES.min((CHUNK_BYTES - from) as usize);
+            self.log
+                .read(chunk as u64 * CHUNK_BYTES + from, &mut piece[..len])
+                .map_err(ScanError::Device)?;
+            for (pos, bytes) in (from..)
+                .step_by(HEADER_SIZE)
+                .zip(piece[..len].chunks_exact(HEADER_SIZE))
+            {
+                let header =
+                    EntryHeader::read_from_bytes(bytes).unwrap_or_else(|_| EntryHeader::new_zeroed());
+                let len = header.payload_len.get() as usize;
+                let possible = header.seq.get() > last.0 + 1
+                    && stable_below(&header).0 > last.0 + 1
+                    && len <= PAYLOAD_MAX
+                    && pos + entry_size(len) as u64 <= CHUNK_BYTES;
+                if !possible {
+                    continue;
+                }
+                payload.resize(len, 0);
+                self.log
+                    .read(
+                        chunk as u64 * CHUNK_BYTES + pos + HEADER_SIZE as u64,
+                        &mut payload,
+                    )
+                    .map_err(ScanError::Device)?;
+                let sum = self.log.payload_crc(self.seed, &payload);
+                if entry_crc(sum, &header) == header.crc32c.get() {
+                    return Ok(Some(header));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Steps over `head`, whose checksum was right.

@@ -540,6 +540,18 @@ pub fn seal_scan<L: LogBytes>(
             }
         }
     }
+    if found.damage.is_none() {
+        // A chunk ends at the first entry that is none. If one behind it was acknowledged after others that are not there, that is damage.
+        for chunk in 0..walker.chunks() {
+            if let Some(header) = walker.hidden(chunk, found.seal.last)? {
+                found.damage = Some(Damage::Gap {
+                    seq: LogSeq(header.seq.get()),
+                    missing: found.seal.last.next(),
+                });
+                break;
+            }
+        }
+    }
     Ok(found)
 }
 

@@ -339,6 +339,26 @@ fn gap_below_a_stable_number_is_damage_and_ends_the_log() {
 }
 
 #[test]
+fn damaged_entry_is_told_when_a_later_one_was_acknowledged_after_it() {
+    for (seq, told) in [(3, true), (5, true), (6, false)] {
+        let mut log = Log::new(2);
+        for seq in 1..=6 {
+            log.put_stable(0, seq, 0, seq);
+        }
+        // The second byte of the payload.
+        let at = 64 + (seq as usize - 1) * entry_size(8) + 65;
+        log.bytes.borrow_mut()[at] ^= 4;
+        let scan = log.sealed();
+        assert_eq!(scan.seal.last, LogSeq(seq - 1));
+        let damage = told.then_some(Damage::Gap {
+            seq: LogSeq(seq + 1),
+            missing: LogSeq(seq),
+        });
+        assert_eq!(scan.damage, damage, "entry {seq}");
+    }
+}
+
+#[test]
 fn more_gaps_than_lanes_are_damage() {
     let mut log = Log::new(1);
     for seq in 1..=80 {

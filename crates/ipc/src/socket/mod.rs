@@ -45,6 +45,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
         | Request::StatFs
+        | Request::Trouble(_)
         | Request::Bye => false,
     }
 }

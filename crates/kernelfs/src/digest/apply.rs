@@ -91,8 +91,12 @@ struct CutPlan<'a> {
 }
 
 /// Whether an error is about the inodes that an operation names, and not about the pool: they are damaged, or they are not what was
-/// checked.
-const fn is_confined(error: &StoreError) -> bool {
+/// checked. What all operations rest on (bitmaps, tables of checksums, …) is mended by a repair: until then the log waits, and nothing that was
+/// acknowledged is left out.
+fn is_confined(store: &Store, error: &StoreError) -> bool {
+    if let StoreError::Block { block, .. } = error {
+        return !store.is_fixed(*block);
+    }
     matches!(
         error,
         StoreError::NotFound
@@ -101,7 +105,6 @@ const fn is_confined(error: &StoreError) -> bool {
             | StoreError::WrongKind { .. }
             | StoreError::Invalid(_)
             | StoreError::Tree(_)
-            | StoreError::Block { .. }
             | StoreError::Inode { .. }
             | StoreError::DataChecksum { .. }
             | StoreError::Footer { .. }
@@ -117,7 +120,8 @@ fn refusal(
     env: &Environment<'_>,
     error: &StoreError,
 ) -> Option<Refusal> {
-    if is_confined(error) {
+    if is_confined(store, error) {
+        store.note_damage(error);
         return Some(Refusal::Contradicted);
     }
     if !matches!(error, StoreError::NoSpace { .. }) {
@@ -166,7 +170,7 @@ fn fold<'a>(
             }
             let last = last_seq(batch, transaction);
             if last > digested {
-                charged += take(&mut fold, &rows, batch, transaction, &mut ops)?;
+                charged += take(tx, &mut fold, &rows, batch, transaction, &mut ops)?;
                 upto = last;
                 cut.taken += 1;
             }
@@ -191,6 +195,7 @@ fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
 
 /// Folds one transaction; the credits that its operations used up. `ops` is room to put them.
 fn take<'a>(
+    tx: &Tx<'_>,
     fold: &mut Fold<'a, TxView<'_, '_>>,
     rows: &Rows<'_>,
     batch: &'a Batch,
@@ -231,8 +236,9 @@ fn take<'a>(
     match fold.transaction(actor, rows, ops) {
         // A refusal is counted in the fold.
         Ok(_) => {}
-        Err(error) if is_confined(&error) => {
+        Err(error) if is_confined(tx.store(), &error) => {
             tracing::error!(%session, %error, "an operation names what is damaged: left out");
+            tx.note_damage(&error);
             let seq = ops.first().map_or(LogSeq(0), |op| op.seq);
             fold.refuse(session, seq, Refusal::Contradicted, ops.len());
         }

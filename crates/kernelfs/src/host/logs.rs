@@ -460,6 +460,34 @@ mod tests {
     }
 
     #[test]
+    fn live_copy_with_a_flipped_bit_in_its_header_is_not_taken() {
+        use varve_format::log::LIVE_HEADER_SIZE;
+        let place = Place::new(true);
+        let log = place
+            .logs(1)
+            .create(S, Some((CHUNK, CHUNK)))
+            .unwrap()
+            .log
+            .unwrap();
+        log.write(8192, b"synced").unwrap();
+        log.sync(8192, 6).unwrap();
+        drop(log);
+        let path = place.dir.path().join("live/log-7");
+        let sound = std::fs::read(&path).unwrap();
+        for bit in 0..LIVE_HEADER_SIZE * 8 {
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).unwrap();
+            let logs = place.logs(1);
+            let mut back = [0; 6];
+            logs.open(S).unwrap().unwrap().read(8192, &mut back).unwrap();
+            assert_eq!(&back, b"synced");
+            let recovered = logs.recovered();
+            assert_eq!((recovered.backing, recovered.ignored), (1, 1), "bit {bit}");
+        }
+    }
+
+    #[test]
     fn log_opens_whatever_length_its_client_gave_it() {
         for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
             for shorten in ["live/log-7", "logs/7.log"] {

@@ -106,6 +106,7 @@ impl Catalog for StoreCatalog<'_> {
         });
         if let Err(error) = walked {
             tracing::warn!("the inode table cannot be read for placement: {error}");
+            self.0.note_damage(&error);
         }
         (keys, next)
     }
@@ -224,6 +225,7 @@ impl KernelFs {
                     }
                     let bad = job.moves[at];
                     tracing::error!(key = %bad.key, block = bad.at.0, "data cannot be moved: {error}");
+                    self.note_damage(&error);
                     self.placement.failed(&bad);
                     at += 1;
                     most = TX_MOVES;

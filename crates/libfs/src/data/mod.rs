@@ -4,6 +4,7 @@
 mod cache;
 mod credits;
 mod extents;
+mod nvm;
 mod places;
 mod read;
 mod seek;
@@ -20,11 +21,12 @@ use crate::inode::Inode;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::overlay::LOG_BYTES_MAX;
 use cache::ReadCache;
+use nvm::Nvm;
 use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
-use varve_format::LogSeq;
-use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
+use varve_format::{BlockNo, LogSeq};
+use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
 use varve_media::Region;
 
 /// What the files of one session rest on. Made anew for each session; inodes outlive it (see [`Inode::reset`]).
@@ -32,7 +34,7 @@ pub struct DataPlane {
     log: Option<Log>,
     link: Arc<dyn Link>,
     page: Arc<dyn SessionPage>,
-    nvm: Option<Arc<dyn Region>>,
+    nvm: Option<Nvm>,
     clock: Arc<dyn Clock>,
     read_ahead_bytes: u64,
     log_max_bytes: u64,
@@ -69,7 +71,7 @@ impl DataPlane {
             log: log.map(|region| Log::new(region, page.clone(), options)),
             link,
             page,
-            nvm,
+            nvm: nvm.map(|region| Nvm::new(region, welcome.nvm_sums)),
             clock,
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,
@@ -127,6 +129,20 @@ impl DataPlane {
         match &self.log {
             Some(log) => log.sync_upto(log.last_seq()),
             None => Ok(()),
+        }
+    }
+
+    /// Tells the daemon what went wrong with the log, or what was read from NVM: it does not see that by itself. Costs three loads if
+    /// nothing did.
+    pub(crate) fn tell_trouble(&self) {
+        let of_log = self.log.iter().flat_map(Log::take_trouble).flatten();
+        let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
+        let of_nvm = damaged.map(|block| Trouble::NvmDamaged {
+            block: BlockNo(block),
+        });
+        for trouble in of_log.chain(of_nvm) {
+            // One that does not hear it has a status of its own.
+            let _ = self.call(Request::Trouble(trouble));
         }
     }
 

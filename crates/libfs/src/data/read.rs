@@ -123,8 +123,7 @@ impl DataPlane {
                     stop = end.min(stop + BLOCK_BYTES);
                 }
                 let into = &mut out[at..(stop - offset) as usize];
-                let from = place * BLOCK_BYTES + pos % BLOCK_BYTES;
-                self.nvm.as_ref()?.read(from, into).ok()?;
+                self.nvm.as_ref()?.read(place, pos % BLOCK_BYTES, into).ok()?;
             }
             pos = stop;
         }
@@ -225,8 +224,7 @@ impl DataPlane {
             let (into, after) = rest.split_at_mut(len);
             match found {
                 Below::Mapped(Tier::Nvm, place, _) => {
-                    nvm.read(place * BLOCK_BYTES + within, into)
-                        .map_err(|e| OpError::from(&e))?;
+                    nvm.read_for_certain(place, within, into)?;
                     let end = (block + (within + len as u64).div_ceil(BLOCK_BYTES)).next_multiple_of(NOTED);
                     if let Some((first, place, count)) =
                         body.extents.around(block, block / NOTED * NOTED, end)

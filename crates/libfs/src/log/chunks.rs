@@ -210,6 +210,7 @@ impl Log {
             && let Err(error) = self.region.grow(len_bytes)
         {
             tracing::warn!(%error, "the log's mapping does not grow");
+            self.note_failure(&error);
         }
         let mut pool = self.pool.lock();
         match answer {

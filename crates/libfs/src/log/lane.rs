@@ -345,7 +345,7 @@ impl<'l> Slot<'l> {
             );
             header.crc32c = U32::new(entry_crc(piece.crc, header));
             if let Err(error) = self.log.region.write(piece.pos, header.as_bytes()) {
-                return Err(OpError::Failed(refused(&error)));
+                return Err(OpError::Failed(self.log.refused(&error)));
             }
             logged.push(Logged {
                 seq: LogSeq(first + index),
@@ -359,7 +359,7 @@ impl<'l> Slot<'l> {
         self.staging = Some(staging);
         self.log
             .commit_fence()
-            .map_err(|error| OpError::Failed(refused(&error)))?;
+            .map_err(|error| OpError::Failed(self.log.refused(&error)))?;
         if !left.is_empty() {
             self.retire_left(&left, first);
         }
@@ -454,7 +454,7 @@ impl<'l> Slot<'l> {
         self.staging = Some(staging);
         self.log
             .commit_fence()
-            .map_err(|error| OpError::Failed(refused(&error)))?;
+            .map_err(|error| OpError::Failed(self.log.refused(&error)))?;
         Ok(self.committed(first, count, only))
     }
 
@@ -497,7 +497,7 @@ impl<'l> Slot<'l> {
                 .map_err(|_| Errno(libc::EIO))?;
             let line = header_line(header, crc);
             if let Err(error) = self.log.region.write(self.pos, line.as_bytes()) {
-                return Err(refused(&error));
+                return Err(self.log.refused(&error));
             }
         }
         let addr = self.pos + (HEADER_SIZE + body.len()) as u64;
@@ -516,7 +516,7 @@ impl<'l> Slot<'l> {
         bytes[..HEADER_SIZE].copy_from_slice(header_line(header, crc).as_bytes());
         match self.log.region.write(self.pos, &bytes[..entry_size(len)]) {
             Ok(()) => Ok(()),
-            Err(error) => Err(refused(&error)),
+            Err(error) => Err(self.log.refused(&error)),
         }
     }
 
@@ -530,7 +530,7 @@ impl<'l> Slot<'l> {
             if !bytes.is_empty() {
                 crc = region
                     .write_crc(at, bytes, crc)
-                    .map_err(|error| OpError::Failed(refused(&error)))?;
+                    .map_err(|error| OpError::Failed(self.log.refused(&error)))?;
             }
         }
         if armed(Bug::EntryPayloadUnchecked) {
@@ -603,7 +603,12 @@ impl<'l> Slot<'l> {
             complete(&mut header, Stamp::default(), seq, first, 0, false);
             header.crc32c = U32::new(entry_crc(payload_crc(self.log.seed, &[]), &header));
             if self.pos + HEADER_SIZE as u64 > own.end.load(Ordering::Relaxed)
-                || self.log.region.write(self.pos, header.as_bytes()).is_err()
+                || self
+                    .log
+                    .region
+                    .write(self.pos, header.as_bytes())
+                    .inspect_err(|error| self.log.note_failure(error))
+                    .is_err()
             {
                 // The rest of the log cannot be digested past this number before the session is sealed.
                 tracing::error!(seq, "a log number was lost");
@@ -653,7 +658,7 @@ impl<'l> Slot<'l> {
             }
         };
         if let Err(error) = self.log.commit_fence() {
-            return Err(refused(&error));
+            return Err(self.log.refused(&error));
         }
         self.advance(seq);
         Ok(Receipt {
@@ -671,13 +676,6 @@ struct Part {
     stable: u64,
     left: u32,
     continues: bool,
-}
-
-/// The region's refusal, reported once.
-#[cold]
-fn refused(error: &varve_media::MediaError) -> Errno {
-    tracing::error!(%error, "the log does not take an entry");
-    Errno::from(error)
 }
 
 /// A header with its checksum, as whole words: they are stored and loaded in the same width.

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
 use varve_format::{LogSeq, SessionId, TimeNs};
-use varve_ipc::{IpcError, PageState, SessionPage};
+use varve_ipc::{IpcError, PageState, SessionPage, Trouble};
 use varve_media::Region;
 
 /// Most payload bytes of one transaction.
@@ -87,6 +87,15 @@ pub struct Stamp {
     pub base: varve_format::TxId,
 }
 
+/// What went wrong with a log and the daemon was not told of yet.
+#[derive(Default)]
+struct Unsaid {
+    /// Errno of the last failure; 0: none.
+    errno: AtomicU64,
+    /// The longest sync of those that took long, in milliseconds; 0: none did.
+    slow_ms: AtomicU64,
+}
+
 /// A session's log.
 pub struct Log {
     next_seq: CachePadded<AtomicU64>,
@@ -103,6 +112,7 @@ pub struct Log {
     /// Chunks that large operations may fill before they are committed, besides those of the lanes.
     large: Large,
     syncs: Syncs,
+    trouble: Unsaid,
 }
 
 impl Log {
@@ -121,6 +131,7 @@ impl Log {
             pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
             large: Large::new(most_chunks),
             syncs: Syncs::new(&*region),
+            trouble: Unsaid::default(),
             region,
             page,
             options,
@@ -180,6 +191,42 @@ impl Log {
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.pool.lock().total_bytes()
+    }
+
+    /// The region's refusal, as its caller sees it.
+    #[cold]
+    fn refused(&self, error: &varve_media::MediaError) -> Errno {
+        tracing::error!(%error, "the log does not take an entry");
+        self.note_failure(error);
+        Errno::from(error)
+    }
+
+    /// The region failed: the daemon, which does not see it, is to be told.
+    #[cold]
+    fn note_failure(&self, error: &varve_media::MediaError) {
+        let errno = match error {
+            varve_media::MediaError::Io { errno, .. } | varve_media::MediaError::Setup { errno, .. } => {
+                *errno
+            }
+            other => Errno::from(other).0,
+        };
+        self.trouble
+            .errno
+            .store(u64::from(errno.unsigned_abs()), Ordering::Relaxed);
+    }
+
+    /// What went wrong since the last call.
+    pub(crate) fn take_trouble(&self) -> [Option<Trouble>; 2] {
+        let taken = |cell: &AtomicU64| match cell.load(Ordering::Relaxed) {
+            0 => None,
+            _ => Some(cell.swap(0, Ordering::Relaxed)).filter(|value| *value > 0),
+        };
+        [
+            taken(&self.trouble.errno).map(|errno| Trouble::LogFailed { errno: errno as i32 }),
+            taken(&self.trouble.slow_ms).map(|ms| Trouble::LogSlow {
+                ms: u32::try_from(ms).unwrap_or(u32::MAX),
+            }),
+        ]
     }
 
     /// The bytes of the log, for reading at addresses from [`Committed`].

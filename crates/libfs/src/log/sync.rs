@@ -6,9 +6,12 @@
 use super::{Log, slots};
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
+use crate::sync::atomic::Ordering;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
+use varve_media::watch::SLOW;
 use varve_media::{MediaError, MediumKind, Region};
 
 /// Rounds of synchronisation, numbered.
@@ -107,6 +110,7 @@ impl Log {
         if armed(Bug::NoSyncAtFsync) {
             ranges.clear();
         }
+        let begun = Instant::now();
         let synced = if self.syncs.slow && ranges.len() > 1 {
             self.write_together(&ranges)
         } else {
@@ -114,6 +118,12 @@ impl Log {
                 .iter()
                 .try_for_each(|(from, end)| self.region.sync(*from, end - from))
         };
+        let took = begun.elapsed();
+        if took >= SLOW {
+            self.trouble
+                .slow_ms
+                .fetch_max(took.as_millis() as u64, Ordering::Relaxed);
+        }
         let mut pool = self.pool.lock();
         match synced {
             Ok(()) => {
@@ -129,6 +139,7 @@ impl Log {
             Err(error) => {
                 pool.unsynced.extend(ranges);
                 tracing::error!(%error, "the log could not be made durable");
+                self.note_failure(&error);
                 Err(Errno(libc::EIO))
             }
         }

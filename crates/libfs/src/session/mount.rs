@@ -175,7 +175,10 @@ impl Mount {
             let (committed, otherwise) = match op(session, &mut attempt) {
                 Ok(value) => return Ok(value),
                 // What fails under leases that were lost meanwhile may not fail: look again.
-                Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => return Err(errno),
+                Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => {
+                    session.data.tell_trouble();
+                    return Err(errno);
+                }
                 Err(OpError::Failed(_)) => (None, None),
                 // Operations deal with contention themselves.
                 Err(OpError::Mediate) => return Err(Errno(libc::EIO)),

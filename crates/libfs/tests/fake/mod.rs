@@ -703,6 +703,7 @@ impl Fake {
             Request::GrowLog { .. } => Ok(Response::LogBytes(LOG_BYTES)),
             Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
             Request::Digest { .. } => Ok(Response::Digested(state.digest(id))),
+            Request::Trouble(_) => Ok(Response::Done),
             Request::StatFs => Ok(Response::StatFs(StatFs {
                 blocks: 1000,
                 ..StatFs::default()
@@ -769,6 +770,7 @@ impl Service for Fake {
             log_bytes: LOG_BYTES,
             log_max_bytes: LOG_BYTES,
             nvm_bytes: 0,
+            nvm_sums: None,
             lease_ms: 20_000,
             wait_ms: 10_000,
             digest_percent: 30,

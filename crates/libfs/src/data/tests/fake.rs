@@ -144,6 +144,7 @@ impl Fake {
             log_bytes: self.log.len_bytes(),
             log_max_bytes: self.log_max_bytes,
             nvm_bytes: self.nvm.len_bytes(),
+            nvm_sums: None,
             lease_ms: 2000,
             wait_ms: self.wait_ms,
             digest_percent: 30,

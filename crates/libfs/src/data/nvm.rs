@@ -1,0 +1,129 @@
+//! Reading digested data out of NVM, with or without a look at the checksums that lie there too. Knows blocks and their checksums; refuses
+//! to know files.
+
+use crate::errno::Errno;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use varve_format::space::CHECKSUMS_PER_BLOCK;
+use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE};
+use varve_media::{MediaError, Region};
+
+/// The region that a session reads data from.
+pub(super) struct Nvm {
+    region: Arc<dyn Region>,
+    /// Where the table of checksums begins, in bytes; `None`: they are not looked at.
+    sums: Option<u64>,
+    /// A block that did not have its checksum and that the daemon was not told of, plus one; 0: none.
+    damaged: AtomicU64,
+}
+
+/// Why a read failed.
+#[derive(Debug)]
+pub(super) enum Bad {
+    Media(MediaError),
+    /// This block does not have its checksum.
+    Checksum(u64),
+}
+
+impl From<MediaError> for Bad {
+    fn from(error: MediaError) -> Self {
+        Self::Media(error)
+    }
+}
+
+impl Nvm {
+    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>) -> Self {
+        Self {
+            region,
+            sums,
+            damaged: AtomicU64::new(0),
+        }
+    }
+
+    /// Copies bytes that begin `within` bytes into `block`; they may go on over the blocks behind it.
+    #[inline]
+    pub(super) fn read(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Bad> {
+        match self.sums {
+            None => Ok(self.region.read(block * BLOCK_BYTES + within, out)?),
+            Some(sums) => self.read_verified(sums, block, within as usize, out),
+        }
+    }
+
+    /// [`read`](Self::read) where the blocks cannot have been replaced meanwhile: what has a wrong checksum twice is damaged.
+    pub(super) fn read_for_certain(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Errno> {
+        let again = match self.read(block, within, out) {
+            Err(Bad::Checksum(_)) => self.read(block, within, out),
+            other => other,
+        };
+        again.map_err(|bad| match bad {
+            Bad::Media(error) => Errno::from(&error),
+            Bad::Checksum(bad) => {
+                tracing::error!(block = bad, "NVM does not hold what was written");
+                self.damaged.store(bad + 1, Ordering::Relaxed);
+                Errno(libc::EIO)
+            }
+        })
+    }
+
+    /// Every block through a buffer of its own: other threads may store to `out`, and what was verified is what is given out.
+    fn read_verified(&self, sums: u64, block: u64, within: usize, out: &mut [u8]) -> Result<(), Bad> {
+        let (mut block, mut within, mut rest) = (block, within, out);
+        let mut content = [0; BLOCK_SIZE];
+        while !rest.is_empty() {
+            let at = sums + block / CHECKSUMS_PER_BLOCK * BLOCK_BYTES;
+            let at = at + BLOCK_HEADER_SIZE as u64 + block % CHECKSUMS_PER_BLOCK * 4;
+            let mut sum = [0; 4];
+            self.region.read(at, &mut sum)?;
+            self.region.read(block * BLOCK_BYTES, &mut content)?;
+            if crc32c::crc32c(&content) != u32::from_le_bytes(sum) {
+                return Err(Bad::Checksum(block));
+            }
+            let (now, later) = rest.split_at_mut((BLOCK_SIZE - within).min(rest.len()));
+            now.copy_from_slice(&content[within..within + now.len()]);
+            (block, within, rest) = (block + 1, 0, later);
+        }
+        Ok(())
+    }
+
+    /// A damaged block that was met since the last call.
+    pub(super) fn take_damaged(&self) -> Option<u64> {
+        match self.damaged.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.damaged.swap(0, Ordering::Relaxed).checked_sub(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{BLOCK_BYTES, BLOCK_HEADER_SIZE, Bad, Nvm};
+    use varve_media::Region;
+    use varve_media::sim::{SimMedium, SimWorld};
+
+    #[test]
+    fn damaged_block_is_refused_and_told_when_checksums_are_looked_at() {
+        let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
+        let table = 8 * BLOCK_BYTES;
+        for block in 0..4 {
+            let content = [block as u8 + 1; BLOCK_BYTES as usize];
+            region.write(block * BLOCK_BYTES, &content).unwrap();
+            let at = table + BLOCK_HEADER_SIZE as u64 + block * 4;
+            region.write(at, &crc32c::crc32c(&content).to_le_bytes()).unwrap();
+        }
+        let nvm = Nvm::new(region.clone(), Some(table));
+        let mut out = [0; 10_000];
+        nvm.read_for_certain(0, 100, &mut out).unwrap();
+        assert_eq!((out[0], out[3996], out[9999]), (1, 2, 3));
+        region.write(2 * BLOCK_BYTES + 5, &[0]).unwrap();
+        assert!(matches!(nvm.read(0, 100, &mut out), Err(Bad::Checksum(2))));
+        assert_eq!(nvm.take_damaged(), None, "it may have been replaced meanwhile");
+        nvm.read_for_certain(1, 0, &mut out[..4096]).unwrap();
+        nvm.read_for_certain(2, 0, &mut out[..1]).unwrap_err();
+        assert_eq!((nvm.take_damaged(), nvm.take_damaged()), (Some(2), None));
+        // Without the table it is as memory.
+        Nvm::new(region, None)
+            .read_for_certain(2, 0, &mut out[..1])
+            .unwrap();
+    }
+}
