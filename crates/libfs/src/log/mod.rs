@@ -36,7 +36,7 @@ use std::sync::Arc;
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
 use varve_format::{LogSeq, SessionId, TimeNs};
-use varve_ipc::{IpcError, PageState, SessionPage};
+use varve_ipc::{Clock, IpcError, PageState, SessionPage, SystemClock};
 use varve_media::Region;
 
 /// Most payload bytes of one transaction.
@@ -58,6 +58,11 @@ pub trait LogHost {
 
     /// Drops all pointers into the log at or below `digested`.
     fn prune(&self, digested: LogSeq);
+
+    /// Time, and how to wait.
+    fn clock(&self) -> &dyn Clock {
+        &SystemClock
+    }
 }
 
 /// Sizes and bounds of a log.

@@ -303,7 +303,8 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
         // A directory that is contended will be free in a moment: nothing is changed in it, but the entry needs its grant.
         for round in 0..LOOKS_MAX {
             let Some(pins) = pin_or_mediate(session, &[dir])? else {
-                std::thread::sleep(std::time::Duration::from_millis(1 + round as u64 / 10));
+                let pause_ms = 1 + round as u64 / 10;
+                session.clock().pause(std::time::Duration::from_millis(pause_ms));
                 continue;
             };
             let node = pins.node(dir)?;
