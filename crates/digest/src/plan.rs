@@ -98,7 +98,11 @@ impl<'a, V: View> Fold<'a, V> {
                 changes.push((state.order, change));
             }
         }
-        changes.sort_by_key(|(order, change)| (change.new.is_some(), *order));
+        // By name where that does not tell: the same log makes the same changes in the same order.
+        changes.sort_by(|(left_order, left), (right_order, right)| {
+            let left = (left.new.is_some(), left_order, left.dir, &left.name);
+            left.cmp(&(right.new.is_some(), right_order, right.dir, &right.name))
+        });
         // Sorted by their places: the plans themselves are large, and each is moved once.
         let changed = |known: Known<'a>| match known {
             Known::Node(node) if node.changed => Some(node),

@@ -2,8 +2,16 @@
 
 use crate::Clock;
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use varve_format::TimeNs;
+
+/// Time since this process first asked.
+pub(crate) fn since_start() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
 
 /// The system's clocks; the wall clock is the coarse one (6 ns to read, a few milliseconds fine).
 #[derive(Debug, Clone, Copy, Default)]

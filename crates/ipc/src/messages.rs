@@ -546,10 +546,37 @@ pub trait Link: Send + Sync {
     fn close(&self) {}
 }
 
-/// The *clock* seam.
+/// The *clock* seam: what time it is, and how threads wait.
 pub trait Clock: Send + Sync {
     /// Wall-clock time, nanoseconds since 1970 (coarse is enough).
     fn now_ns(&self) -> TimeNs;
     /// Monotonic time in milliseconds.
     fn monotonic_ms(&self) -> u64;
+
+    /// Time from some moment on, to measure a wait by. Goes on also where a test's clock stands still, unless threads take turns.
+    fn moment(&self) -> std::time::Duration {
+        crate::clock::since_start()
+    }
+
+    /// Lets others go on for so long, or less. Who waits for something that another thread does looks for it, pauses, and looks again.
+    fn pause(&self, time: std::time::Duration) {
+        std::thread::sleep(time);
+    }
+
+    /// Whether exactly one thread runs at a time, and another one only when that pauses: a deterministic test's. Then nobody may wait for
+    /// another thread in any other way than with [`pause`](Self::pause).
+    fn takes_turns(&self) -> bool {
+        false
+    }
+
+    /// Starts a thread that nobody waits for.
+    ///
+    /// # Errors
+    /// The system has none to spare.
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map(drop)
+    }
 }

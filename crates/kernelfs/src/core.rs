@@ -7,7 +7,7 @@ use crate::leases::{Decision, Holds, Table, Ticket};
 use crate::rows::Rows;
 use crate::session::{Known, Session, unlearn};
 use parking_lot::Condvar;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use varve_format::{InodeKey, Seal, SessionId, TxId};
 use varve_ipc::{IpcError, ReleaseItem, Upcall};
@@ -77,13 +77,13 @@ pub(crate) struct Core {
     pub(crate) table: Table,
     pub(crate) holds: Holds,
     pub(crate) rows: Rows,
-    pub(crate) members: HashMap<SessionId, Member>,
+    pub(crate) members: BTreeMap<SessionId, Member>,
     pub(crate) ended: Vec<Ended>,
     /// Sessions of an earlier daemon whose clients may come back yet.
-    pub(crate) earlier: HashSet<SessionId>,
+    pub(crate) earlier: BTreeSet<SessionId>,
     pub(crate) seats: HashMap<Ticket, Seat>,
     /// Sessions of an earlier daemon whose logs are digested now: they are no members any more.
-    pub(crate) revived: HashMap<SessionId, Arc<Session>>,
+    pub(crate) revived: BTreeMap<SessionId, Arc<Session>>,
     /// To be sealed by whoever finds time, and why.
     pub(crate) doomed: BTreeMap<SessionId, &'static str>,
     /// Sealed on media; their logs are still to be digested.
@@ -112,11 +112,11 @@ impl Core {
             table,
             holds: Holds::default(),
             rows: Rows::default(),
-            members: HashMap::new(),
+            members: BTreeMap::new(),
             ended: Vec::new(),
-            earlier: HashSet::new(),
+            earlier: BTreeSet::new(),
             seats: HashMap::new(),
-            revived: HashMap::new(),
+            revived: BTreeMap::new(),
             doomed: BTreeMap::new(),
             to_finish: Vec::new(),
             unfinished: Vec::new(),

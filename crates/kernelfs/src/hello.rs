@@ -6,7 +6,7 @@ use crate::kernel::KernelFs;
 use crate::process::ProcessId;
 use crate::segments::UserSegments;
 use crate::session::{Parts, Session};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -138,7 +138,7 @@ impl KernelFs {
                 if self.now_ms() >= until_ms || self.store.latched().is_some() {
                     break;
                 }
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                self.clock.pause(std::time::Duration::from_millis(1));
                 self.finish_sealed();
             }
         }
@@ -180,7 +180,7 @@ impl KernelFs {
     fn forget_crowd(&self) -> bool {
         let oldest = {
             let core = self.locked();
-            let mut crowds = HashMap::<ProcessId, (usize, SessionId)>::new();
+            let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
             for ended in &core.ended {
                 crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
             }
@@ -368,9 +368,8 @@ impl KernelFs {
                     self.finish_or_leave();
                     break;
                 }
-                let _ = self
-                    .company_changed
-                    .wait_for(&mut core, std::time::Duration::from_millis(20));
+                let time = std::time::Duration::from_millis(20);
+                self.nap(&self.company_changed, &mut core, time);
             }
         }
     }

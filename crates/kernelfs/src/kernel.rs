@@ -12,6 +12,7 @@ use crate::trouble::LogTroubles;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use varve_format::{LeaseNo, TxId};
 use varve_ipc::{Clock, IpcError};
 use varve_store::{Store, StoreError};
@@ -311,6 +312,20 @@ impl KernelFs {
                 .store
                 .checkpoint()
                 .inspect_err(|error| self.note_error(error)),
+        }
+    }
+
+    /// Waits for a condition to change, at most so long.
+    pub(crate) fn nap<T>(
+        &self,
+        changed: &parking_lot::Condvar,
+        guard: &mut MutexGuard<'_, T>,
+        time: Duration,
+    ) {
+        if self.clock.takes_turns() {
+            MutexGuard::unlocked(guard, || self.clock.pause(time));
+        } else {
+            let _ = changed.wait_for(guard, time);
         }
     }
 

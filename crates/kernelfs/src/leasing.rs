@@ -12,7 +12,7 @@ use crate::status::Counters;
 use parking_lot::Condvar;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::inode::InodeSlot;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
@@ -216,7 +216,7 @@ impl KernelFs {
             waited = true;
             let next_ms = core.table.next_event_ms(now_ms).unwrap_or(until_ms).min(until_ms);
             let nap_ms = next_ms.saturating_sub(now_ms).clamp(1, NAP_MS);
-            let _ = woken.wait_for(&mut core, Duration::from_millis(nap_ms));
+            self.nap(&woken, &mut core, Duration::from_millis(nap_ms));
         }
     }
 
@@ -314,7 +314,7 @@ impl KernelFs {
         while core.rows.len() >= rows && self.now_ms() < give_up_ms && !core.latched {
             drop(core);
             self.seal_doomed();
-            std::thread::sleep(Duration::from_millis(1));
+            self.clock.pause(Duration::from_millis(1));
             core = self.locked();
             let now_ms = self.now_ms();
             core.pump(now_ms);
@@ -516,7 +516,7 @@ impl KernelFs {
             if self.locked().live(session.id).is_none() {
                 return Err(IpcError::Sealed);
             }
-            std::thread::sleep(Duration::from_micros(250));
+            self.clock.pause(Duration::from_micros(250));
         }
         Ok(())
     }
@@ -584,9 +584,10 @@ impl KernelFs {
     /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that fills the pool.
     fn await_grace(&self) {
         // A test's clock may stand still.
-        let waited = Instant::now();
-        while self.in_grace() && waited.elapsed() < Duration::from_millis(self.config.grace_ms) {
-            std::thread::sleep(Duration::from_millis(NAP_MS));
+        let began = self.clock.moment();
+        let most = Duration::from_millis(self.config.grace_ms);
+        while self.in_grace() && self.clock.moment() - began < most {
+            self.clock.pause(Duration::from_millis(NAP_MS));
         }
     }
 

@@ -8,6 +8,7 @@ use crate::hello::HOLDS_MAX;
 use crate::kernel::KernelFs;
 use crate::session::Session;
 use crate::status::Counters;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
@@ -147,7 +148,7 @@ impl KernelFs {
             if self.now_ms() >= until_ms {
                 return Err(no(libc::ETIMEDOUT));
             }
-            let _ = session.turn.next.wait_for(&mut last, Duration::from_millis(20));
+            self.nap(&session.turn.next, &mut last, Duration::from_millis(20));
             if session.upcalls.is_closed() {
                 return Err(IpcError::Sealed);
             }
@@ -180,11 +181,7 @@ impl KernelFs {
         let wait = Duration::from_millis(self.config.wait_ms);
         // Two moves with disjoint leases could otherwise make a cycle.
         let _moving = match touched.moves {
-            true => Some(
-                self.rename
-                    .try_lock_for(wait)
-                    .ok_or_else(|| no(libc::ETIMEDOUT))?,
-            ),
+            true => Some(self.one_move(wait).ok_or_else(|| no(libc::ETIMEDOUT))?),
             false => None,
         };
         {
@@ -204,6 +201,20 @@ impl KernelFs {
             session.learn(attr.key);
         }
         Ok(result)
+    }
+
+    /// The right to move directories, within `wait`. It is held while leases are waited for.
+    fn one_move(&self, wait: Duration) -> Option<MutexGuard<'_, ()>> {
+        if !self.clock.takes_turns() {
+            return self.rename.try_lock_for(wait);
+        }
+        let began = self.clock.moment();
+        loop {
+            match self.rename.try_lock() {
+                None if self.clock.moment() - began < wait => self.clock.pause(Duration::from_millis(1)),
+                guard => return guard,
+            }
+        }
     }
 
     /// Exclusive leases on `keys`, all at once, for a session of the daemon's own. They go with it.

@@ -1,7 +1,7 @@
 //! Whether a client's process still lives. Asks `/proc`; decides nothing.
 
 /// A process, told from a later one with the same number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId {
     /// Number.
     pub pid: u32,

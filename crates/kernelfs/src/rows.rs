@@ -135,8 +135,11 @@ impl Rows {
     /// Inodes that a session may log changes of; without a generation where media did not name it.
     pub(crate) fn held(&self, session: SessionId) -> Vec<(Ino, Option<Generation>)> {
         let mine = self.by_inode.iter().filter(|((whose, _), _)| *whose == session);
-        mine.filter_map(|((_, ino), places)| Some((*ino, places.last()?.generation)))
-            .collect()
+        let mut held: Vec<_> = mine
+            .filter_map(|((_, ino), places)| Some((*ino, places.last()?.generation)))
+            .collect();
+        held.sort_unstable_by_key(|(ino, _)| *ino);
+        held
     }
 
     /// The lease has ended on media too.

@@ -6,7 +6,7 @@ use crate::process::ProcessId;
 use crate::rows::RowChange;
 use crate::session::{Parts, Session};
 use crate::status::Counters;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::session::{SessionRow, SessionState};
@@ -143,7 +143,7 @@ impl KernelFs {
             let core = self.locked();
             (core.rows.of_session(session.id), core.rows.numbers(session.id))
         };
-        let removed: HashSet<_> = rows.iter().copied().collect();
+        let removed: BTreeSet<_> = rows.iter().copied().collect();
         let mut last_mediated = *session.turn.last.lock();
         if !session.read_only {
             self.write_rows(&free_numbers(&numbers))?;
@@ -274,8 +274,8 @@ impl KernelFs {
                 self.finish_sealed();
             }
         }
-        let mut forget = HashSet::new();
-        let mut seen = std::collections::HashMap::<ProcessId, usize>::new();
+        let mut forget = BTreeSet::new();
+        let mut seen = BTreeMap::<ProcessId, usize>::new();
         // Newest last: the oldest go when there are too many.
         for ended in ended.iter().rev() {
             let count = seen.entry(ended.process).or_default();
@@ -363,7 +363,7 @@ impl KernelFs {
             self.grace_until_ms.store(0, Ordering::Release);
         }
         self.locked().earlier = rows.iter().map(|row| row.id).collect();
-        let ending: HashSet<_> = rows
+        let ending: BTreeSet<_> = rows
             .iter()
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))
             .map(|row| row.id)
@@ -418,7 +418,7 @@ impl KernelFs {
             }
         }
         self.locked().revived.clear();
-        let unfinished: HashSet<_> = self
+        let unfinished: BTreeSet<_> = self
             .locked()
             .unfinished
             .iter()

@@ -285,12 +285,16 @@ impl OpenFile {
         let (at, count) = self.write(offset, data, cred, Use::Kernel(call))?;
         let session = self.mount().session();
         if let Some(node) = session.node(self.key()) {
+            let now = session.clock().moment();
             let overtaken = match offset {
-                Some(_) => node.above.written(call),
+                Some(_) => node.above.written(call, now),
                 None => {
                     // The kernel has dropped pages where it believed the end to be.
                     let usage = PageUse::Direct { dropped: false };
-                    node.above.written(&KernelCall::new(usage, 0, at, count))
+                    node.above.written(
+                        &KernelCall::new(usage, 0, at, count).by_clock(session.clock()),
+                        now,
+                    )
                 }
             };
             if session.drop_pages(self.key(), call, overtaken.drops) {

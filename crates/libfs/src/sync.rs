@@ -15,13 +15,72 @@ pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
+use std::time::Duration;
+use varve_ipc::Clock;
+
 /// Starts a thread that nobody waits for.
-pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    #[cfg(not(feature = "shuttle"))]
-    let started = std::thread::Builder::new().name(name.into()).spawn(work);
-    #[cfg(feature = "shuttle")]
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn spawn(
+    clock: &dyn Clock,
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<()> {
+    let bug = crate::seeded::current();
+    clock.spawn(
+        name,
+        Box::new(move || {
+            crate::seeded::arm(bug);
+            work();
+        }),
+    )
+}
+
+/// Starts a thread that nobody waits for.
+#[cfg(feature = "shuttle")]
+pub(crate) fn spawn(
+    _clock: &dyn Clock,
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> std::io::Result<()> {
     let started = shuttle::thread::Builder::new().name(name.into()).spawn(work);
     started.map(drop)
+}
+
+/// Waits for a condition to change, at most so long.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn wait_for<T>(
+    clock: &dyn Clock,
+    changed: &Condvar,
+    guard: &mut MutexGuard<'_, T>,
+    timeout: Duration,
+) {
+    if clock.takes_turns() {
+        MutexGuard::unlocked(guard, || clock.pause(timeout));
+    } else {
+        changed.wait_for(guard, timeout);
+    }
+}
+
+/// Waits for a condition to change. Never times out: what is tested must not need it.
+#[cfg(feature = "shuttle")]
+pub(crate) fn wait_for<T>(
+    _clock: &dyn Clock,
+    changed: &Condvar,
+    guard: &mut MutexGuard<'_, T>,
+    timeout: Duration,
+) {
+    changed.wait_for(guard, timeout);
+}
+
+/// Locks what is held while the daemon is talked to. Where threads take turns the holder must have its own.
+pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> MutexGuard<'m, T> {
+    while clock.takes_turns() {
+        if let Some(guard) = mutex.try_lock() {
+            return guard;
+        }
+        clock.pause(Duration::from_millis(1));
+    }
+    mutex.lock()
 }
 
 #[cfg(feature = "shuttle")]

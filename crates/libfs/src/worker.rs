@@ -5,17 +5,17 @@
 //! daemon), everything about leases goes to the second. The second waits for the daemon's `Release` only. What waits for the kernel has
 //! threads of its own.
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{InodeKey, LogSeq};
-use varve_ipc::{Request, Upcall};
+use varve_ipc::{Clock, Request, Upcall};
 
 use crate::lease::{Event, Node, Surroundings, Withdrawals};
 use crate::options::CacheObserver;
-use crate::seeded;
 use crate::session::Session;
+use crate::sync::spawn;
 
 /// How long a thread sleeps before it looks whether its session still exists.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -49,55 +49,85 @@ pub(crate) fn start(
     asked: Receiver<Weak<Node>>,
     withdrawals: Withdrawals,
 ) -> std::io::Result<()> {
-    let bug = seeded::current();
+    let clock = &session.options.clock;
     let weak = Arc::downgrade(session);
-    std::thread::Builder::new()
-        .name("varve-release".into())
-        .spawn(move || {
-            seeded::arm(bug);
-            give_back(&weak, &inbox, withdrawals);
-        })?;
+    spawn(&**clock, "varve-release", {
+        let clock = Arc::clone(clock);
+        move || give_back(&weak, &*clock, &inbox, withdrawals)
+    })?;
     let weak = Arc::downgrade(&session.leases);
-    std::thread::Builder::new()
-        .name("varve-numbers".into())
-        .spawn(move || {
-            seeded::arm(bug);
-            // The leases hold the other end.
-            while let Ok(dir) = asked.recv() {
+    spawn(&**clock, "varve-numbers", {
+        let clock = Arc::clone(clock);
+        // The leases hold the other end.
+        move || {
+            while let Ok(dir) = next(&*clock, &asked) {
                 if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
                     leases.ask_ahead(&dir);
                 }
             }
-        })?;
+        }
+    })?;
     let weak = Arc::downgrade(session);
     let link = Arc::clone(&session.link);
-    std::thread::Builder::new()
-        .name("varve-upcall".into())
-        .spawn(move || {
-            seeded::arm(bug);
-            loop {
-                let upcall = link.upcall(LOOK_AGAIN);
-                let Some(session) = weak.upgrade() else { return };
-                if session.leases.is_lost() {
-                    return;
-                }
-                match upcall {
-                    Ok(None) => {}
-                    Ok(Some(upcall)) => obey(&session, upcall),
-                    Err(_) => return session.lose(),
-                }
+    spawn(&**clock, "varve-upcall", move || {
+        loop {
+            let upcall = link.upcall(LOOK_AGAIN);
+            let Some(session) = weak.upgrade() else { return };
+            if session.leases.is_lost() {
+                return;
             }
-        })?;
+            match upcall {
+                Ok(None) => {}
+                Ok(Some(upcall)) => obey(&session, upcall),
+                Err(_) => return session.lose(),
+            }
+        }
+    })?;
     if session.welcome.sync_ms > 0 {
         let (weak, pause) = (
             Arc::downgrade(session),
             Duration::from_millis(session.welcome.sync_ms),
         );
-        std::thread::Builder::new()
-            .name("varve-sync".into())
-            .spawn(move || sync_now_and_then(&weak, pause))?;
+        let own = Arc::clone(clock);
+        spawn(&**clock, "varve-sync", move || {
+            sync_now_and_then(&weak, &*own, pause)
+        })?;
     }
     Ok(())
+}
+
+/// The next message, waited for without bound.
+fn next<T>(clock: &dyn Clock, from: &Receiver<T>) -> Result<T, RecvError> {
+    if !clock.takes_turns() {
+        return from.recv();
+    }
+    loop {
+        match from.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Empty) => clock.pause(LOOK_AGAIN),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+        }
+    }
+}
+
+/// The next message, waited for at most so long.
+fn next_within<T>(clock: &dyn Clock, from: &Receiver<T>, pause: Duration) -> Result<T, RecvTimeoutError> {
+    if !clock.takes_turns() {
+        return from.recv_timeout(pause);
+    }
+    let until = clock.moment() + pause;
+    loop {
+        match from.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+            Err(TryRecvError::Empty) => {}
+        }
+        let left = until.saturating_sub(clock.moment());
+        if left.is_zero() {
+            return Err(RecvTimeoutError::Timeout);
+        }
+        clock.pause(left);
+    }
 }
 
 fn obey(session: &Arc<Session>, upcall: Upcall) {
@@ -122,10 +152,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
                 }
                 let _ = link.call(Request::CompanyAck);
             };
-            if let Err(error) = std::thread::Builder::new()
-                .name("varve-company".into())
-                .spawn(wait)
-            {
+            if let Err(error) = spawn(session.clock(), "varve-company", wait) {
                 tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
                 session.lose();
             }
@@ -140,10 +167,10 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
     }
 }
 
-fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
+fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
     loop {
         let pause = if withdrawals.has_passes() { TICK } else { RECLAIM };
-        let first = inbox.recv_timeout(pause);
+        let first = next_within(clock, inbox, pause);
         let Some(session) = weak.upgrade() else { return };
         match first {
             Ok(event) => {
@@ -174,12 +201,12 @@ fn give_back(weak: &Weak<Session>, inbox: &Receiver<Event>, mut withdrawals: Wit
     }
 }
 
-fn sync_now_and_then(weak: &Weak<Session>, pause: Duration) {
+fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration) {
     loop {
         let mut slept = Duration::ZERO;
         while slept < pause {
             let step = (pause - slept).min(LOOK_AGAIN);
-            std::thread::sleep(step);
+            clock.pause(step);
             slept += step;
             if weak.upgrade().is_none_or(|session| session.leases.is_lost()) {
                 return;

@@ -648,12 +648,14 @@ impl<'s> Core<'s> {
 
     /// Writes and syncs everything that the record will refer to.
     fn payload_durable(&mut self) -> Result<()> {
-        let fresh: Vec<u64> = self
+        let mut fresh: Vec<u64> = self
             .dirty
             .iter()
             .filter(|(_, dirty)| dirty.base.is_none())
             .map(|(block, _)| *block)
             .collect();
+        // One order for the same work, and ascending for the medium.
+        fresh.sort_unstable();
         for block in fresh {
             let content = self.dirty.get(&block).map(|dirty| Arc::clone(&dirty.content));
             if let Some(content) = content {

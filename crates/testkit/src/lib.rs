@@ -8,4 +8,7 @@ pub mod model;
 pub mod ops;
 pub mod rig;
 pub mod target;
+pub mod turns;
+pub mod whole;
+pub mod wire;
 pub mod workload;

@@ -187,8 +187,19 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
 /// The fewest steps found that still fail, within `runs` attempts.
 #[must_use]
 pub fn shrink(shape: Shape, sessions: usize, steps: &[Step], runs: usize) -> Vec<Step> {
+    shrink_with(steps, runs, |steps| {
+        run(shape, sessions, steps).err().map(|(at, _)| at)
+    })
+}
+
+/// The same for steps of any kind; `fails` says at which one they fail.
+pub(crate) fn shrink_with<S: Clone>(
+    steps: &[S],
+    runs: usize,
+    fails: impl Fn(&[S]) -> Option<usize>,
+) -> Vec<S> {
     let mut best = steps.to_vec();
-    if let Err((at, _)) = run(shape, sessions, &best) {
+    if let Some(at) = fails(&best) {
         best.truncate(at + 1);
     }
     let mut left = runs;
@@ -199,13 +210,13 @@ pub fn shrink(shape: Shape, sessions: usize, steps: &[Step], runs: usize) -> Vec
             let mut fewer = best.clone();
             fewer.drain(from..(from + size).min(best.len()));
             left -= 1;
-            match run(shape, sessions, &fewer) {
-                Err((at, _)) => {
+            match fails(&fewer) {
+                Some(at) => {
                     fewer.truncate(at + 1);
                     best = fewer;
                     smaller = true;
                 }
-                Ok(_) => from += size,
+                None => from += size,
             }
         }
         if !smaller || size > best.len() {

@@ -1,21 +1,19 @@
 //! A whole pool in one process on a simulated machine: store, daemon, sessions; a manual clock, no background threads of the daemon. Owns
 //! starting, killing, and the machine's crash; refuses to know what is done in between.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use crate::turns::Turns;
+use crate::wire::{Ambush, Door, Entrance, RigClock, Seat, Weather};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{FileBlock, Ino, InodeKey, SessionId, Tier};
-use varve_ipc::{
-    ClientKind, Clock, Hello, IpcError, Link, ManualClock, Page, Peer, Request, Response, Service,
-    SessionPage, Upcall, UpcallQueue,
-};
+use varve_ipc::{ClientKind, ManualClock, Page, Service};
 use varve_kernelfs::placement::{Catalog, Cause, Job, Move, Placement};
 use varve_kernelfs::{Config, KernelError, KernelFs, LogStore, Parts, SessionArea, SimLogs};
-use varve_libfs::{Connection, Connector, Fs, FsOptions, MountError};
+use varve_libfs::{Fs, FsOptions, MountError};
 use varve_media::faulty::{FaultScript, FaultyDevice, FaultyRegion};
 use varve_media::sim::{SimMedium, SimWorld};
-use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
+use varve_media::{MediaError, Region};
 use varve_store::{DataTarget, Devices, MkfsOptions, OpenOptions, SpaceStats, Store, StoreError};
 
 const START_NS: i64 = 1_700_000_000_000_000_000;
@@ -163,213 +161,14 @@ impl Placement for Scatter {
     }
 }
 
-/// A session that the daemon knows.
-#[derive(Clone)]
-struct Seat {
-    id: SessionId,
-    mount: usize,
-    upcalls: Arc<UpcallQueue>,
-}
-
-#[derive(Default)]
-struct Gate {
-    kernel: Option<Arc<KernelFs>>,
-    sessions: Vec<Seat>,
-    /// Mounts whose process is stopped.
-    frozen: BTreeSet<usize>,
-}
-
-/// Where sessions find the daemon of the moment.
-struct Door {
-    gate: Mutex<Gate>,
-    clock: Arc<RigClock>,
-    /// Stores of clients to their logs until one of them finds its session sealed; 0: none will.
-    amid: AtomicU64,
-}
-
-impl Door {
-    fn lock(&self) -> MutexGuard<'_, Gate> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A clock that tests move. While a client is stopped, each look at it takes a tenth of a second: whoever waits for that client waits long
-/// enough, in a time that does not depend on the machine.
-pub struct RigClock {
-    manual: ManualClock,
-    hung: AtomicBool,
-}
-
-impl RigClock {
-    /// Moves the clock on.
-    pub fn advance_ms(&self, ms: u64) {
-        self.manual.advance_ms(ms);
-    }
-}
-
-impl Clock for RigClock {
-    fn now_ns(&self) -> varve_format::TimeNs {
-        self.manual.now_ns()
-    }
-
-    fn monotonic_ms(&self) -> u64 {
-        if self.hung.load(Ordering::Relaxed) {
-            self.manual.advance_ms(100);
-        }
-        self.manual.monotonic_ms()
-    }
-}
-
-struct DoorLink {
-    door: Arc<Door>,
-    mount: usize,
-    kernel: Weak<KernelFs>,
-    session: SessionId,
-    upcalls: Arc<UpcallQueue>,
-}
-
-fn gone() -> IpcError {
-    IpcError::Gone("the daemon was killed".into())
-}
-
-impl Link for DoorLink {
-    fn call(&self, request: Request) -> Result<Response, IpcError> {
-        self.kernel
-            .upgrade()
-            .ok_or_else(gone)?
-            .call_session(self.session, request)
-    }
-
-    fn upcall(&self, timeout: Duration) -> Result<Option<Upcall>, IpcError> {
-        // A stopped process does not hear of a broken connection either.
-        if self.door.lock().frozen.contains(&self.mount) {
-            std::thread::sleep(timeout.min(Duration::from_millis(1)));
-            return Ok(None);
-        }
-        self.upcalls.pop(timeout)
-    }
-}
-
-/// A client's log, during a store to which its session is sealed: what another thread, or another client's want, may do at any moment.
-struct AmidLog {
-    inner: Arc<dyn Region>,
-    door: Arc<Door>,
-    session: SessionId,
-}
-
-impl AmidLog {
-    fn before_store(&self) {
-        if self.door.amid.load(Ordering::Relaxed) > 0
-            && self.door.amid.fetch_sub(1, Ordering::Relaxed) == 1
-            && let Some(kernel) = self.door.lock().kernel.clone()
-        {
-            kernel.gone(self.session);
-        }
-    }
-}
-
-impl Region for AmidLog {
-    fn len_bytes(&self) -> u64 {
-        self.inner.len_bytes()
-    }
-
-    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        self.inner.read(off, out)
-    }
-
-    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
-        self.before_store();
-        self.inner.write(off, src)
-    }
-
-    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
-        self.before_store();
-        self.inner.write_crc(off, src, seed)
-    }
-
-    fn fence(&self) -> Result<(), MediaError> {
-        self.inner.fence()
-    }
-
-    fn retire(&self) {
-        self.inner.retire();
-    }
-
-    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.inner.sync(off, len)
-    }
-
-    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
-        self.inner.grow(new_len)
-    }
-
-    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.inner.allocate(off, len)
-    }
-
-    fn state(&self) -> DeviceState {
-        self.inner.state()
-    }
-
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
-    }
-}
-
-/// The way in of one mount.
-struct Entrance {
-    door: Arc<Door>,
-    mount: usize,
-}
-
-impl Drop for DoorLink {
-    fn drop(&mut self) {
-        if let Some(kernel) = self.kernel.upgrade() {
-            kernel.gone(self.session);
-        }
-    }
-}
-
-impl Connector for Entrance {
-    fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
-        let kernel = self.door.lock().kernel.clone().ok_or_else(gone)?;
-        let opened = kernel.open_session(Peer::this_process(), hello)?;
-        let id = opened.welcome.session;
-        let mut gate = self.door.lock();
-        gate.sessions.retain(|seat| !seat.upcalls.is_closed());
-        gate.sessions.push(Seat {
-            id,
-            mount: self.mount,
-            upcalls: Arc::clone(&opened.upcalls),
-        });
-        Ok(Connection {
-            link: Arc::new(DoorLink {
-                door: Arc::clone(&self.door),
-                mount: self.mount,
-                kernel: Arc::downgrade(&kernel),
-                session: id,
-                upcalls: opened.upcalls,
-            }),
-            welcome: opened.welcome,
-            page: opened.page as Arc<dyn SessionPage>,
-            log: opened.log.map(|inner| {
-                Arc::new(AmidLog {
-                    inner,
-                    door: Arc::clone(&self.door),
-                    session: id,
-                }) as Arc<dyn Region>
-            }),
-            nvm: opened.nvm,
-        })
-    }
-}
-
 /// A pool with its daemon.
 pub struct Rig {
     /// The machine.
     pub world: SimWorld,
     /// Time.
     pub clock: Arc<RigClock>,
+    /// Whose turn it is.
+    pub turns: Arc<Turns>,
     shape: Shape,
     logs: Arc<SimLogs>,
     faults: Option<Faults>,
@@ -382,6 +181,14 @@ pub struct Rig {
 /// A mount of a rig, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MountNo(usize);
+
+impl MountNo {
+    /// Number of its process among those that take turns.
+    #[must_use]
+    pub const fn number(self) -> usize {
+        self.0
+    }
+}
 
 /// The devices of a pool on a machine that nobody serves.
 ///
@@ -494,6 +301,14 @@ impl Rig {
     /// # Errors
     /// Of the store and the daemon.
     pub fn new(shape: Shape) -> Result<Self, RigError> {
+        Self::scheduled(shape, 0)
+    }
+
+    /// The same; whose turn it is is drawn from `schedule`.
+    ///
+    /// # Errors
+    /// Of the store and the daemon.
+    pub fn scheduled(shape: Shape, schedule: u64) -> Result<Self, RigError> {
         let world = SimWorld::new();
         world.add_region("nvm", shape.medium, shape.nvm_bytes, shape.nvm_bytes);
         world.add_region("journal", shape.medium, shape.journal_bytes, shape.journal_bytes);
@@ -511,7 +326,7 @@ impl Rig {
             ..MkfsOptions::default()
         };
         Store::mkfs(&devices(&world)?, &options)?;
-        Self::start(world, shape)
+        Self::start_on(world, shape, None, schedule)
     }
 
     /// Takes the pool on a machine into service after everything on it died: recovery.
@@ -519,7 +334,7 @@ impl Rig {
     /// # Errors
     /// Of the store and the daemon.
     pub fn start(world: SimWorld, shape: Shape) -> Result<Self, RigError> {
-        Self::start_on(world, shape, None)
+        Self::start_on(world, shape, None, 0)
     }
 
     /// The same on media that can be made to fail.
@@ -527,10 +342,15 @@ impl Rig {
     /// # Errors
     /// Of the store and the daemon.
     pub fn start_with_faults(world: SimWorld, shape: Shape, faults: &Faults) -> Result<Self, RigError> {
-        Self::start_on(world, shape, Some(faults.clone()))
+        Self::start_on(world, shape, Some(faults.clone()), 0)
     }
 
-    fn start_on(world: SimWorld, shape: Shape, faults: Option<Faults>) -> Result<Self, RigError> {
+    fn start_on(
+        world: SimWorld,
+        shape: Shape,
+        faults: Option<Faults>,
+        schedule: u64,
+    ) -> Result<Self, RigError> {
         let seed = world.content_hash();
         let logs = Arc::new(SimLogs::new(world.clone(), shape.medium));
         let config = Config {
@@ -546,22 +366,18 @@ impl Rig {
             verify_nvm_reads: shape.verify_nvm,
             ..Config::default()
         };
-        let clock = Arc::new(RigClock {
-            manual: ManualClock::new(START_NS + 1_000_000_000),
-            hung: AtomicBool::new(false),
-        });
+        let manual = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
+        let turns = Turns::new(schedule, Arc::clone(&manual));
+        let clock = Arc::new(RigClock::new(manual, Arc::clone(&turns), None));
         let rig = Self {
             world,
-            clock: Arc::clone(&clock),
+            clock,
+            turns: Arc::clone(&turns),
             shape,
             logs,
             faults,
             config,
-            door: Arc::new(Door {
-                gate: Mutex::default(),
-                clock,
-                amid: AtomicU64::new(0),
-            }),
+            door: Arc::new(Door::new(turns)),
             mounts: AtomicUsize::new(0),
             // Other numbers than those that this pool gave out before.
             tokens: Arc::new(AtomicU64::new(seed)),
@@ -595,7 +411,10 @@ impl Rig {
             Policy::Rotate => parts.placement = Box::new(Scatter { rotate: true }),
             Policy::Hierarchy => {}
         }
-        self.door.lock().kernel = Some(KernelFs::open(parts)?);
+        let kernel = KernelFs::open(parts)?;
+        let mut gate = self.door.lock();
+        gate.kernel = Some(kernel);
+        gate.daemons += 1;
         Ok(())
     }
 
@@ -617,6 +436,12 @@ impl Rig {
         }
     }
 
+    /// The daemon, if there is one at this moment.
+    #[must_use]
+    pub fn kernel_if_any(&self) -> Option<Arc<KernelFs>> {
+        self.door.lock().kernel.clone()
+    }
+
     /// The shape of the pool.
     #[must_use]
     pub const fn shape(&self) -> Shape {
@@ -628,18 +453,25 @@ impl Rig {
     /// # Errors
     /// Of the store and the new daemon.
     pub fn restart(&self) -> Result<(), RigError> {
-        let (kernel, sessions) = {
+        self.kill();
+        self.raise()
+    }
+
+    /// Kills the daemon without a word: what it does for clients at this moment ends where it waits. [`restart`](Self::restart) starts another.
+    pub fn kill(&self) {
+        let (kernel, sessions, number) = {
             let mut gate = self.door.lock();
-            (gate.kernel.take(), std::mem::take(&mut gate.sessions))
+            let sessions = std::mem::take(&mut gate.sessions);
+            (gate.kernel.take(), sessions, gate.daemons)
         };
-        // Nobody gets at it from here on; what is inside ends first, since two daemons at once are not what is tested.
+        // Nobody gets at it from here on, and nothing of it is left before the next one starts.
         let old = kernel.as_ref().map(Arc::downgrade);
         drop(kernel);
-        sessions.iter().for_each(|seat| seat.upcalls.close());
+        sessions.iter().for_each(Seat::close);
+        self.turns.kill_daemons(number);
         while old.as_ref().is_some_and(|kernel| kernel.strong_count() > 0) {
-            std::thread::sleep(Duration::from_micros(50));
+            self.turns.pause(Duration::from_millis(1));
         }
-        self.raise()
     }
 
     /// Cuts the connections of all sessions: their logs are sealed and digested, the clients resume.
@@ -664,18 +496,57 @@ impl Rig {
         self.door.amid.store(stores, Ordering::Relaxed);
     }
 
-    /// Stops the process of a mount (it hears nothing), or continues it. Others that wait for it do not wait in real time.
+    /// Stops the process of a mount, or continues it. Time moves when all others wait for it.
     pub fn freeze(&self, mount: MountNo, frozen: bool) {
-        let mut gate = self.door.lock();
-        if frozen {
-            gate.frozen.insert(mount.0);
-        } else {
-            gate.frozen.remove(&mount.0);
-        }
-        self.door
-            .clock
-            .hung
-            .store(!gate.frozen.is_empty(), Ordering::Relaxed);
+        self.turns.tell(|| format!("{mount:?} is stopped: {frozen}"));
+        self.turns.stop(mount.0, frozen);
+    }
+
+    /// The client of a mount is gone from here on: what it was doing is never seen. Its connection breaks.
+    pub fn die(&self, mount: MountNo) {
+        self.turns.tell(|| format!("{mount:?} dies"));
+        self.door.lock().dead.insert(mount.0);
+        self.turns.stop(mount.0, false);
+        self.seal(mount);
+    }
+
+    /// Something happens to the process of a mount before the `stores`-th store to its log from now on.
+    pub fn lie_in_wait(&self, mount: MountNo, stores: u64, ambush: Ambush) {
+        self.door.lock().ambushes.insert(mount.0, (stores.max(1), ambush));
+    }
+
+    /// Nobody lies in wait any more.
+    pub fn spring_no_ambush(&self) {
+        self.door.lock().ambushes.clear();
+    }
+
+    /// Whether the process of a mount is stopped.
+    #[must_use]
+    pub fn is_stopped(&self, mount: MountNo) -> bool {
+        self.turns.is_stopped(mount.0)
+    }
+
+    /// Whether the client of a mount is dead.
+    #[must_use]
+    pub fn is_dead(&self, mount: MountNo) -> bool {
+        self.door.lock().dead.contains(&mount.0)
+    }
+
+    /// What happens to messages from now on.
+    pub fn set_weather(&self, weather: Weather) {
+        self.door.lock().weather = weather;
+    }
+
+    /// Messages that were lost with their connections so far.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.door.lock().lost
+    }
+
+    /// Number of the daemon of the moment.
+    #[must_use]
+    pub fn daemon(&self) -> u64 {
+        self.door.lock().daemons
     }
 
     /// A new session.
@@ -691,11 +562,21 @@ impl Rig {
     /// # Errors
     /// Of the daemon.
     pub fn mount_no(&self) -> Result<(Fs, MountNo), RigError> {
+        self.mount_as(FsOptions {
+            kind: ClientKind::Linked,
+            ..FsOptions::default()
+        })
+    }
+
+    /// A new session of this kind, and its number. The clock is the rig's.
+    ///
+    /// # Errors
+    /// Of the daemon.
+    pub fn mount_as(&self, options: FsOptions) -> Result<(Fs, MountNo), RigError> {
         let mount = self.mounts.fetch_add(1, Ordering::Relaxed);
         let options = FsOptions {
-            kind: ClientKind::Linked,
-            clock: Arc::clone(&self.clock) as _,
-            ..FsOptions::default()
+            clock: Arc::new(self.clock.of(mount)),
+            ..options
         };
         let entrance = Entrance {
             door: Arc::clone(&self.door),
@@ -717,5 +598,11 @@ impl Rig {
         }
         findings.truncate(8);
         Err(RigError::Check(format!("{findings:?}")))
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.turns.end();
     }
 }

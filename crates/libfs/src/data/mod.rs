@@ -223,6 +223,10 @@ impl LogHost for DataPlane {
         }
     }
 
+    fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
     fn prune(&self, digested: LogSeq) {
         use std::sync::atomic::Ordering;
         let _one = self.pruning.lock();

@@ -305,7 +305,7 @@ impl DataPlane {
         };
         let mut pieces = 0_u32;
         let log = self.log().map_err(OpError::Failed)?;
-        let _room = log.room_for(data.len());
+        let _room = log.room_for(self, data.len());
         let mut slot = self.begin(entry_size(BLOCK_SIZE), 0)?;
         let mut done = 0;
         let mut blocks = 0_u64;

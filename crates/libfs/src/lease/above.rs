@@ -17,13 +17,14 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::InodeKey;
+use varve_ipc::{Clock, SystemClock};
 
 use crate::options::CacheObserver;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex, spawn};
+use crate::sync::{Condvar, Mutex, spawn, wait_for};
 
 /// The kernel's page: the smallest unit of its locks.
 const PAGE_BYTES: u64 = 4096;
@@ -63,7 +64,7 @@ pub struct KernelCall {
     pages: Range<u64>,
     /// Those of them that it covers whole.
     whole: Range<u64>,
-    came: Instant,
+    came: Duration,
 }
 
 impl KernelCall {
@@ -77,7 +78,16 @@ impl KernelCall {
             usage,
             pages: first..end.div_ceil(PAGE_BYTES).max(first),
             whole: offset.div_ceil(PAGE_BYTES)..end / PAGE_BYTES,
-            came: Instant::now(),
+            came: SystemClock.moment(),
+        }
+    }
+
+    /// The same call, that comes now by another clock than the system's: that of its mount.
+    #[must_use]
+    pub fn by_clock(self, clock: &dyn Clock) -> Self {
+        Self {
+            came: clock.moment(),
+            ..self
         }
     }
 
@@ -160,18 +170,18 @@ struct ReadCall {
     number: u64,
     order: u64,
     pages: Range<u64>,
-    came: Instant,
+    came: Duration,
 }
 
 impl ReadCall {
     /// Whether it may have filled pages of `write` after that had dropped them, or copied into them, and before it was carried out.
-    /// `dropped` is when a lease that goes last had pages dropped.
-    fn overtakes(&self, write: &KernelCall, dropped: Option<Instant>) -> bool {
+    /// `dropped` is for how long a lease that goes has not had pages dropped.
+    fn overtakes(&self, write: &KernelCall, dropped: Option<Duration>) -> bool {
         let later = self.order > write.order;
         match (write.usage, dropped) {
             (PageUse::Direct { .. }, _) => later || self.came + COMES_WITHIN > write.came,
             // Without a drop the write's own copy is still there.
-            (PageUse::Write | PageUse::WriteBack, Some(at)) => later || at.elapsed() < STOPPED_MAX,
+            (PageUse::Write | PageUse::WriteBack, Some(since)) => later || since < STOPPED_MAX,
             _ => false,
         }
     }
@@ -194,7 +204,7 @@ struct Book {
     /// Reads so far.
     read_numbers: u64,
     /// When a lease that goes last had pages dropped, for all that is known.
-    dropped: Option<Instant>,
+    dropped: Option<Duration>,
 }
 
 impl Book {
@@ -335,11 +345,11 @@ impl Above {
         self.book.lock().as_ref().map_or(0, |book| book.numbers)
     }
 
-    /// What is to be dropped now, around those who wait; [`held`](Self::held) at this moment; and whether pages stay that may be up to date.
-    pub(crate) fn begin_drop(&self) -> (Drops, u64, bool) {
+    /// What is to be dropped `now`, around those who wait; [`held`](Self::held) at this moment; and whether pages stay that may be up to date.
+    pub(crate) fn begin_drop(&self, now: Duration) -> (Drops, u64, bool) {
         let mut book = self.book.lock();
         let book = book.get_or_insert_default();
-        book.dropped = Some(Instant::now());
+        book.dropped = Some(now);
         let mut pages = Ranges::default();
         pages.add(0..u64::MAX);
         let mut stay = Ranges::default();
@@ -371,10 +381,10 @@ impl Above {
         (drops, book.numbers, stays)
     }
 
-    /// Pages were dropped just now.
-    pub(crate) fn note_dropped(&self) {
+    /// Pages were dropped just `now`.
+    pub(crate) fn note_dropped(&self, now: Duration) {
         if let Some(book) = &mut *self.book.lock() {
-            book.dropped = Some(Instant::now());
+            book.dropped = Some(now);
         }
     }
 
@@ -407,13 +417,13 @@ impl Above {
     }
 
     /// What must be dropped before a write that was carried out is answered, so that nobody sees in the kernel what was there before.
-    pub(crate) fn written(&self, call: &KernelCall) -> Overtaken {
+    pub(crate) fn written(&self, call: &KernelCall, now: Duration) -> Overtaken {
         match call.usage {
             PageUse::Direct { dropped: false } => Overtaken {
                 drops: self.take_own(call),
                 reads: SmallVec::new(),
             },
-            _ => self.overtaken(call),
+            _ => self.overtaken(call, now),
         }
     }
 
@@ -427,7 +437,7 @@ impl Above {
 
     /// Pages of a write that was carried out, which a read may have filled with what was there before: the kernel had dropped them before it
     /// was carried out. They are not locked: the read could lock them.
-    fn overtaken(&self, call: &KernelCall) -> Overtaken {
+    fn overtaken(&self, call: &KernelCall, now: Duration) -> Overtaken {
         let mut book = self.book.lock();
         let Some(book) = &mut *book else {
             return Overtaken::default();
@@ -437,8 +447,9 @@ impl Above {
         }
         let mut pages = Ranges::default();
         let mut reads = SmallVec::new();
+        let dropped = book.dropped.map(|at| now.saturating_sub(at));
         for read in book.reads.iter().chain(&book.reads_going) {
-            if read.overtakes(call, book.dropped) {
+            if read.overtakes(call, dropped) {
                 let from = read.pages.start.max(call.pages.start);
                 let to = read.pages.end.min(call.pages.end);
                 pages.add(from..to);
@@ -467,7 +478,7 @@ pub(crate) fn drop_all(observer: &dyn CacheObserver, key: InodeKey, drops: &[Pag
 }
 
 /// [`drop_all`] on a thread of its own, whenever that can be.
-pub(crate) fn drop_later(observer: &Arc<dyn CacheObserver>, key: InodeKey, drops: Drops) {
+pub(crate) fn drop_later(clock: &dyn Clock, observer: &Arc<dyn CacheObserver>, key: InodeKey, drops: Drops) {
     if drops.is_empty() {
         return;
     }
@@ -475,7 +486,7 @@ pub(crate) fn drop_later(observer: &Arc<dyn CacheObserver>, key: InodeKey, drops
         let observer = Arc::clone(observer);
         move || drop_all(&*observer, key, &drops)
     };
-    if let Err(error) = spawn("varve-drop", work) {
+    if let Err(error) = spawn(clock, "varve-drop", work) {
         tracing::error!(%error, "no thread to drop the kernel's pages");
     }
 }
@@ -484,6 +495,7 @@ pub(crate) fn drop_later(observer: &Arc<dyn CacheObserver>, key: InodeKey, drops
 /// of the kernel may be filling them at this moment, which ends without the caller unless they find no free thread of the mount: so this does
 /// not wait for ever, and says whether it is done.
 pub(crate) fn drop_and_wait(
+    clock: &dyn Clock,
     observer: &Arc<dyn CacheObserver>,
     key: InodeKey,
     drops: Drops,
@@ -501,15 +513,15 @@ pub(crate) fn drop_and_wait(
             done.1.notify_all();
         }
     };
-    if let Err(error) = spawn("varve-drop", work) {
+    if let Err(error) = spawn(clock, "varve-drop", work) {
         tracing::error!(%error, "no thread to drop the kernel's pages");
         return false;
     }
-    let started = Instant::now();
+    let started = clock.moment();
     let mut is_done = done.0.lock();
     while !*is_done {
-        done.1.wait_for(&mut is_done, patience);
-        if started.elapsed() >= patience && !*is_done {
+        wait_for(clock, &done.1, &mut is_done, patience);
+        if clock.moment() - started >= patience && !*is_done {
             tracing::warn!(%key, "the kernel has not dropped pages in time");
             return false;
         }

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
-use varve_ipc::{Grant, IpcError, LeaseMode, Link, Page, Request, Response, Upcall};
+use varve_ipc::{Clock, Grant, IpcError, LeaseMode, Link, Page, Request, Response, SystemClock, Upcall};
 
 #[cfg(feature = "shuttle")]
 use shuttle::thread;
@@ -414,7 +414,7 @@ impl Mount {
                 let held = self
                     .leases
                     .before_mediated::<()>(&self.node, &call, |drops| {
-                        drop_and_wait(&observer, FILE, drops, PATIENCE);
+                        drop_and_wait(&SystemClock, &observer, FILE, drops, PATIENCE);
                     })
                     .unwrap();
                 self.daemon.alone(put);
@@ -423,8 +423,8 @@ impl Mount {
             Err(error) => panic!("{error:?}"),
         }
         let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
-        let overtaken = self.node.above.written(&call);
-        if drop_and_wait(&observer, FILE, overtaken.drops, PATIENCE) {
+        let overtaken = self.node.above.written(&call, SystemClock.moment());
+        if drop_and_wait(&SystemClock, &observer, FILE, overtaken.drops, PATIENCE) {
             self.node.above.forget(&overtaken.reads);
         }
     }

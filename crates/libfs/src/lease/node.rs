@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo};
-use varve_ipc::LeaseMode;
+use varve_ipc::{Clock, LeaseMode};
 
 use super::above::{Above, KernelCall};
 use crate::inode::Inode;
@@ -17,7 +17,7 @@ use crate::log::slots;
 use crate::names::DirNames;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, wait_for};
 use crate::xattrs::Xattrs;
 
 const COUNT: u64 = 0xffff_ffff;
@@ -279,10 +279,10 @@ impl Node {
     }
 
     /// Waits while pins are barred (bounded by `timeout`, for those who must look at more than this node).
-    pub(crate) fn wait_at_gate(&self, timeout: Duration) {
+    pub(crate) fn wait_at_gate(&self, clock: &dyn Clock, timeout: Duration) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Draining | Phase::Releasing) {
-            self.gate.wait_for(&mut state, timeout);
+            wait_for(clock, &self.gate, &mut state, timeout);
         }
     }
 
@@ -293,13 +293,13 @@ impl Node {
     }
 
     /// Waits until grant `number` is held no more (bounded by `timeout`).
-    pub(crate) fn wait_given_back(&self, number: LeaseNo, timeout: Duration) -> bool {
+    pub(crate) fn wait_given_back(&self, clock: &dyn Clock, number: LeaseNo, timeout: Duration) -> bool {
         let mut state = self.state.lock();
         let done = |state: &LeaseState| {
             (state.mode.is_none() || state.number != number) && state.phase != Phase::Releasing
         };
         if !done(&state) {
-            self.gate.wait_for(&mut state, timeout);
+            wait_for(clock, &self.gate, &mut state, timeout);
         }
         done(&state)
     }
@@ -361,7 +361,7 @@ mod driven {
     use shuttle::sync::mpsc::channel;
     use std::sync::Arc;
     use varve_format::{InodeKey, LeaseNo};
-    use varve_ipc::LeaseMode;
+    use varve_ipc::{Clock, LeaseMode};
 
     /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the one who gives it back is woken.
     fn nobody_uses_what_was_given_back() {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
 use varve_ipc::{
-    Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Request, Response, SessionPage, Want,
-    light_barrier,
+    Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Request, Response, SessionPage, SystemClock,
+    Want, light_barrier,
 };
 
 use super::Use;
@@ -21,7 +21,7 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, RwLock, yield_now};
+use crate::sync::{Mutex, RwLock, lock_held_long, yield_now};
 
 /// How long a wait sleeps before it looks again whether the session still lives.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -61,6 +61,7 @@ pub(crate) struct Leases {
     acquires: AtomicU64,
     ahead: Ahead,
     contended: Contended,
+    clock: Arc<dyn Clock>,
 }
 
 /// Numbers for new inodes that are held and not used.
@@ -188,15 +189,22 @@ impl Leases {
             acquires: AtomicU64::new(0),
             ahead: Ahead::new(),
             contended: Contended::default(),
+            clock: Arc::new(SystemClock),
         }
     }
 
     /// With another clock than the system's.
     pub(crate) fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
         Self {
-            contended: Contended::new(clock),
+            contended: Contended::new(Arc::clone(&clock)),
+            clock,
             ..self
         }
+    }
+
+    /// Time, and how to wait.
+    pub(crate) const fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
     }
 
     /// The session is over: nobody waits here any more.
@@ -404,7 +412,7 @@ impl Leases {
             }
             let phase = nodes[taken].state().phase;
             if matches!(phase, Phase::Draining | Phase::Releasing) {
-                nodes[taken].wait_at_gate(LOOK_AGAIN);
+                nodes[taken].wait_at_gate(&*self.clock, LOOK_AGAIN);
                 continue;
             }
             if self.acquire(&nodes, &wants)? {
@@ -430,7 +438,11 @@ impl Leases {
             .partition(|(node, _)| self.is_unborn(node));
         if asked.is_empty() {
             // Nothing to ask: it is being given back at this moment.
-            yield_now();
+            if self.clock.takes_turns() {
+                self.clock.pause(LOOK_AGAIN);
+            } else {
+                yield_now();
+            }
             return Ok(false);
         }
         for (node, _) in &asked {
@@ -599,7 +611,7 @@ impl Leases {
     /// Has `dir` keep numbers after it had none, unless another thread has seen to that meanwhile: of many threads that make files in a
     /// directory at once, one asks. Were each to ask, for twice as many as the one before, a session of 50 threads would hold tens of thousands.
     pub(crate) fn provide<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
-        let _one = dir.provider.lock();
+        let _one = lock_held_long(&*self.clock, &dir.provider);
         if dir.numbers.lock().kept.is_empty() {
             self.alloc(dir)?;
         }
@@ -851,7 +863,7 @@ impl Leases {
             let mut done = false;
             while !done && !self.is_lost() {
                 self.tell(Event::GiveBack { key: *key, number });
-                done = node.wait_given_back(number, LOOK_AGAIN);
+                done = node.wait_given_back(&*self.clock, number, LOOK_AGAIN);
             }
             node.waiters.fetch_sub(1, Ordering::SeqCst);
             if !done {

@@ -14,11 +14,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{
-    Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Page, ReleaseItem, Request, Response, SessionPage,
-    Upcall, Want,
+    Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Page, ReleaseItem, Request, Response,
+    SessionPage, SystemClock, Upcall, Want,
 };
 
 const DIR: InodeKey = InodeKey::new(5, 1);
+
+fn now() -> Duration {
+    SystemClock.moment()
+}
 
 type Answer = Box<dyn Fn(&Request) -> Response + Send + Sync>;
 
@@ -805,17 +809,17 @@ fn write_past_the_pages_drops_only_what_was_read_meanwhile() {
     let past = |order, offset, dropped| KernelCall::new(PageUse::Direct { dropped }, order, offset, 4096);
     above.note(&KernelCall::new(PageUse::Read, 1, 0, 4096));
     // The kernel had dropped its pages, and nothing was read of this one.
-    assert!(above.written(&past(2, 8 * 4096, true)).drops.is_empty());
+    assert!(above.written(&past(2, 8 * 4096, true), now()).drops.is_empty());
     // What was read just before may have come after the drop.
-    let overtaken = above.written(&past(2, 0, true));
+    let overtaken = above.written(&past(2, 0, true), now());
     assert_eq!(overtaken.drops.len(), 1);
     // Also for a write beside it, until it is done.
-    assert_eq!(above.written(&past(3, 0, true)).drops.len(), 1);
+    assert_eq!(above.written(&past(3, 0, true), now()).drops.len(), 1);
     above.forget(&overtaken.reads);
-    assert!(above.written(&past(4, 0, true)).drops.is_empty());
+    assert!(above.written(&past(4, 0, true), now()).drops.is_empty());
     // An older kernel keeps what was read at any time.
     above.note(&KernelCall::new(PageUse::Read, 5, 0, 4096));
-    assert_eq!(above.written(&past(6, 0, false)).drops.len(), 1);
+    assert_eq!(above.written(&past(6, 0, false), now()).drops.len(), 1);
 }
 
 #[test]
@@ -825,5 +829,5 @@ fn many_reads_are_not_forgotten_before_the_write_that_they_overtake() {
     for read in 0..1_000 {
         above.note(&KernelCall::new(PageUse::Read, 2 + read, read * 4096, 4096));
     }
-    assert_eq!(above.written(&write).drops.len(), 1);
+    assert_eq!(above.written(&write, now()).drops.len(), 1);
 }

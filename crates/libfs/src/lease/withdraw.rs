@@ -4,7 +4,7 @@ use crossbeam_channel::Sender;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::{InodeKey, LeaseNo, LogSeq};
 use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
 
@@ -60,7 +60,7 @@ struct Withdrawal {
     late: bool,
     /// Pages that it waits for calls with stay until the lease is gone.
     late_pages: bool,
-    started: Instant,
+    started: Duration,
 }
 
 /// One pass over a file's pages in the kernel.
@@ -203,7 +203,7 @@ impl Withdrawals {
                 passes: 0,
                 late: false,
                 late_pages: false,
-                started: Instant::now(),
+                started: self.leases.clock().moment(),
             },
         );
         self.look(key, around);
@@ -256,7 +256,7 @@ impl Withdrawals {
         {
             let again = withdrawal.pass.is_some();
             self.passes += 1;
-            let (drops, held, stays) = node.above.begin_drop();
+            let (drops, held, stays) = node.above.begin_drop(self.leases.clock().moment());
             withdrawal.late_pages |= stays;
             withdrawal.passes += u32::from(!again);
             withdrawal.pass = Some(Pass {
@@ -283,15 +283,16 @@ impl Withdrawals {
     /// The kernel may wait for requests that it has locked pages for: not on the worker's time.
     fn drop_pages(&self, observer: Arc<dyn CacheObserver>, node: &Arc<Node>, drops: Drops, pass: u64) {
         let (events, node) = (self.events.clone(), Arc::clone(node));
+        let clock = Arc::clone(self.leases.clock());
         let work = move || {
             let key = node.key();
             drop_all(&*observer, key, &drops);
             // Perhaps long after it began.
-            node.above.note_dropped();
+            node.above.note_dropped(clock.moment());
             let _ = events.send(Event::Dropped(key, pass));
         };
         // Without a thread nobody says that they are dropped: then they are dropped late.
-        if let Err(error) = spawn("varve-drop", work) {
+        if let Err(error) = spawn(&**self.leases.clock(), "varve-drop", work) {
             tracing::warn!(%error, "no thread to drop the kernel's pages");
         }
     }
@@ -299,10 +300,11 @@ impl Withdrawals {
     /// Looks after what takes too long: a lease whose pages the kernel does not drop goes all the same.
     pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
         let patience = self.patience;
+        let now = self.leases.clock().moment();
         let slow = self
             .under_way
             .iter_mut()
-            .filter(|(_, withdrawal)| withdrawal.pass.is_some() && withdrawal.started.elapsed() >= patience);
+            .filter(|(_, withdrawal)| withdrawal.pass.is_some() && now - withdrawal.started >= patience);
         let slow: Vec<_> = slow
             .map(|(key, withdrawal)| {
                 withdrawal.pass = None;
@@ -367,13 +369,14 @@ impl Withdrawals {
 
     /// Sends a release until the daemon takes it: a digest may fail for a moment.
     fn release(&self, items: Vec<ReleaseItem>) -> Result<(), IpcError> {
-        let started = Instant::now();
+        let clock = self.leases.clock();
+        let started = clock.moment();
         loop {
             match self.leases.call(Request::Release { items: items.clone() }) {
                 Ok(_) => return Ok(()),
-                Err(IpcError::Errno(errno)) if started.elapsed() < 2 * self.patience => {
+                Err(IpcError::Errno(errno)) if clock.moment() - started < 2 * self.patience => {
                     tracing::debug!(errno, "a lease is not taken back yet");
-                    std::thread::sleep(RELEASE_AGAIN);
+                    clock.pause(RELEASE_AGAIN);
                 }
                 Err(error) => return Err(error),
             }
@@ -424,7 +427,7 @@ impl Withdrawals {
             format!(
                 "{} of {key}: {phase:?} for {:?}, {} pins, {} waiters, kernel {}",
                 withdrawal.number,
-                withdrawal.started.elapsed(),
+                self.leases.clock().moment() - withdrawal.started,
                 withdrawal.node.pins(),
                 withdrawal.node.waiters.load(Ordering::SeqCst),
                 if withdrawal.pass.is_some() {

@@ -4,7 +4,7 @@
 use super::{Log, LogHost, ipc};
 use crate::errno::{Errno, OpError, OpResult};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::LogSeq;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
 use varve_ipc::IpcError;
@@ -123,7 +123,7 @@ impl Pool {
 impl Log {
     /// Takes a chunk for `lane`: first byte for entries. Waits for at most `wait_ms`.
     pub(super) fn take_chunk<T>(&self, host: &dyn LogHost) -> OpResult<u64, T> {
-        let start = Instant::now();
+        let start = host.clock().moment();
         let bound = Duration::from_millis(self.options.wait_ms);
         let max_chunks = self.options.max_bytes / CHUNK_BYTES;
         let mut nap = Duration::from_micros(50);
@@ -141,7 +141,7 @@ impl Log {
                     if !self.is_live() {
                         return Err(OpError::lost());
                     }
-                    if start.elapsed() >= bound {
+                    if host.clock().moment() - start >= bound {
                         return Err(OpError::Failed(Errno(libc::ENOSPC)));
                     }
                     if self.sees_progress(host, digested).map_err(ipc)? {
@@ -150,7 +150,7 @@ impl Log {
                     host.digest(self.last_seq(), true).map_err(ipc)?;
                     if self.droppable() <= digested {
                         // The answer came, and nothing moved: numbers of other threads are in flight.
-                        std::thread::sleep(nap);
+                        host.clock().pause(nap);
                         nap = (nap * 2).min(Duration::from_millis(5));
                     }
                 }
@@ -170,12 +170,12 @@ impl Log {
         if let Some(upto) = upto {
             host.digest(LogSeq(upto), false)?;
         }
-        let start = Instant::now();
+        let start = host.clock().moment();
         while self.droppable() <= digested {
-            if start.elapsed() >= MOMENT || !self.is_live() {
+            if host.clock().moment() - start >= MOMENT || !self.is_live() {
                 return Ok(false);
             }
-            std::thread::sleep(PROGRESS_NAP);
+            host.clock().pause(PROGRESS_NAP);
         }
         Ok(true)
     }

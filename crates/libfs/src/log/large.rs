@@ -1,7 +1,12 @@
 //! How many chunks large operations may fill before they are committed. Knows numbers of chunks, not the chunks.
 
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, wait_for};
+use std::time::Duration;
 use varve_format::log::CHUNK_BYTES;
+use varve_ipc::Clock;
+
+/// How long one look for room lasts.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Operations of more bytes may need more than the chunk that their lane has and one more.
 const LARGE_BYTES: usize = CHUNK_BYTES as usize / 2;
@@ -31,7 +36,7 @@ impl Large {
         }
     }
 
-    pub(super) fn take(&self, bytes: usize) -> Room<'_> {
+    pub(super) fn take(&self, clock: &dyn Clock, bytes: usize) -> Room<'_> {
         let chunks = match bytes {
             0..=LARGE_BYTES => 0,
             _ => (bytes as u64).div_ceil(CHUNK_BYTES).min(self.most),
@@ -39,7 +44,7 @@ impl Large {
         if chunks > 0 {
             let mut left = self.left.lock();
             while *left < chunks {
-                self.changed.wait(&mut left);
+                wait_for(clock, &self.changed, &mut left, LOOK);
             }
             *left -= chunks;
         }

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
 use varve_format::{LogSeq, SessionId, TimeNs};
-use varve_ipc::{IpcError, PageState, SessionPage, Trouble};
+use varve_ipc::{Clock, IpcError, PageState, SessionPage, SystemClock, Trouble};
 use varve_media::Region;
 
 /// Most payload bytes of one transaction.
@@ -61,6 +61,11 @@ pub trait LogHost {
 
     /// Drops all pointers into the log at or below `digested`.
     fn prune(&self, digested: LogSeq);
+
+    /// Time, and how to wait.
+    fn clock(&self) -> &dyn Clock {
+        &SystemClock
+    }
 }
 
 /// Sizes and bounds of a log.
@@ -140,8 +145,8 @@ impl Log {
 
     /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) where they may not fit into a chunk. Without
     /// it operations that each hold some chunks and wait for one more could wait for each other.
-    pub fn room_for(&self, bytes: usize) -> Room<'_> {
-        self.large.take(bytes)
+    pub fn room_for(&self, host: &dyn LogHost, bytes: usize) -> Room<'_> {
+        self.large.take(host.clock(), bytes)
     }
 
     /// Takes the calling thread's lane with room for `bytes` (sums of [`entry_size`](varve_format::log::entry_size)). Waits for space

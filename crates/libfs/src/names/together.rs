@@ -7,7 +7,7 @@ mod steps;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::log::PAYLOAD_MAX;
 use varve_format::{BLOCK_BYTES, InodeAttr, InodeKey, LeaseNo, LogOp, SeqRange, charge};
 use varve_ipc::{Cred, ITEMS_MAX};
@@ -367,7 +367,7 @@ pub(crate) fn commit_together(mount: &Mount, group: &Group<'_>) -> Result<Vec<In
 }
 
 fn commit_in(mount: &Mount, session: &Arc<Session>, group: &Group<'_>) -> OpResult<Vec<InodeAttr>> {
-    let start = Instant::now();
+    let start = session.clock().moment();
     let mut keys = group.keys();
     let mut found: Vec<(InodeKey, Vec<u8>, Target)> = Vec::new();
     let mut contended = 0;
@@ -388,11 +388,11 @@ fn commit_in(mount: &Mount, session: &Arc<Session>, group: &Group<'_>) -> OpResu
         };
         let Some(pins) = pins else {
             // The daemon does single operations only. What is contended will be free in a moment.
-            if start.elapsed() > Duration::from_millis(session.welcome.wait_ms) {
+            if session.clock().moment() - start > Duration::from_millis(session.welcome.wait_ms) {
                 break;
             }
             contended += 1;
-            std::thread::sleep(Duration::from_millis(1 + contended / 10));
+            session.clock().pause(Duration::from_millis(1 + contended / 10));
             continue;
         };
         let (shadow, steps) = match draw(mount, session, &pins, group) {

@@ -7,6 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::{Session, Try};
 use crate::errno::{Errno, OpError, OpResult};
+use crate::sync::lock_held_long;
 
 /// How a mediated operation came out.
 pub(crate) enum Mediated {
@@ -62,7 +63,7 @@ impl Session {
         let mut entry = op.header(&meta, body.len()).as_bytes().to_vec();
         entry.extend_from_slice(&body);
         entry.extend_from_slice(op.data());
-        let mut last = self.mediating.lock();
+        let mut last = lock_held_long(self.clock(), &self.mediating);
         let number = *last + 1;
         *last = number;
         let request = MediatedOp {

@@ -9,14 +9,13 @@ pub(crate) use mount::{Mount, Try};
 pub(crate) use opens::Opens;
 
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::{InodeKey, LogSeq, SessionId, TimeNs};
 use varve_ipc::{
-    ClientKind, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
+    ClientKind, Clock, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
 };
 
 use crate::data::DataPlane;
@@ -26,7 +25,7 @@ use crate::lease::{
 };
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
-use crate::sync::spawn;
+use crate::sync::{Mutex, spawn};
 use crate::worker;
 
 /// A live (or just lost) session.
@@ -150,7 +149,7 @@ impl Session {
             keys.into_iter()
                 .for_each(|key| observer.invalidate_data(key, 0, 0))
         };
-        if let Err(error) = spawn("varve-drop", drop_all) {
+        if let Err(error) = spawn(self.clock(), "varve-drop", drop_all) {
             tracing::error!(%error, "no thread to drop the kernel's data: what others write may not be seen");
         }
     }
@@ -160,10 +159,10 @@ impl Session {
     pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) -> bool {
         match &self.options.observer {
             Some(observer) if call.drops_late() => {
-                drop_later(observer, key, drops);
+                drop_later(self.clock(), observer, key, drops);
                 false
             }
-            Some(observer) => drop_and_wait(observer, key, drops, self.patience()),
+            Some(observer) => drop_and_wait(self.clock(), observer, key, drops, self.patience()),
             None => true,
         }
     }
@@ -171,6 +170,11 @@ impl Session {
     /// How long the kernel is waited for.
     pub(crate) const fn patience(&self) -> Duration {
         Duration::from_millis(self.welcome.lease_ms / 2)
+    }
+
+    /// Time, and how to wait.
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        &*self.options.clock
     }
 
     pub(crate) fn now_ns(&self) -> TimeNs {

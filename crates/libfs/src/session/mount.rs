@@ -1,16 +1,17 @@
 //! The mount: the one session that lives, and the one place where an operation meets its end and is taken up in the next.
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use varve_format::{LogSeq, Seal, SessionId};
-use varve_ipc::{HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
+use varve_ipc::{Clock, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
 
 use super::{Opens, Session};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::options::{Connection, Connector, FsOptions, MountError};
+use crate::sync::{Mutex, lock_held_long, spawn};
 
 /// Ended sessions that are remembered: operations that began in one may be slow to learn of its end.
 const ENDS_MAX: usize = 64;
@@ -79,21 +80,22 @@ fn hello(options: &FsOptions, resume: Option<u128>, held: Vec<varve_format::Inod
 /// Tries until the daemon answers, for at most `wait_ms`.
 fn connect(
     connector: &dyn Connector,
+    clock: &dyn Clock,
     wait_ms: u64,
     hello: &Hello,
 ) -> std::result::Result<Connection, IpcError> {
-    let start = Instant::now();
+    let start = clock.moment();
     let mut pause = BACK_OFF_FIRST;
     loop {
         match connector.connect(hello.clone()) {
             Err(IpcError::Gone(why)) => {
-                if start.elapsed() + pause > Duration::from_millis(wait_ms) {
+                if clock.moment() - start + pause > Duration::from_millis(wait_ms) {
                     return Err(IpcError::Gone(why));
                 }
             }
             other => return other,
         }
-        std::thread::sleep(pause);
+        clock.pause(pause);
         pause = (pause * 2).min(BACK_OFF_MOST);
     }
 }
@@ -103,7 +105,8 @@ impl Mount {
         connector: Arc<dyn Connector>,
         options: FsOptions,
     ) -> std::result::Result<Self, MountError> {
-        let connection = connect(&*connector, FIRST_WAIT_MS, &hello(&options, None, Vec::new()))?;
+        let first = hello(&options, None, Vec::new());
+        let connection = connect(&*connector, &*options.clock, FIRST_WAIT_MS, &first)?;
         let (opens, company) = (Arc::new(Opens::default()), Arc::new(AtomicBool::new(false)));
         let session = Session::start(connection, &options, &opens, &company)?;
         Ok(Self {
@@ -222,7 +225,7 @@ impl Mount {
     /// Makes sure that `lost` was replaced, and says how it ended.
     fn resume(&self, lost: &Arc<Session>) -> Result<End> {
         lost.lose();
-        let mut ends = self.ends.lock();
+        let mut ends = lock_held_long(&*self.options.clock, &self.ends);
         if let Some(end) = ends.iter().find(|end| end.session == lost.id()) {
             return Ok(end.clone());
         }
@@ -235,6 +238,7 @@ impl Mount {
         let mut known = true;
         let mut outcome = connect(
             &*self.connector,
+            &*self.options.clock,
             lost.welcome.wait_ms,
             &hello(&self.options, token, held.clone()),
         );
@@ -243,6 +247,7 @@ impl Mount {
             known = false;
             outcome = connect(
                 &*self.connector,
+                &*self.options.clock,
                 lost.welcome.wait_ms,
                 &hello(&self.options, None, held),
             );
@@ -297,11 +302,7 @@ impl Mount {
             let observer = Arc::clone(&observer);
             move || observer.company()
         };
-        if std::thread::Builder::new()
-            .name("varve-company".into())
-            .spawn(switch)
-            .is_err()
-        {
+        if spawn(&*self.options.clock, "varve-company", switch).is_err() {
             observer.company();
         }
     }

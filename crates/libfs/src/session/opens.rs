@@ -66,7 +66,9 @@ impl Opens {
 
     /// All that are open.
     pub(crate) fn keys(&self) -> Vec<InodeKey> {
-        self.table.lock().keys().copied().collect()
+        let mut keys: Vec<_> = self.table.lock().keys().copied().collect();
+        keys.sort_unstable();
+        keys
     }
 }
 
