@@ -1,5 +1,7 @@
 //! One session: its link, log, leases and worker; and the mount that outlives sessions. Knows no names and no data.
 
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
 mod mediate;
 mod mount;
 mod opens;
@@ -9,7 +11,6 @@ pub(crate) use mount::{Mount, Try};
 pub(crate) use opens::Opens;
 
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +27,7 @@ use crate::lease::{
 };
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
-use crate::sync::spawn;
+use crate::sync::{Mutex, spawn};
 use crate::worker;
 
 /// A live (or just lost) session.
