@@ -76,6 +76,20 @@ pub enum Bug {
     KernelReadForgotten,
     /// A lease of a mount goes before the kernel's pages when a call of the kernel waits for more.
     KernelLetGo,
+    /// Who waits for an upcall looks whether there is one, and begins to wait in a second step.
+    UpcallUnseen,
+    /// What a queue of upcalls still holds is lost when it is closed.
+    UpcallsLostAtClose,
+    /// A window of a user's segments is told although its blocks were replaced while it was copied.
+    SegmentStale,
+    /// A place in a user's segments is used again before all have forgotten what lay there.
+    SegmentReusedEarly,
+    /// A read without a lock counts although the inode was changed meanwhile.
+    TriedReadOvertaken,
+    /// A read without a lock counts although the session was sealed meanwhile.
+    TriedReadSealed,
+    /// A call that comes back late is judged by the seal of the session that ended last, not of its own.
+    LateCallOfAnother,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]
@@ -129,3 +143,25 @@ mod switch {
 }
 
 pub use switch::{arm, armed, current};
+
+/// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random schedules and such by
+/// priorities, until one fails. The bound is far beyond what any of the bugs needs; it is there so that a bug nobody finds ends too.
+#[cfg(feature = "shuttle")]
+pub fn is_found<W: Fn() + Copy + Send + Sync + std::panic::UnwindSafe + 'static>(
+    bug: Bug,
+    works: &[W],
+) -> bool {
+    let search = |work: W| {
+        let armed = move || {
+            arm(Some(bug));
+            work();
+        };
+        let found = std::panic::catch_unwind(move || {
+            shuttle::check_random(armed, 1_000);
+            shuttle::check_pct(armed, 2_000, 4);
+        });
+        arm(None);
+        found.is_err()
+    };
+    (0..1_000).any(|_| works.iter().any(|work| search(*work)))
+}

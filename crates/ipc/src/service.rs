@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varve_format::SessionId;
+use varve_format::seeded::{Bug, armed};
 
 /// Most upcalls that wait for one client; a client that lets more pile up is sealed.
 pub const UPCALLS_MAX: usize = 16_384;
@@ -124,7 +125,8 @@ impl UpcallQueue {
         let until = Instant::now().checked_add(timeout);
         let mut state = lock(&self.state);
         loop {
-            if let Some(upcall) = state.waiting.pop_front() {
+            let lost = state.closed && armed(Bug::UpcallsLostAtClose);
+            if let Some(upcall) = state.waiting.pop_front().filter(|_| !lost) {
                 return Ok(Some(upcall));
             }
             if state.closed {
@@ -135,6 +137,10 @@ impl UpcallQueue {
             });
             if left.is_zero() {
                 return Ok(None);
+            }
+            if armed(Bug::UpcallUnseen) {
+                drop(state);
+                state = lock(&self.state);
             }
             state = match self.changed.wait_timeout(state, left) {
                 Ok((state, _)) => state,
@@ -168,7 +174,105 @@ impl UpcallQueue {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "shuttle"))]
+mod driven {
+    //! The queue under a scheduler that tries interleavings; a wait never times out there, so one that nobody ends is a deadlock.
+    #![allow(clippy::unwrap_used)]
+
+    use super::UpcallQueue;
+    use crate::Upcall;
+    use crate::sync::Arc;
+    use shuttle::thread;
+    use std::time::Duration;
+    use varve_format::seeded::{Bug, is_found};
+    use varve_format::{InodeKey, LeaseNo};
+
+    /// Upcalls of each thread that adds some.
+    const EACH: u64 = 3;
+
+    /// The `count`th upcall of a thread.
+    fn numbered(thread: u64, count: u64) -> Upcall {
+        Upcall::Revoke {
+            key: InodeKey::new(thread, 1),
+            lease: LeaseNo(count),
+            keep: None,
+        }
+    }
+
+    /// Which thread's it is, and its count.
+    fn number(upcall: &Upcall) -> (u64, u64) {
+        match upcall {
+            Upcall::Revoke { key, lease, .. } => (key.ino.0, lease.0),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Two threads add upcalls, one closes the queue meanwhile, and one takes them: exactly those that were accepted, in order, and then the
+    /// end.
+    fn accepted_is_taken_once_and_in_order() {
+        let queue = Arc::new(UpcallQueue::new());
+        let taker = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut taken = Vec::new();
+                while let Ok(upcall) = queue.pop(Duration::from_secs(3600)) {
+                    taken.push(number(&upcall.unwrap()));
+                }
+                taken
+            })
+        };
+        let adders: Vec<_> = (0..2)
+            .map(|adder| {
+                let queue = Arc::clone(&queue);
+                thread::spawn(move || -> Vec<bool> {
+                    (0..EACH)
+                        .map(|count| {
+                            thread::yield_now();
+                            queue.push(numbered(adder, count))
+                        })
+                        .collect()
+                })
+            })
+            .collect();
+        for _ in 0..EACH {
+            thread::yield_now();
+        }
+        queue.close();
+        let accepted: Vec<_> = adders.into_iter().map(|adder| adder.join().unwrap()).collect();
+        let taken = taker.join().unwrap();
+        for (adder, accepted) in (0..).zip(accepted) {
+            let refused_from = accepted.iter().take_while(|accepted| **accepted).count();
+            assert!(accepted[refused_from..].iter().all(|accepted| !accepted));
+            let of: Vec<_> = taken.iter().filter(|(of, _)| *of == adder).collect();
+            let wanted: Vec<_> = (0..refused_from as u64).map(|count| (adder, count)).collect();
+            assert!(of.into_iter().eq(&wanted), "{taken:?}, {wanted:?} were accepted");
+        }
+    }
+
+    #[test]
+    fn upcalls_that_were_accepted_are_taken_when_the_queue_is_closed_meanwhile() {
+        shuttle::check_random(accepted_is_taken_once_and_in_order, 4_000);
+        shuttle::check_pct(accepted_is_taken_once_and_in_order, 2_000, 3);
+    }
+
+    #[test]
+    fn wait_that_begins_after_the_look_is_caught() {
+        assert!(is_found(
+            Bug::UpcallUnseen,
+            &[accepted_is_taken_once_and_in_order]
+        ));
+    }
+
+    #[test]
+    fn upcalls_that_are_lost_at_the_close_are_caught() {
+        assert!(is_found(
+            Bug::UpcallsLostAtClose,
+            &[accepted_is_taken_once_and_in_order]
+        ));
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{UPCALLS_MAX, UpcallQueue};

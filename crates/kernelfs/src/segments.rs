@@ -6,13 +6,14 @@
 //! to a client stays as it is until a barrier has told the client to forget it, like the blocks of the NVM itself.
 
 use hashbrown::HashMap;
-use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
+use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, InodeKey, TxId};
 use varve_ipc::WINDOW_BLOCKS;
+use varve_ipc::sync::{Condvar, Mutex, lock};
 use varve_media::MediaError;
 
 /// Share of the ring that is made free at once when it is full.
@@ -97,6 +98,7 @@ impl Ring {
     fn kill(&mut self, at: u64, tx: TxId) {
         if let Some(slot) = self.slot(at) {
             slot.state = match slot.state {
+                State::Filling if armed(Bug::SegmentStale) => return,
                 // Whoever fills it still writes to its place.
                 State::Filling => State::Spoiled(tx),
                 State::Live => State::Dead(tx),
@@ -129,7 +131,7 @@ impl Ring {
     /// Gives up what nobody reads any more, oldest first.
     fn release(&mut self, horizon: TxId) {
         while let Some(slot) = self.slots.front()
-            && matches!(slot.state, State::Dead(tx) if tx <= horizon)
+            && matches!(slot.state, State::Dead(tx) if tx <= horizon || armed(Bug::SegmentReusedEarly))
         {
             self.slots.pop_front();
         }
@@ -187,7 +189,7 @@ impl Fill {
     /// What was written may be told. Its first block, unless the file's blocks were replaced meanwhile.
     pub(crate) fn publish(mut self) -> Option<u64> {
         self.done = true;
-        let live = self.user.ring.lock().filled(self.at, true);
+        let live = lock(&self.user.ring).filled(self.at, true);
         self.user.filled.notify_all();
         live.then_some(self.at % self.user.blocks)
     }
@@ -196,7 +198,7 @@ impl Fill {
 impl Drop for Fill {
     fn drop(&mut self) {
         if !self.done {
-            self.user.ring.lock().filled(self.at, false);
+            lock(&self.user.ring).filled(self.at, false);
             self.user.filled.notify_all();
         }
     }
@@ -231,7 +233,7 @@ impl UserSegments {
     /// What was forgotten up to transaction `horizon` is read by nobody any more. Called under the lock under which the horizon is known and
     /// [`Segments::replaced`] is called, and not with a horizon of before: places that are given up meanwhile would be freed by it.
     pub(crate) fn release(&self, horizon: TxId) {
-        self.ring.lock().release(horizon);
+        lock(&self.ring).release(horizon);
     }
 
     /// Looks for a window of which `need` is to be there, and which may come to have `len` blocks.
@@ -243,14 +245,17 @@ impl UserSegments {
         len: u64,
         now_ms: u64,
     ) -> Found {
-        let mut ring = self.ring.lock();
+        let mut ring = lock(&self.ring);
         while let Some(at) = ring.by_window.get(&(key, window)).copied() {
             let Some(slot) = ring.slot(at).copied() else { break };
             match slot.state {
                 State::Filling => {
-                    if self.filled.wait_for(&mut ring, FILL_WAIT).timed_out() {
+                    let waited = self.filled.wait_timeout(ring, FILL_WAIT);
+                    let (again, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                    if timeout.timed_out() {
                         return Found::Full(Vec::new());
                     }
+                    ring = again;
                 }
                 State::Live if need & !slot.have == 0 => return Found::At(at % self.blocks),
                 // The file has got more blocks since: those that were told stay as they are, until they are forgotten.
@@ -285,7 +290,7 @@ impl UserSegments {
 
     /// These are told to nobody any more, and forgotten by all when the horizon has reached `tx`.
     pub(crate) fn forget(&self, slots: &[(u64, InodeKey)], tx: TxId) {
-        let mut ring = self.ring.lock();
+        let mut ring = lock(&self.ring);
         for (at, _) in slots {
             ring.kill(*at, tx);
         }
@@ -293,7 +298,7 @@ impl UserSegments {
 
     /// The blocks of these files were replaced by `tx`, and whoever maps them is being told.
     fn replaced(&self, keys: &dyn Fn(InodeKey) -> bool, tx: TxId) {
-        let mut ring = self.ring.lock();
+        let mut ring = lock(&self.ring);
         let stale: Vec<u64> = ring
             .by_window
             .iter()
@@ -320,7 +325,7 @@ impl Segments {
         len_bytes: u64,
         make: impl FnOnce() -> Result<Option<Box<dyn SegmentFile>>, MediaError>,
     ) -> Result<Option<Arc<UserSegments>>, MediaError> {
-        let mut users = self.users.lock();
+        let mut users = lock(&self.users);
         if let Some(user) = users.get(&uid).and_then(Weak::upgrade) {
             return Ok(Some(user));
         }
@@ -344,20 +349,23 @@ impl Segments {
 
     /// How many users have some.
     pub(crate) fn count(&self) -> usize {
-        let users = self.users.lock();
+        let users = lock(&self.users);
         users.values().filter(|user| user.strong_count() > 0).count()
     }
 
     /// The blocks of these files were replaced or freed by `tx`. Called under the lock under which those who map them are told.
     pub(crate) fn replaced(&self, keys: &dyn Fn(InodeKey) -> bool, tx: TxId) {
-        let users: Vec<_> = self.users.lock().values().filter_map(Weak::upgrade).collect();
+        let users: Vec<_> = lock(&self.users).values().filter_map(Weak::upgrade).collect();
         for user in users {
             user.replaced(keys, tx);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
+
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{EVICT_MS, Found, SegmentFile, Segments, UserSegments, bits};
@@ -365,6 +373,7 @@ mod tests {
     use std::sync::Arc;
     use varve_format::{InodeKey, TxId};
     use varve_ipc::WINDOW_BLOCKS;
+    use varve_ipc::sync::lock;
     use varve_media::MediaError;
 
     const BLOCKS: u64 = 4 * WINDOW_BLOCKS;
@@ -465,10 +474,10 @@ mod tests {
         all.replaced(&|key| key == file(1), TxId(5));
         // Its place is not another one's as long as it may be written to.
         assert_eq!(fill(&user, 2, 0, 1, NONE), Some(1));
-        assert_eq!(user.ring.lock().slots.len(), 2);
+        assert_eq!(lock(&user.ring).slots.len(), 2);
         assert_eq!(filling.publish(), None);
         fill(&user, 3, 0, 1, NONE).unwrap();
-        assert_eq!(user.ring.lock().slots.len(), 2);
+        assert_eq!(lock(&user.ring).slots.len(), 2);
         let Found::Fill(given_up) = user.find(file(1), 0, 1, 1, 0) else {
             panic!("no place");
         };

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use crate::log::slots;
 use crate::overlay::{Pieces, Radix};
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::{Deref, DerefMut};
 use varve_format::{InodeAttr, InodeKey, LogSeq, TimeNs};
 

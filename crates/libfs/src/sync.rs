@@ -1,9 +1,9 @@
-//! The synchronisation primitives of the log, its lanes and the words that leases are pinned with: the real ones, or with the feature
+//! The synchronisation primitives of the log, its lanes, inodes, the words that leases are pinned with, and the mount: the real ones, or with the feature
 //! `shuttle` those that a test can drive through interleavings. Owns the choice; refuses to know who uses it.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
-    parking_lot::{Condvar, Mutex, MutexGuard, RwLock},
+    parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard},
     std::hint::spin_loop,
     std::sync::atomic,
     std::thread::yield_now,
@@ -11,7 +11,7 @@ pub(crate) use {
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock};
+pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
@@ -105,17 +105,36 @@ mod driven {
     #[derive(Default)]
     pub(crate) struct RwLock<T>(shuttle::sync::RwLock<T>);
 
+    pub(crate) use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
+
+    /// The guard, if the lock was free.
+    fn had<G>(tried: Result<G, TryLockError<G>>) -> Option<G> {
+        match tried {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     impl<T> RwLock<T> {
         pub(crate) fn new(value: T) -> Self {
             Self(shuttle::sync::RwLock::new(value))
         }
 
-        pub(crate) fn read(&self) -> shuttle::sync::RwLockReadGuard<'_, T> {
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
             self.0.read().unwrap_or_else(PoisonError::into_inner)
         }
 
-        pub(crate) fn write(&self) -> shuttle::sync::RwLockWriteGuard<'_, T> {
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+            had(self.0.try_read())
+        }
+
+        pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+            had(self.0.try_write())
         }
     }
 
@@ -129,11 +148,7 @@ mod driven {
         }
 
         pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-            match self.0.try_lock() {
-                Ok(guard) => Some(MutexGuard(Some(guard))),
-                Err(TryLockError::Poisoned(poisoned)) => Some(MutexGuard(Some(poisoned.into_inner()))),
-                Err(TryLockError::WouldBlock) => None,
-            }
+            had(self.0.try_lock()).map(|guard| MutexGuard(Some(guard)))
         }
     }
 

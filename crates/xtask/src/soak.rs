@@ -41,7 +41,18 @@ const SUITES: &[Suite] = &[
         debug: true,
         ..suite(
             "interleavings",
-            &["-p", "varve-libfs", "--features", "shuttle", "--lib", "driven"],
+            &[
+                "-p",
+                "varve-libfs",
+                "-p",
+                "varve-ipc",
+                "-p",
+                "varve-kernelfs",
+                "--features",
+                "varve-libfs/shuttle,varve-ipc/shuttle,varve-kernelfs/shuttle",
+                "--lib",
+                "driven",
+            ],
             "crates/libfs/src/lease/driven.rs",
         )
     },

@@ -62,5 +62,5 @@ mod mask {
     pub(super) const KINDS: usize = 5;
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests;

@@ -3,6 +3,8 @@
 
 mod cache;
 mod credits;
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
 mod extents;
 mod nvm;
 mod places;
@@ -20,9 +22,9 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::overlay::LOG_BYTES_MAX;
+use crate::sync::Mutex;
 use cache::ReadCache;
 use nvm::Nvm;
-use parking_lot::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use varve_format::{BlockNo, LogSeq};

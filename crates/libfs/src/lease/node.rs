@@ -361,7 +361,7 @@ mod driven {
     use shuttle::sync::mpsc::channel;
     use std::sync::Arc;
     use varve_format::{InodeKey, LeaseNo};
-    use varve_ipc::{Clock, LeaseMode};
+    use varve_ipc::LeaseMode;
 
     /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the one who gives it back is woken.
     fn nobody_uses_what_was_given_back() {

@@ -139,9 +139,9 @@ pub(crate) fn wait_for_overwrites(id: u64) {
         while slot.overwriting.load(Ordering::SeqCst) == id {
             spins += 1;
             if spins < 100 {
-                std::hint::spin_loop();
+                crate::sync::spin_loop();
             } else {
-                std::thread::yield_now();
+                crate::sync::yield_now();
             }
         }
     }

@@ -1,5 +1,7 @@
 //! One session: its link, log, leases and worker; and the mount that outlives sessions. Knows no names and no data.
 
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
 mod mediate;
 mod mount;
 mod opens;
