@@ -49,6 +49,8 @@ pub(crate) struct Ended {
     pub(crate) process: crate::process::ProcessId,
     pub(crate) seal: Seal,
     pub(crate) last_mediated: u64,
+    /// The session that it continued, if its client was never heard of in this one.
+    pub(crate) continues: Option<SessionId>,
     /// Its holds count until then; `None`: as long as its process lives.
     pub(crate) holds_until_ms: Option<u64>,
     /// It has a row on media.

@@ -68,9 +68,6 @@ impl KernelFs {
         if company {
             self.announce_company(session.id);
         }
-        if let Some(ended) = &predecessor {
-            self.forget_ended(ended.id);
-        }
         let root = self.store.get(ROOT_INO).map_err(|error| {
             self.seal(session.id, "its opening failed", false);
             self.finish_or_leave();
@@ -142,11 +139,38 @@ impl KernelFs {
                 self.finish_sealed();
             }
         }
-        let core = self.locked();
-        core.ended
-            .iter()
-            .find(|ended| ended.token == token && ended.uid == peer.uid)
-            .cloned()
+        let ended = {
+            let core = self.locked();
+            let mut all = core.ended.iter();
+            all.find(|ended| ended.token == token && ended.uid == peer.uid)
+                .cloned()
+        }?;
+        self.forget_unheard(&ended);
+        Some(ended)
+    }
+
+    /// The client of `ended` comes back, and knows its token: it knows how the session before that ended, and has not heard of one that was
+    /// to continue it (the answer was lost). It may not hear of the next one either: `ended` itself is kept until it is heard of.
+    fn forget_unheard(&self, ended: &crate::core::Ended) {
+        let (living, forgotten) = {
+            let core = self.locked();
+            let unheard = |continues: Option<SessionId>| continues == Some(ended.id);
+            let members = core.members.values();
+            let living: Vec<_> = members
+                .filter(|member| unheard(member.session.continues()))
+                .map(|member| member.session.id)
+                .collect();
+            let others = core.ended.iter().filter(|other| unheard(other.continues));
+            let forgotten: Vec<_> = others.map(|other| other.id).chain(ended.continues).collect();
+            (living, forgotten)
+        };
+        for id in living {
+            self.seal(id, "its client has not heard of it", false);
+            self.finish_or_leave();
+        }
+        for id in forgotten {
+            self.forget_ended(id);
+        }
     }
 
     /// Whether one more session may be. Ended sessions, which are only kept for their clients' return, make room.
@@ -255,6 +279,7 @@ impl KernelFs {
             process: None,
             // What it could name before it may name again.
             known: predecessor.and_then(|ended| ended.known.clone()),
+            continues: predecessor.map(|ended| ended.id),
             segments,
         });
         if !read_only {

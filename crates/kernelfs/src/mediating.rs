@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
 use varve_format::{EntryHeader, InodeKey, LogOp, SessionId};
-use varve_ipc::{ClientKind, IpcError, LeaseMode, MediatedOp, MediatedResult, Want};
+use varve_ipc::{ClientKind, IpcError, LeaseMode, MediatedOp, MediatedResult, PageState, SessionPage, Want};
 use zerocopy::FromBytes;
 
 /// Most supplementary groups of a caller (`NGROUPS_MAX`).
@@ -372,6 +372,10 @@ impl KernelFs {
         // The session's own log comes first: what it has logged on other inodes may be named here.
         self.digest_session(session, None)
             .map_err(|error| self.refused(&error))?;
+        // A sealed log is not digested here: then this would come before what the session has logged.
+        if SessionPage::state(&*session.page) == PageState::Sealed {
+            return Err(IpcError::Sealed);
+        }
         let client = client(session);
         let view = LeaseView(self);
         let env = self.environment(&view);

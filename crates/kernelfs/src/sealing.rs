@@ -204,6 +204,7 @@ impl KernelFs {
                 holds_until_ms: Some(session.holds_until_ms.load(Ordering::Acquire)).filter(|ms| *ms > 0),
                 row: !session.read_only,
                 known: Some(session.known()),
+                continues: session.continues(),
             });
         } else {
             core.unheld.extend(core.holds.drop_session(session.id));
@@ -504,6 +505,7 @@ impl KernelFs {
                 start: row.pid_start,
             }),
             known: None,
+            continues: None,
             segments: None,
         });
         session.page.seal();
@@ -536,6 +538,7 @@ fn ended(row: &SessionRow, seal: Seal) -> Ended {
         holds_until_ms: None,
         row: true,
         known: None,
+        continues: None,
     }
 }
 

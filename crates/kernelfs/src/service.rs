@@ -15,6 +15,9 @@ impl KernelFs {
     /// An errno; `Sealed` when the session is over; `Mediate` when an inode is contended.
     pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
+        if let Some(predecessor) = session.hears() {
+            self.forget_ended(predecessor);
+        }
         let result = self.dispatch(&session, request);
         // A request that failed because the session was sealed meanwhile says so.
         match result {

@@ -115,6 +115,8 @@ pub(crate) struct Session {
     pub(crate) credits: AtomicU64,
     /// What it held when its connection went counts until then; 0: as long as its process lives.
     pub(crate) holds_until_ms: AtomicU64,
+    /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or it has.
+    continues: AtomicU64,
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,
     /// What went wrong with its log.
@@ -138,6 +140,8 @@ pub(crate) struct Parts {
     pub(crate) process: Option<ProcessId>,
     /// What the session that this one continues could name.
     pub(crate) known: Option<Known>,
+    /// The ended session that it continues.
+    pub(crate) continues: Option<SessionId>,
     /// Of an unprivileged one's user.
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
@@ -156,6 +160,7 @@ impl Session {
             log,
             process,
             known,
+            continues,
             segments,
         } = parts;
         // Of a session of an earlier daemon nothing is known but its process, if that lives.
@@ -205,10 +210,27 @@ impl Session {
             row_changes: Mutex::new(()),
             credits: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
+            continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
             segments,
             log_trouble: LogTrouble::default(),
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
         }
+    }
+
+    /// The session that it continues, until its client has been heard of.
+    pub(crate) fn continues(&self) -> Option<SessionId> {
+        let id = self.continues.load(Ordering::Acquire);
+        (id != 0).then_some(SessionId(id))
+    }
+
+    /// Its client is there, so it knows how the session before ended: that one, the first time.
+    #[inline]
+    pub(crate) fn hears(&self) -> Option<SessionId> {
+        if self.continues.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let id = self.continues.swap(0, Ordering::AcqRel);
+        (id != 0).then_some(SessionId(id))
     }
 
     /// The session's row on media.

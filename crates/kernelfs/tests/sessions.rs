@@ -9,7 +9,7 @@ use varve_format::log::CHUNK_BYTES;
 use varve_format::{EntryFlags, InodeKey, LeaseNo, LogOp, LogSeq};
 use varve_ipc::{
     Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, NUMBERS_MAX, Peer, ReleaseItem,
-    Request, Response, SessionPage, Upcall,
+    Request, Response, Service, SessionPage, Upcall,
 };
 use varve_kernelfs::{Config, Status};
 
@@ -886,6 +886,70 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     a.read_lease(ROOT);
     assert!(a.lookup(b"g").is_some());
     assert_eq!(a.lookup(b"f").unwrap().key, key);
+    world.check();
+}
+
+/// Its client is told that it was not done, and does it again: then nobody else may still do it.
+#[test]
+fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
+    let world = World::new();
+    let (a, mut b) = (world.client(), world.client());
+    a.write_lease(ROOT);
+    let (id, token) = (b.id(), b.welcome.token);
+    let create = LogOp::Create {
+        dir: ROOT,
+        name: b"g",
+        key: InodeKey::new(0, 0),
+        mode: 0o100_600,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let again = Hello {
+        resume: Some(token),
+        ..hello()
+    };
+    let resumed = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| b.mediate(&create));
+        world.clock.advance_ms(10);
+        let Upcall::Revoke { key, lease, .. } = a.upcall() else {
+            panic!("another upcall")
+        };
+        world.kernel.gone(id);
+        let resumed = Client::open(&world.kernel, Peer::this_process(), again).unwrap();
+        a.release(key, lease, true);
+        assert_eq!(asked.join().unwrap(), Err(IpcError::Sealed));
+        resumed
+    });
+    assert_eq!(resumed.welcome.last_mediated, 0);
+    resumed.read_lease(ROOT);
+    assert!(resumed.lookup(b"g").is_none());
+    world.check();
+}
+
+#[test]
+fn client_that_did_not_hear_the_welcome_hears_how_its_session_ended_the_next_time() {
+    let world = World::new();
+    let mut a = world.client();
+    write_file(&mut a, b"f", b"x");
+    let again = Hello {
+        resume: Some(a.welcome.token),
+        ..hello()
+    };
+    let seals: Vec<_> = (0..3)
+        .map(|_| {
+            // Each is gone before its client has said a word.
+            let unheard = Client::open(&world.kernel, Peer::this_process(), again.clone()).unwrap();
+            unheard.welcome.seal.clone()
+        })
+        .collect();
+    assert!(seals[0].is_some() && seals.iter().all(|seal| *seal == seals[0]));
+    let heard = Client::open(&world.kernel, Peer::this_process(), again.clone()).unwrap();
+    assert_eq!(heard.welcome.seal, seals[0]);
+    heard.read_lease(ROOT);
+    let late = Client::open(&world.kernel, Peer::this_process(), again).unwrap();
+    assert!(late.welcome.seal.is_none(), "it was heard of");
     world.check();
 }
 

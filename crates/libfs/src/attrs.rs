@@ -33,6 +33,19 @@ pub struct AttrChange {
     pub kill_set_id: bool,
 }
 
+impl AttrChange {
+    /// Whether it is one entry: the size or something else.
+    pub(crate) const fn is_one_operation(&self) -> bool {
+        self.size.is_none()
+            || (self.mode.is_none()
+                && self.uid.is_none()
+                && self.gid.is_none()
+                && self.atime.is_none()
+                && self.mtime.is_none()
+                && !self.kill_set_id)
+    }
+}
+
 /// `rename` flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RenameFlags {

@@ -307,7 +307,7 @@ impl OpenFile {
     fn write(&self, offset: Option<u64>, data: &[u8], cred: &Cred, usage: Use<'_>) -> Result<(u64, usize)> {
         self.for_writing()?;
         self.with_session(|session, attempt| {
-            let done = match self.pin(session, LeaseMode::Write, usage) {
+            let done = match self.pin_to_change(session, attempt, usage) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
                     let clear = self.clears(inode, cred);
@@ -341,6 +341,19 @@ impl OpenFile {
         } else {
             clears(&inode.read().attr, cred)
         }
+    }
+
+    /// Pins for a change; not if the daemon has made it already, in a session that was lost: then `Mediate`, which says so.
+    fn pin_to_change<'s, T>(
+        &'s self,
+        session: &'s Arc<Session>,
+        attempt: &Try,
+        usage: Use<'_>,
+    ) -> OpResult<Pinned<'s>, T> {
+        if attempt.is_done() {
+            return Err(OpError::Mediate);
+        }
+        self.pin(session, LeaseMode::Write, usage)
     }
 
     /// A write by the daemon, at `offset` or at the end; at most one message's worth.
@@ -396,7 +409,7 @@ impl OpenFile {
 
     fn resize(&self, size: u64, cred: &Cred) -> Result<()> {
         self.mount().with_session(|session, attempt| {
-            match self.pin(session, LeaseMode::Write, Use::Own) {
+            match self.pin_to_change(session, attempt, Use::Own) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
                     if inode.read().attr.kind() != FileKind::Regular {
@@ -431,7 +444,7 @@ impl OpenFile {
     pub fn fallocate(&self, mode: FallocateMode, offset: u64, len: u64, cred: &Cred) -> Result<()> {
         self.for_writing()?;
         self.mount().with_session(|session, attempt| {
-            match self.pin(session, LeaseMode::Write, Use::Own) {
+            match self.pin_to_change(session, attempt, Use::Own) {
                 Ok(pin) => {
                     let inode = &pin.node().inode;
                     match inode.read().attr.kind() {

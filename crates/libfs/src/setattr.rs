@@ -73,11 +73,14 @@ fn check_size(session: &Session, attr: &InodeAttr, size: u64, cred: &Cred) -> Re
     Ok(())
 }
 
-/// Changes attributes; the size first. Both parts can be done again: when the session is lost in between, they are.
+/// Changes attributes; the size first. Where there are two parts both can be done again: when the session is lost in between, they are.
 pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &Cred) -> Result<InodeAttr> {
     mount.with_session(|session, attempt| {
         session.may_write()?;
-        let _ = attempt.take_done();
+        if attempt.is_done() && change.is_one_operation() {
+            return attr_of(session, key);
+        }
+        attempt.forget_done();
         let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
             Err(OpError::Mediate) => return mediated(session, attempt, key, change, cred),

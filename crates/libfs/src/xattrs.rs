@@ -153,6 +153,9 @@ pub(crate) fn change(
                 _ => Ok(()),
             }
         };
+        if attempt.is_done() {
+            return Ok(());
+        }
         let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
             Err(OpError::Mediate) => {

@@ -199,6 +199,46 @@ fn file_without_a_name_is_made_by_the_daemon_where_the_directory_is_contended() 
     fs.unmount().unwrap();
 }
 
+/// The next session gets the leases, and would find its own work in the way or do it twice.
+#[test]
+fn contended_operation_whose_answer_is_lost_is_done_once() {
+    let fake = Fake::new();
+    let fs = mount(&fake);
+    let lost = || {
+        fake.contended.store(true, Ordering::SeqCst);
+        fake.lose_mediated.store(true, Ordering::SeqCst);
+    };
+    lost();
+    let made = fs.create(fs.root(), b"f", FILE, 0, &me()).unwrap();
+    let file = fs.open(made.key, RW, &me()).unwrap();
+    lost();
+    assert_eq!(file.append(b"abc", &me()).unwrap(), (0, 3));
+    lost();
+    fs.setxattr(made.key, b"user.k", b"v", true, false, &me())
+        .unwrap();
+    lost();
+    fs.removexattr(made.key, b"user.k", &me()).unwrap();
+    lost();
+    fs.link(made.key, fs.root(), b"g", &me()).unwrap();
+    lost();
+    fs.rename(fs.root(), b"g", fs.root(), b"h", RenameFlags::default(), &me())
+        .unwrap();
+    lost();
+    fs.unlink(fs.root(), b"f", &me()).unwrap();
+    lost();
+    let (other, _) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
+    assert!(
+        !fake.lose_mediated.load(Ordering::SeqCst),
+        "all of them were mediated"
+    );
+    assert_eq!(contents(&fs, b"h"), b"abc");
+    assert_eq!(fs.getattr(made.key).unwrap().nlink, 1);
+    assert_eq!(fs.getattr(other.key).unwrap().nlink, 1);
+    assert_eq!(listing(&fs), ["h", "o"]);
+    drop(file);
+    fs.unmount().unwrap();
+}
+
 #[test]
 fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again() {
     let fake = Fake::new();

@@ -3,6 +3,7 @@
 
 pub mod crash;
 mod group;
+pub mod kernel;
 pub mod lockstep;
 pub mod model;
 pub mod ops;

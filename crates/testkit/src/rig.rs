@@ -357,7 +357,9 @@ impl Rig {
             min_hold_ms: 0,
             sync_ms: 0,
             log_initial_bytes: 2 * MIB,
-            log_max_bytes: 64 * MIB,
+            // So many chunks that each thread of the process has a lane of its own: with fewer it would matter which threads other tests have.
+            log_max_bytes: 256 * MIB,
+            digest_percent: 5,
             // A stopped client is waited for until it is late, whatever the machine does meanwhile.
             wait_ms: 600_000,
             placement_high_percent: 20,

@@ -47,6 +47,13 @@ impl Weather {
         answer_lost: 15,
         upcall_lost: 15,
     };
+    /// Few connections last.
+    pub const STORM: Self = Self {
+        slow: 400,
+        request_lost: 90,
+        answer_lost: 120,
+        upcall_lost: 60,
+    };
 }
 
 /// Most turns that others have while a message is under way.

@@ -59,6 +59,12 @@ fn three_clients_do_what_the_model_may_do_while_connections_break() {
 }
 
 #[test]
+fn two_clients_do_what_the_model_may_do_though_few_connections_last() {
+    let stats = runs(2, 12, 120, Weather::STORM);
+    assert!(stats.lost > 50 && stats.mediated > 10, "{stats:?}");
+}
+
+#[test]
 fn same_seed_does_the_same_twice() {
     for seed in [1, 2, 3] {
         let plan = plan(seed, 3, Weather::ROUGH);

@@ -9,6 +9,7 @@ use super::types::{Applied, Client, Environment, Leases};
 use super::view::{Rows, TxView};
 use varve_digest::{Fold, Grants, Need, Op, Refusal};
 use varve_format::log::HEADER_SIZE;
+use varve_format::session::SessionState;
 use varve_format::{
     EntryFlags, EntryHeader, FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq, SetAttr,
     SetAttrMask,
@@ -124,6 +125,10 @@ fn attempt(
     let mut row = tx
         .session(client.session)?
         .ok_or(StoreError::NoSession(client.session))?;
+    // Its client is told, or was, what had been done when it was sealed: what comes after that it does again elsewhere.
+    if !matches!(row.state, SessionState::Live) {
+        return Err(StoreError::NoSession(client.session).into());
+    }
     if op.number <= row.last_mediated {
         return Err(MediateError::Errno(libc::EALREADY).into());
     }

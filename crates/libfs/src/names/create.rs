@@ -12,7 +12,7 @@ use super::{
 };
 use crate::attrs::{EXEC, ownership};
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::lease::Node;
+use crate::lease::{Node, Pins};
 use crate::session::{Asks, Mediated, Mount, Session, Try};
 
 /// What is made.
@@ -145,7 +145,7 @@ fn make(
         }
         let opens = opened.is_some().then_some(mount);
         for _ in 0..LOOKS_MAX {
-            let Some(pins) = pin_or_mediate(session, &[dir])? else {
+            let Some(pins) = pin_or_mediate_again(session, attempt, &[dir])? else {
                 let attr = mediate_create(mount, session, attempt, (dir, name), making, cred, &mut opened)?;
                 return Ok(attr);
             };
@@ -253,6 +253,18 @@ fn create_once<T>(
     Ok(Some((seqs, live, attr)))
 }
 
+/// [`pin_or_mediate`]; not if the daemon has made it already, in a session that was lost: then [`Session::mediate`] says so.
+fn pin_or_mediate_again<'s, T>(
+    session: &'s Session,
+    attempt: &Try,
+    keys: &[InodeKey],
+) -> OpResult<Option<Pins<'s>>, T> {
+    if attempt.is_done() {
+        return Ok(None);
+    }
+    pin_or_mediate(session, keys)
+}
+
 /// Has the daemon make it, because the directory is contended.
 fn mediate_create(
     mount: &Mount,
@@ -301,7 +313,7 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
     let attr = mount.with_session(|session, attempt| {
         session.may_write()?;
         // What the daemon made for a session that is lost has no name to find it by: it went with that session.
-        let _ = attempt.take_done();
+        attempt.forget_done();
         for _ in 0..LOOKS_MAX {
             let Some(pins) = pin_or_mediate(session, &[dir])? else {
                 let mut opened = None;
@@ -351,7 +363,7 @@ pub(crate) fn link(
         session.may_write()?;
         for _ in 0..LOOKS_MAX {
             let op = LogOp::Link { dir, name, key };
-            let Some(pins) = pin_or_mediate(session, &[dir, key])? else {
+            let Some(pins) = pin_or_mediate_again(session, attempt, &[dir, key])? else {
                 return match session.mediate(
                     attempt,
                     &[dir, key],

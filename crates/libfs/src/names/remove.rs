@@ -34,7 +34,7 @@ pub(crate) fn rmdir(mount: &Mount, dir: InodeKey, name: &[u8], cred: &Cred) -> R
 fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred) -> Result<()> {
     mount.with_session(|session, attempt| {
         session.may_write()?;
-        if attempt.take_done() {
+        if attempt.is_done() {
             return Ok(());
         }
         for _ in 0..LOOKS_MAX {

@@ -77,7 +77,7 @@ pub(crate) fn rename(
     }
     mount.with_session(|session, attempt| {
         session.may_write()?;
-        if attempt.take_done() {
+        if attempt.is_done() {
             return Ok(());
         }
         for _ in 0..LOOKS_MAX {
@@ -174,7 +174,7 @@ pub(crate) fn rename_contended(
         exchange: false,
     };
     mount.with_session(|session, attempt| {
-        if attempt.take_done() {
+        if attempt.is_done() {
             return Ok(Some(()));
         }
         if !contended(session) {

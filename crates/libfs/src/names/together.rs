@@ -341,7 +341,7 @@ fn commit_once<T>(
 pub(crate) fn commit_together(mount: &Mount, group: &Group<'_>) -> Result<Vec<InodeAttr>> {
     let made = mount.with_session(|session, attempt| {
         session.may_write()?;
-        let _ = attempt.take_done();
+        attempt.forget_done();
         let made = commit_in(mount, session, group)?;
         if group.sync {
             // What was committed before a seal is digested by it: then it counts, and is durable.

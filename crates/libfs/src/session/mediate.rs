@@ -46,7 +46,7 @@ impl Session {
         asks: Asks,
         cred: &Cred,
     ) -> OpResult<Mediated, T> {
-        if attempt.take_done() {
+        if attempt.is_done() {
             return Ok(Mediated::DoneBefore);
         }
         self.may_write()?;

@@ -38,14 +38,15 @@ pub(crate) struct Try {
 }
 
 impl Try {
-    /// Whether the mediated operation was carried out in the session that was lost. Said once.
-    pub(crate) fn take_done(&mut self) -> bool {
-        std::mem::take(&mut self.done)
-    }
-
-    /// Whether [`take_done`](Self::take_done) will say so.
+    /// Whether the mediated operation was carried out in a session that was lost: it must not be again, in whatever way the next session would
+    /// do it, and however often that is lost too.
     pub(crate) const fn is_done(&self) -> bool {
         self.done
+    }
+
+    /// It is done again from the beginning.
+    pub(crate) const fn forget_done(&mut self) {
+        self.done = false;
     }
 }
 
@@ -205,7 +206,7 @@ impl Mount {
                 if end.seal.is_none() {
                     return Err(Errno(libc::EIO));
                 }
-                attempt.done = end.last_mediated >= number;
+                attempt.done |= end.last_mediated >= number;
             }
         }
     }

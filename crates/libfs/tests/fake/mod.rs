@@ -63,6 +63,8 @@ pub struct Fake {
     dir: tempfile::TempDir,
     /// Every request for a write lease is answered: contended.
     pub contended: AtomicBool,
+    /// The next mediated operation is done, its answer is lost, and nothing is contended from then on.
+    pub lose_mediated: AtomicBool,
     pub leases_max: AtomicU64,
     pub calls: Mutex<BTreeMap<&'static str, u64>>,
     /// Sessions sealed because a lease was not given back.
@@ -311,6 +313,7 @@ impl Fake {
             changed: Condvar::new(),
             dir: tempfile::tempdir().unwrap(),
             contended: AtomicBool::new(false),
+            lose_mediated: AtomicBool::new(false),
             leases_max: AtomicU64::new(10_000),
             calls: Mutex::default(),
             late: AtomicU64::new(0),
@@ -562,6 +565,12 @@ impl Fake {
         let attr = key
             .and_then(|key| state.tree.get(key).ok())
             .map(|inode| inode.attr.clone());
+        if self.lose_mediated.swap(false, Ordering::SeqCst) {
+            drop(state);
+            self.contended.store(false, Ordering::SeqCst);
+            self.seal_all();
+            return Err(IpcError::Gone("the answer is lost".into()));
+        }
         Ok(Response::Mediated(MediatedResult {
             attr,
             offset,

@@ -1,0 +1,294 @@
+//! A kernel above a mount: its page cache and what it believes of sizes, as Linux' FUSE keeps them (`libfs::lease::above` says what that rests
+//! on). Programs of the mount call it; it calls the mount as the shim does, and drops what the mount has it drop. Owns pages, their locks and
+//! time-outs; refuses to know leases.
+
+use crate::turns::Turns;
+use crate::wire::RigClock;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use varve_format::InodeKey;
+use varve_ipc::{Clock, Cred};
+use varve_libfs::{CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+/// As the shim's: how long sizes are believed while the mount is alone.
+const SOLO_TTL: Duration = Duration::from_secs(1);
+/// As the shim's: what the answers that are under way may need beyond that.
+const UNDER_WAY: Duration = Duration::from_millis(50);
+/// Between two looks at a lock.
+const LOOK: Duration = Duration::from_millis(5);
+/// Most turns of others at a point where another thread may come between.
+const BETWEEN_MAX: u64 = 12;
+
+type Page = Box<[u8; PAGE_BYTES]>;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Locked {
+    #[default]
+    No,
+    Read,
+    Write,
+}
+
+struct Cached {
+    locked: Locked,
+    up_to_date: bool,
+    bytes: Page,
+}
+
+impl Default for Cached {
+    fn default() -> Self {
+        Self {
+            locked: Locked::No,
+            up_to_date: false,
+            bytes: Box::new([0; PAGE_BYTES]),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Caches {
+    pages: BTreeMap<(InodeKey, u64), Cached>,
+    /// Sizes, and until when they are believed.
+    sizes: BTreeMap<InodeKey, (u64, u64)>,
+    /// Files with a buffered write under way: they come one at a time.
+    writes: Vec<InodeKey>,
+}
+
+/// See the module.
+pub struct Kernel {
+    turns: Arc<Turns>,
+    clock: Arc<RigClock>,
+    caches: Mutex<Caches>,
+    orders: AtomicU64,
+    company: AtomicBool,
+    /// Reads that were answered from the cache.
+    pub hits: AtomicU64,
+    /// Pages that the mount had dropped.
+    pub dropped: AtomicU64,
+}
+
+impl Kernel {
+    /// Nothing is cached. `company`: as the mount's welcome says is set by [`company`](CacheObserver::company).
+    #[must_use]
+    pub fn new(turns: &Arc<Turns>, clock: &Arc<RigClock>) -> Self {
+        Self {
+            turns: Arc::clone(turns),
+            clock: Arc::clone(clock),
+            caches: Mutex::default(),
+            orders: AtomicU64::new(1),
+            company: AtomicBool::new(false),
+            hits: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Caches> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where another thread may come between.
+    fn between(&self) {
+        let turns = self.turns.draw(BETWEEN_MAX);
+        self.turns.step_aside(turns);
+    }
+
+    fn call(&self, usage: PageUse, offset: u64, len: usize) -> KernelCall {
+        let order = self.orders.fetch_add(1, Ordering::Relaxed);
+        self.between();
+        KernelCall::new(usage, order, offset, len).by_clock(&*self.clock)
+    }
+
+    /// Waits until the page is not locked, and then does something.
+    fn when_unlocked<T>(&self, place: (InodeKey, u64), then: impl FnOnce(&mut Caches) -> T) -> T {
+        loop {
+            let mut caches = self.lock();
+            if caches
+                .pages
+                .get(&place)
+                .is_none_or(|page| page.locked == Locked::No)
+            {
+                return then(&mut caches);
+            }
+            drop(caches);
+            self.turns.pause(LOOK);
+        }
+    }
+
+    fn unlock(&self, place: (InodeKey, u64), change: impl FnOnce(&mut Cached)) {
+        if let Some(page) = self.lock().pages.get_mut(&place) {
+            page.locked = Locked::No;
+            change(page);
+        }
+        self.turns.tell(|| format!("page {place:?} is unlocked"));
+    }
+
+    /// Eight bytes of a page, read through the cache.
+    ///
+    /// # Errors
+    /// The mount's.
+    pub fn read_word(&self, file: &OpenFile, page: u64, at: usize) -> Result<u64, Errno> {
+        let place = (file.key(), page);
+        let hit = self.when_unlocked(place, |caches| {
+            let cached = caches.pages.entry(place).or_default();
+            if cached.up_to_date {
+                return Some(word(&cached.bytes, at));
+            }
+            cached.locked = Locked::Read;
+            None
+        });
+        if let Some(word) = hit {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(word);
+        }
+        let offset = page * PAGE_BYTES as u64;
+        let call = self.call(PageUse::Read, offset, PAGE_BYTES);
+        let mut bytes = Box::new([0; PAGE_BYTES]);
+        let count = file.read_pages(&call, offset, &mut bytes[..]);
+        self.between();
+        let found = word(&bytes, at);
+        self.unlock(place, |cached| {
+            cached.up_to_date = count.is_ok();
+            cached.bytes = bytes;
+        });
+        count.map(|_| found)
+    }
+
+    /// Writes within a page, through the cache.
+    ///
+    /// # Errors
+    /// The mount's.
+    pub fn write(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
+        let key = file.key();
+        while {
+            let mut caches = self.lock();
+            let busy = caches.writes.contains(&key);
+            if !busy {
+                caches.writes.push(key);
+            }
+            busy
+        } {
+            self.turns.pause(LOOK);
+        }
+        let place = (key, page);
+        let stays_locked = self.when_unlocked(place, |caches| {
+            let cached = caches.pages.entry(place).or_default();
+            cached.bytes[at..at + data.len()].copy_from_slice(data);
+            cached.up_to_date |= data.len() == PAGE_BYTES;
+            if !cached.up_to_date {
+                cached.locked = Locked::Write;
+            }
+            !cached.up_to_date
+        });
+        let offset = page * PAGE_BYTES as u64 + at as u64;
+        let call = self.call(PageUse::Write, offset, data.len());
+        let done = file.write_pages(&call, Some(offset), data, &Cred::root());
+        if stays_locked {
+            self.unlock(place, |_| {});
+        }
+        self.lock().writes.retain(|other| *other != key);
+        self.turns.tell(|| format!("a write of {place:?} is over"));
+        done.map(drop)
+    }
+
+    /// Writes within a page past the cache, as Linux 6.6 and later: the page is dropped before the call.
+    ///
+    /// # Errors
+    /// The mount's.
+    pub fn write_past(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
+        let offset = page * PAGE_BYTES as u64 + at as u64;
+        self.drop_page((file.key(), page));
+        let call = self.call(PageUse::Direct { dropped: true }, offset, data.len());
+        file.write_pages(&call, Some(offset), data, &Cred::root())
+            .map(drop)
+    }
+
+    /// The size of a file as programs see it: believed for a while when the mount is alone.
+    ///
+    /// # Errors
+    /// The mount's.
+    pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
+        let now_ms = self.clock.monotonic_ms();
+        let known = self.lock().sizes.get(&key).copied();
+        if let Some((size, until_ms)) = known
+            && now_ms < until_ms
+        {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(size);
+        }
+        self.between();
+        let size = fs.getattr(key)?.size_bytes;
+        if !self.company.load(Ordering::SeqCst) {
+            let until_ms = self.clock.monotonic_ms() + SOLO_TTL.as_millis() as u64;
+            self.lock().sizes.insert(key, (size, until_ms));
+        }
+        Ok(size)
+    }
+
+    /// This mount has changed the size itself: the kernel knows.
+    pub fn forget_size(&self, key: InodeKey) {
+        self.lock().sizes.remove(&key);
+    }
+
+    fn drop_page(&self, place: (InodeKey, u64)) {
+        self.when_unlocked(place, |caches| caches.pages.remove(&place));
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn word(bytes: &[u8; PAGE_BYTES], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+impl CacheObserver for Kernel {
+    fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64) {
+        let bytes = PAGE_BYTES as u64;
+        let end = if len == 0 {
+            u64::MAX
+        } else {
+            (offset + len).div_ceil(bytes)
+        };
+        let range = (key, offset / bytes)..(key, end);
+        let places: Vec<_> = self.lock().pages.range(range).map(|(place, _)| *place).collect();
+        for place in places {
+            self.between();
+            self.drop_page(place);
+        }
+        self.between();
+    }
+
+    fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, _len: u64) {
+        let place = (key, offset / PAGE_BYTES as u64);
+        loop {
+            let mut caches = self.lock();
+            match caches.pages.get(&place).map(|page| page.locked) {
+                Some(Locked::Read) => {}
+                Some(Locked::No) => {
+                    caches.pages.remove(&place);
+                    return;
+                }
+                Some(Locked::Write) | None => return,
+            }
+            drop(caches);
+            self.turns.pause(LOOK);
+        }
+    }
+
+    fn company(&self) {
+        if !self.company.swap(true, Ordering::SeqCst) {
+            let until_ms = self.clock.monotonic_ms() + (SOLO_TTL + UNDER_WAY).as_millis() as u64;
+            while self.clock.monotonic_ms() < until_ms && !self.turns.is_over() {
+                self.turns.pause(UNDER_WAY);
+            }
+        }
+    }
+
+    fn solo(&self) {
+        self.company.store(false, Ordering::SeqCst);
+    }
+}
