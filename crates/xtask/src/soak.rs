@@ -115,6 +115,14 @@ const SUITES: &[Suite] = &[
             "crates/embed/tests/damage.rs",
         )
     },
+    Suite {
+        env: &[("VARVE_FLIPS", "10")],
+        ..suite(
+            "flips",
+            &["-p", "varve-embed", "--test", "flips"],
+            "crates/embed/tests/flips.rs",
+        )
+    },
     suite(
         "several ways in",
         &["--test", "two_mounts"],
