@@ -276,10 +276,10 @@ const fn atime_due_ns(attr: &InodeAttr) -> TimeNs {
     }
 }
 
-/// Later data makes mtime and ctime later; 0 stands for none.
+/// An overwrite in place came after all that was done under the lock: mtime is its time, also where it was set to a later one. 0 stands for none.
 fn fold_time(attr: &mut InodeAttr, time: TimeNs) {
     if time != 0 {
-        attr.mtime_ns = attr.mtime_ns.max(time);
+        attr.mtime_ns = time;
         attr.ctime_ns = attr.ctime_ns.max(time);
     }
 }
