@@ -241,7 +241,7 @@ pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Resul
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{Step, run, run_seed, shrink};
-    use crate::ops::Op;
+    use crate::ops::{CLOCK_SECS, Op, write};
     use crate::rig::Shape;
     use varve_media::sim::SimMedium;
 
@@ -249,6 +249,27 @@ mod tests {
     fn short_run_agrees_with_the_model() {
         let stats = run_seed(Shape::small(SimMedium::Dax), 1, 1, 60).unwrap_or_else(|why| panic!("{why}"));
         assert!(stats.ops > 30 && stats.trees > 2, "{stats:?}");
+    }
+
+    #[test]
+    fn write_in_place_ends_a_time_that_was_set_by_hand() {
+        let steps = [
+            Op::Create(vec!["f"]),
+            write("f", 0, 8192, 1),
+            Op::Utimens {
+                path: vec!["f"],
+                secs: CLOCK_SECS.end,
+            },
+            write("f", 4096, 4096, 2),
+        ];
+        let steps: Vec<_> = steps
+            .into_iter()
+            .flat_map(|op| [Step::Op(0, op), Step::Compare])
+            .collect();
+        assert_eq!(
+            run(Shape::small(SimMedium::Dax), 1, &steps).map(|stats| stats.ops),
+            Ok(4)
+        );
     }
 
     #[test]

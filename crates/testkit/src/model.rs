@@ -1,6 +1,6 @@
 //! The reference file system: plain maps, POSIX semantics as `docs/SEMANTICS.md` states them, the superuser as its only caller.
 
-use crate::ops::{Op, Path, pattern};
+use crate::ops::{Op, Path, RDEV, pattern, set_times};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -15,6 +15,7 @@ enum Body {
     Dir(BTreeMap<String, NodeId>),
     Symlink(Vec<u8>),
     Fifo,
+    Device(u32),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -25,6 +26,8 @@ struct Node {
     gid: u32,
     links: u32,
     xattr: Option<Vec<u8>>,
+    /// As of [`Seen::mtime_ns`].
+    mtime_ns: Option<i64>,
 }
 
 /// The target of every symbolic link that workloads make.
@@ -47,6 +50,10 @@ pub struct Seen {
     pub content: Vec<u8>,
     /// Value of `user.k`.
     pub xattr: Option<Vec<u8>>,
+    /// Device, 0 of all that is none.
+    pub rdev: u32,
+    /// Time of the last change, if that was set by hand and nothing changed since; `None`: the clock's, which no model knows.
+    pub mtime_ns: Option<i64>,
     /// First path (in order) with the same inode: who is a hard link of whom.
     pub same_as: String,
 }
@@ -80,6 +87,7 @@ impl Default for Model {
             gid: 0,
             links: 2,
             xattr: None,
+            mtime_ns: None,
         };
         Self {
             nodes: BTreeMap::from([(ROOT, root)]),
@@ -113,9 +121,12 @@ impl Model {
         }
     }
 
+    /// The names of a directory, to change them.
     fn names(&mut self, id: NodeId) -> &mut BTreeMap<String, NodeId> {
-        match self.nodes.get_mut(&id).map(|node| &mut node.body) {
-            Some(Body::Dir(names)) => names,
+        let node = self.node_mut(id);
+        node.mtime_ns = None;
+        match &mut node.body {
+            Body::Dir(names) => names,
             _ => unreachable!("callers looked the directory up"),
         }
     }
@@ -155,12 +166,15 @@ impl Model {
         match self.node(id).body {
             Body::File(_) => Ok(id),
             Body::Dir(_) => Err(libc::EISDIR),
-            Body::Symlink(_) | Body::Fifo => Err(libc::EINVAL),
+            Body::Symlink(_) | Body::Fifo | Body::Device(_) => Err(libc::EINVAL),
         }
     }
 
+    /// The bytes of a file, to change them.
     fn content(&mut self, id: NodeId) -> &mut Vec<u8> {
-        match &mut self.node_mut(id).body {
+        let node = self.node_mut(id);
+        node.mtime_ns = None;
+        match &mut node.body {
             Body::File(content) => content,
             _ => unreachable!("callers checked the kind"),
         }
@@ -183,6 +197,7 @@ impl Model {
                 gid: 0,
                 links: if is_dir { 2 } else { 1 },
                 xattr: None,
+                mtime_ns: None,
             },
         );
         self.names(dir).insert(name.to_owned(), id);
@@ -285,6 +300,10 @@ impl Model {
             Op::Mkdir(path) => self.make(path, Body::Dir(BTreeMap::new()), 0o040_755),
             Op::Symlink(path) => self.make(path, Body::Symlink(LINK_TARGET.to_vec()), 0o120_777),
             Op::Mkfifo(path) => self.make(path, Body::Fifo, 0o010_644),
+            Op::Mknod(path) => self.make(path, Body::Device(RDEV), 0o020_644),
+            Op::Tmpfile { path, len, seed } => {
+                self.make(path, Body::File(pattern(*seed, 0, *len as usize)), 0o100_600)
+            }
             Op::Write {
                 path,
                 offset,
@@ -306,7 +325,8 @@ impl Model {
                 self.content(id).resize(*size as usize, 0);
                 Ok(())
             }
-            Op::Punch { path, offset, len } => {
+            // What lies beyond the end stays beyond it, and no byte of it is seen.
+            Op::Punch { path, offset, len } | Op::ZeroKeep { path, offset, len } => {
                 let id = self.file(path)?;
                 let content = self.content(id);
                 let end = (*offset + *len).min(content.len() as u64) as usize;
@@ -327,6 +347,11 @@ impl Model {
                 if content.len() < end {
                     content.resize(end, 0);
                 }
+                Ok(())
+            }
+            Op::AllocateKeep { path, .. } => {
+                let id = self.file(path)?;
+                self.content(id);
                 Ok(())
             }
             Op::Link(from, to) => {
@@ -393,6 +418,11 @@ impl Model {
                 node.gid = *gid;
                 Ok(())
             }
+            Op::Utimens { path, secs } => {
+                let id = self.find(path)?;
+                self.node_mut(id).mtime_ns = Some(set_times(*secs).0);
+                Ok(())
+            }
             Op::SetXattr(path, len, seed) => {
                 let id = self.find(path)?;
                 if !matches!(self.node(id).body, Body::File(_) | Body::Dir(_)) {
@@ -433,7 +463,11 @@ impl Model {
         let content = match &node.body {
             Body::File(content) => content.clone(),
             Body::Symlink(target) => target.clone(),
-            Body::Dir(_) | Body::Fifo => Vec::new(),
+            Body::Dir(_) | Body::Fifo | Body::Device(_) => Vec::new(),
+        };
+        let rdev = match node.body {
+            Body::Device(rdev) => rdev,
+            _ => 0,
         };
         let seen = Seen {
             mode: node.mode,
@@ -443,6 +477,8 @@ impl Model {
             size: content.len() as u64,
             content,
             xattr: node.xattr.clone(),
+            rdev,
+            mtime_ns: node.mtime_ns,
             same_as,
         };
         let below = if path == "/" {

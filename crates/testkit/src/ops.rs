@@ -1,6 +1,7 @@
 //! Operations of a workload, on names; the same list runs on the model and on a file system.
 
 use std::fmt;
+use std::ops::Range;
 
 /// A path below the root, as its names. Empty: the root itself.
 pub type Path = Vec<&'static str>;
@@ -16,6 +17,17 @@ pub enum Op {
     Symlink(Path),
     /// Makes a fifo.
     Mkfifo(Path),
+    /// Makes a character device, number [`RDEV`].
+    Mknod(Path),
+    /// Makes a file without a name, writes `len` bytes of the pattern `seed` to it, and links it in: nobody sees it empty.
+    Tmpfile {
+        /// Its first name.
+        path: Path,
+        /// Bytes.
+        len: u32,
+        /// Which bytes.
+        seed: u8,
+    },
     /// Writes `len` bytes of the pattern `seed` at `offset` of an existing file.
     Write {
         /// File.
@@ -61,8 +73,26 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Zeros a range, keeps the size.
+    ZeroKeep {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Allocates a range, may grow the file.
     Allocate {
+        /// File.
+        path: Path,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Allocates a range, keeps the size.
+    AllocateKeep {
         /// File.
         path: Path,
         /// First byte.
@@ -86,6 +116,13 @@ pub enum Op {
     Chmod(Path, u32),
     /// Changes owner and group.
     Chown(Path, u32, u32),
+    /// Sets the times of the last change and the last read by [`set_times`] of these seconds since 1970, which are none of [`CLOCK_SECS`].
+    Utimens {
+        /// Any kind; a symbolic link is not followed.
+        path: Path,
+        /// Seconds.
+        secs: i64,
+    },
     /// Sets `user.k` to a value of `len` bytes of the pattern `seed`.
     SetXattr(Path, u16, u8),
     /// Removes `user.k`.
@@ -94,6 +131,27 @@ pub enum Op {
     Fsync(Path),
     /// All of these in one transaction, or none.
     Together(Vec<Op>),
+}
+
+/// Device that [`Op::Mknod`] makes: `/dev/full`, in the kernel's own encoding.
+pub const RDEV: u32 = 0x107;
+
+/// Seconds since 1970 that a clock may show. All others were set by hand: a time tells by itself whether [`Op::Utimens`] set it.
+pub const CLOCK_SECS: Range<i64> = 1_000_000_000..4_000_000_000;
+
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// Times of the last change and of the last read, in nanoseconds, that [`Op::Utimens`] sets.
+#[must_use]
+pub const fn set_times(secs: i64) -> (i64, i64) {
+    let mtime_ns = secs * SECOND_NS + 123_456_789;
+    (mtime_ns, mtime_ns + SECOND_NS)
+}
+
+/// The time, unless a clock may show it.
+#[must_use]
+pub fn set_by_hand(time_ns: i64) -> Option<i64> {
+    (!CLOCK_SECS.contains(&time_ns.div_euclid(SECOND_NS))).then_some(time_ns)
 }
 
 /// The bytes of pattern `seed` from `offset` on: they differ by position, so misplaced data is seen.
@@ -126,6 +184,8 @@ impl fmt::Display for Op {
             Self::Mkdir(path) => write!(f, "mkdir {}", show(path)),
             Self::Symlink(path) => write!(f, "symlink {}", show(path)),
             Self::Mkfifo(path) => write!(f, "mkfifo {}", show(path)),
+            Self::Mknod(path) => write!(f, "mknod {}", show(path)),
+            Self::Tmpfile { path, len, seed } => write!(f, "tmpfile {} len={len} seed={seed}", show(path)),
             Self::Write {
                 path,
                 offset,
@@ -138,8 +198,14 @@ impl fmt::Display for Op {
             Self::Truncate { path, size } => write!(f, "truncate {} size={size}", show(path)),
             Self::Punch { path, offset, len } => write!(f, "punch {} offset={offset} len={len}", show(path)),
             Self::Zero { path, offset, len } => write!(f, "zero {} offset={offset} len={len}", show(path)),
+            Self::ZeroKeep { path, offset, len } => {
+                write!(f, "zero-keep {} offset={offset} len={len}", show(path))
+            }
             Self::Allocate { path, offset, len } => {
                 write!(f, "allocate {} offset={offset} len={len}", show(path))
+            }
+            Self::AllocateKeep { path, offset, len } => {
+                write!(f, "allocate-keep {} offset={offset} len={len}", show(path))
             }
             Self::Link(from, to) => write!(f, "link {} {}", show(from), show(to)),
             Self::Unlink(path) => write!(f, "unlink {}", show(path)),
@@ -149,6 +215,7 @@ impl fmt::Display for Op {
             Self::Exchange(from, to) => write!(f, "exchange {} {}", show(from), show(to)),
             Self::Chmod(path, mode) => write!(f, "chmod {} {mode:o}", show(path)),
             Self::Chown(path, uid, gid) => write!(f, "chown {} {uid}:{gid}", show(path)),
+            Self::Utimens { path, secs } => write!(f, "utimens {} {secs}", show(path)),
             Self::SetXattr(path, len, seed) => write!(f, "setxattr {} len={len} seed={seed}", show(path)),
             Self::RemoveXattr(path) => write!(f, "removexattr {}", show(path)),
             Self::Fsync(path) => write!(f, "fsync {}", show(path)),

@@ -1,11 +1,11 @@
 //! Runs operations on a mounted [`Fs`] and reads back everything that is seen.
 
 use crate::model::{LINK_TARGET, Seen, Tree};
-use crate::ops::{Op, Path, pattern};
+use crate::ops::{Op, Path, RDEV, pattern, set_by_hand, set_times};
 use std::collections::BTreeMap;
 use varve_format::{FallocateMode, FileKind, InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Errno, Fs, OpenFile, OpenFlags, RenameFlags};
+use varve_libfs::{AttrChange, Errno, Fs, OpenFile, OpenFlags, RenameFlags, SetTime};
 
 /// Name of the one extended attribute of workloads.
 pub const XATTR_NAME: &[u8] = b"user.k";
@@ -55,9 +55,39 @@ fn rename(fs: &Fs, from: &Path, to: &Path, flags: RenameFlags) -> Outcome<()> {
     fs.rename(dir, name, new_dir, new_name, flags, &Cred::root())
 }
 
-fn make(fs: &Fs, path: &Path, mode: u32) -> Outcome<()> {
+fn make(fs: &Fs, path: &Path, mode: u32, rdev: u32) -> Outcome<()> {
     let (dir, name) = parent(fs, path)?;
-    fs.create(dir, name, mode, 0, &Cred::root()).map(|_| ())
+    fs.create(dir, name, mode, rdev, &Cred::root()).map(|_| ())
+}
+
+fn tmpfile(fs: &Fs, path: &Path, data: &[u8]) -> Outcome<()> {
+    let root = Cred::root();
+    let (dir, name) = parent(fs, path)?;
+    let file = fs.tmpfile(dir, 0o600, &root)?;
+    full(file.write_at(0, data, &root)?, data.len())?;
+    fs.link(file.key(), dir, name, &root).map(|_| ())
+}
+
+fn fallocate(fs: &Fs, path: &Path, mode: FallocateMode, offset: u64, len: u64) -> Outcome<()> {
+    open(fs, path)?.fallocate(mode, offset, len, &Cred::root())
+}
+
+/// Sets both times, and looks at once whether they are as told: a later read may move the one of the last read.
+fn utimens(fs: &Fs, path: &Path, secs: i64) -> Outcome<()> {
+    let (mtime_ns, atime_ns) = set_times(secs);
+    let change = AttrChange {
+        atime: Some(SetTime::At(atime_ns)),
+        mtime: Some(SetTime::At(mtime_ns)),
+        ..AttrChange::default()
+    };
+    let key = find(fs, path)?.key;
+    let told = fs.setattr(key, &change, &Cred::root())?;
+    for attr in [told, fs.getattr(key)?] {
+        if (attr.mtime_ns, attr.atime_ns) != (mtime_ns, atime_ns) {
+            return Err(error(libc::EIO));
+        }
+    }
+    Ok(())
 }
 
 fn full(written: usize, wanted: usize) -> Outcome<()> {
@@ -75,9 +105,11 @@ fn full(written: usize, wanted: usize) -> Outcome<()> {
 pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
     let root = Cred::root();
     match op {
-        Op::Create(path) => make(fs, path, 0o100_644),
-        Op::Mkdir(path) => make(fs, path, 0o040_755),
-        Op::Mkfifo(path) => make(fs, path, 0o010_644),
+        Op::Create(path) => make(fs, path, 0o100_644, 0),
+        Op::Mkdir(path) => make(fs, path, 0o040_755, 0),
+        Op::Mkfifo(path) => make(fs, path, 0o010_644, 0),
+        Op::Mknod(path) => make(fs, path, 0o020_644, RDEV),
+        Op::Tmpfile { path, len, seed } => tmpfile(fs, path, &pattern(*seed, 0, *len as usize)),
         Op::Symlink(path) => {
             let (dir, name) = parent(fs, path)?;
             fs.symlink(dir, name, LINK_TARGET, &root).map(|_| ())
@@ -103,14 +135,14 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
             }
         }
         Op::Truncate { path, size } => open(fs, path)?.truncate(*size, &root),
-        Op::Punch { path, offset, len } => {
-            open(fs, path)?.fallocate(FallocateMode::PunchHole, *offset, *len, &root)
+        Op::Punch { path, offset, len } => fallocate(fs, path, FallocateMode::PunchHole, *offset, *len),
+        Op::Zero { path, offset, len } => fallocate(fs, path, FallocateMode::ZeroRange, *offset, *len),
+        Op::ZeroKeep { path, offset, len } => {
+            fallocate(fs, path, FallocateMode::ZeroRangeKeepSize, *offset, *len)
         }
-        Op::Zero { path, offset, len } => {
-            open(fs, path)?.fallocate(FallocateMode::ZeroRange, *offset, *len, &root)
-        }
-        Op::Allocate { path, offset, len } => {
-            open(fs, path)?.fallocate(FallocateMode::Allocate, *offset, *len, &root)
+        Op::Allocate { path, offset, len } => fallocate(fs, path, FallocateMode::Allocate, *offset, *len),
+        Op::AllocateKeep { path, offset, len } => {
+            fallocate(fs, path, FallocateMode::AllocateKeepSize, *offset, *len)
         }
         Op::Link(from, to) => {
             let attr = find(fs, from)?;
@@ -163,6 +195,7 @@ pub fn apply(fs: &Fs, op: &Op) -> Outcome<()> {
             };
             fs.setattr(find(fs, path)?.key, &change, &root).map(|_| ())
         }
+        Op::Utimens { path, secs } => utimens(fs, path, *secs),
         Op::SetXattr(path, len, seed) => {
             let value = pattern(*seed, 0, usize::from(*len));
             fs.setxattr(find(fs, path)?.key, XATTR_NAME, &value, false, false, &root)
@@ -255,11 +288,14 @@ fn walk(
         },
         _ => None,
     };
-    let size = if attr.is_dir() || attr.kind() == FileKind::Fifo {
-        0
-    } else {
-        attr.size_bytes
-    };
+    // What a directory's is, is the file system's own affair.
+    let size = if attr.is_dir() { 0 } else { attr.size_bytes };
+    let mtime_ns = set_by_hand(attr.mtime_ns);
+    if let (Some(mtime_ns), Some(atime_ns)) = (mtime_ns, set_by_hand(attr.atime_ns))
+        && atime_ns - mtime_ns != set_times(0).1 - set_times(0).0
+    {
+        return Err(error(libc::EUCLEAN)); // Times of two different calls.
+    }
     let seen = Seen {
         mode: attr.mode,
         uid: attr.uid,
@@ -268,6 +304,8 @@ fn walk(
         size,
         content,
         xattr,
+        rdev: attr.rdev,
+        mtime_ns,
         same_as,
     };
     let below = if path == "/" {
@@ -308,13 +346,15 @@ pub fn difference(want: &Tree, got: &Tree) -> Vec<String> {
                 let at = seen.content.iter().zip(&other.content).position(|(a, b)| a != b);
                 let brief = |s: &Seen| {
                     format!(
-                        "mode={:o} {}:{} links={} size={} same_as={} xattr={:?}",
+                        "mode={:o} {}:{} links={} size={} same_as={} rdev={:x} mtime={:?} xattr={:?}",
                         s.mode,
                         s.uid,
                         s.gid,
                         s.links,
                         s.size,
                         s.same_as,
+                        s.rdev,
+                        s.mtime_ns,
                         s.xattr.as_ref().map(Vec::len)
                     )
                 };

@@ -1,7 +1,7 @@
 //! Workloads: every sequence of one and two operation kinds over a few shared names (as ACE does), sampled longer ones, random runs.
 
 use crate::model::Model;
-use crate::ops::{Op, Path};
+use crate::ops::{CLOCK_SECS, Op, Path};
 
 /// A small generator of numbers (splitmix64): the same seed, the same workload, on every machine and version.
 #[derive(Debug, Clone)]
@@ -146,6 +146,31 @@ pub fn singles() -> Vec<Op> {
         Op::SetXattr(vec!["d"], 3000, 10),
         Op::RemoveXattr(vec!["f"]),
         Op::Fsync(vec!["f"]),
+        // Those that came later stand at the end: the seeds of the others are by their place.
+        Op::Mknod(vec!["g"]),
+        Op::Tmpfile {
+            path: vec!["g"],
+            len: 5000,
+            seed: 11,
+        },
+        Op::ZeroKeep {
+            path: vec!["f"],
+            offset: 4000,
+            len: 6000,
+        },
+        Op::AllocateKeep {
+            path: vec!["f"],
+            offset: 4096,
+            len: 8192,
+        },
+        Op::Utimens {
+            path: vec!["f"],
+            secs: CLOCK_SECS.end,
+        },
+        Op::Utimens {
+            path: vec!["d"],
+            secs: -1,
+        },
     ]
 }
 
@@ -184,14 +209,21 @@ pub fn random_op(rng: &mut Rng) -> Op {
     let offset = rng.below(30_000);
     let len = 1 + rng.below(9_000);
     let seed = rng.below(250) as u8;
-    match rng.below(40) {
+    match rng.below(47) {
         0..=4 => Op::Create(file),
         5..=6 => Op::Mkdir(dir),
         7 => Op::Symlink(file),
-        8..=13 => Op::Write {
+        8..=12 => Op::Write {
             path: file,
             offset,
             len: len as u32,
+            seed,
+        },
+        // Whole blocks, which may be written in place.
+        13 => Op::Write {
+            path: file,
+            offset: offset / 4096 * 4096,
+            len: (1 + len / 4096) as u32 * 4096,
             seed,
         },
         14..=17 => Op::Append {
@@ -228,7 +260,38 @@ pub fn random_op(rng: &mut Rng) -> Op {
         36 => Op::Chmod(file, rng.below(0o1000) as u32),
         37 => Op::SetXattr(file, rng.below(200) as u16, seed),
         38 => Op::RemoveXattr(file),
+        39 => Op::Mkfifo(file),
+        40 => Op::Mknod(file),
+        41..=42 => Op::Tmpfile {
+            path: file,
+            len: len as u32,
+            seed,
+        },
+        43 => Op::ZeroKeep {
+            path: file,
+            offset,
+            len,
+        },
+        44 => Op::AllocateKeep {
+            path: file,
+            offset,
+            len,
+        },
+        45 => Op::Utimens {
+            path: if rng.below(2) == 0 { file } else { dir },
+            secs: some_secs(rng),
+        },
         _ => Op::Fsync(file),
+    }
+}
+
+/// Seconds that no clock shows: before 1970, long ago, or far ahead.
+fn some_secs(rng: &mut Rng) -> i64 {
+    let by = rng.below(1_000_000) as i64;
+    match rng.below(3) {
+        0 => -1 - by,
+        1 => by,
+        _ => CLOCK_SECS.end + by,
     }
 }
 
