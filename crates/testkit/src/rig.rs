@@ -524,7 +524,7 @@ impl Rig {
             min_hold_ms: 0,
             sync_ms: 0,
             log_initial_bytes: 2 * MIB,
-            log_max_bytes: 8 * MIB,
+            log_max_bytes: 64 * MIB,
             // A stopped client is waited for until it is late, whatever the machine does meanwhile.
             wait_ms: 600_000,
             placement_high_percent: 20,
