@@ -72,6 +72,8 @@ pub enum Bug {
     KernelTailKept,
     /// A read of the kernel that overtook a write leaves what was there before.
     KernelReadKept,
+    /// Such a read counts as mended before its page is dropped: a write beside it does not wait for that.
+    KernelReadForgotten,
     /// A lease of a mount goes before the kernel's pages when a call of the kernel waits for more.
     KernelLetGo,
 }

@@ -91,7 +91,7 @@ impl Filesystem for NullFs {
     fn open(&self, _request: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let direct = flags.0 & libc::O_DIRECT != 0;
         let how = if direct {
-            FopenFlags::FOPEN_DIRECT_IO
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
         };

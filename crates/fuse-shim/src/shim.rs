@@ -161,7 +161,8 @@ impl Shim {
         let in_company = self.maps_direct && self.caches.ttl().is_zero();
         let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company);
         let open_flags = if direct {
-            FopenFlags::FOPEN_DIRECT_IO
+            // LibFS lets writes of one file go side by side where they can.
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
         };
@@ -595,7 +596,9 @@ impl Filesystem for Shim {
             let append = (handle.append || flags.0 & libc::O_APPEND != 0) && !write_back;
             let usage = match (write_back, handle.direct) {
                 (true, _) => PageUse::WriteBack,
-                (false, true) => PageUse::Direct,
+                (false, true) => PageUse::Direct {
+                    dropped: self.maps_direct,
+                },
                 (false, false) => PageUse::Write,
             };
             let call = KernelCall::new(usage, request.unique().0, offset, data.len());

@@ -283,13 +283,17 @@ impl OpenFile {
         let (at, count) = self.write(offset, data, cred, Use::Kernel(call))?;
         let session = self.mount().session();
         if let Some(node) = session.node(self.key()) {
-            let drops = match offset {
+            let overtaken = match offset {
                 Some(_) => node.above.written(call),
-                None => node
-                    .above
-                    .written(&KernelCall::new(PageUse::Direct, 0, at, count)),
+                None => {
+                    // The kernel has dropped pages where it believed the end to be.
+                    let usage = PageUse::Direct { dropped: false };
+                    node.above.written(&KernelCall::new(usage, 0, at, count))
+                }
             };
-            session.drop_pages(self.key(), call, drops);
+            if session.drop_pages(self.key(), call, overtaken.drops) {
+                node.above.forget(&overtaken.reads);
+            }
         }
         Ok(count)
     }

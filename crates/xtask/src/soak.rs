@@ -113,7 +113,12 @@ const SUITES: &[Suite] = &[
         env: &[("VARVE_SHARING_SECS", "60")],
         ..suite("sharing", &["--test", "sharing"], "tests/sharing/main.rs")
     },
+    suite("users", &["--test", "two_uids"], "tests/two_uids/main.rs"),
     suite("mounts", &["--test", "up"], "tests/up.rs"),
+    suite("command line", &["--test", "cli"], "tests/cli.rs"),
+    suite("programs", &["--test", "run"], "tests/run.rs"),
+    suite("operators", &["--test", "observe"], "tests/observe.rs"),
+    suite("old pools", &["--test", "fixture"], "tests/fixture.rs"),
     Suite {
         debug: true,
         ..suite(
@@ -125,6 +130,12 @@ const SUITES: &[Suite] = &[
     Suite {
         cargo: false,
         ..suite("coverage", &["fuzz/run", "all", "30"], "fuzz/run")
+    },
+    suite("media", &["-p", "varve-media"], "crates/media/src/lib.rs"),
+    suite("shim", &["-p", "varve-fuse-shim"], "crates/fuse-shim/src/lib.rs"),
+    Suite {
+        cargo: false,
+        ..suite("test machine", &["tests/vm/ci"], "tests/vm/ci")
     },
     suite("format", &["-p", "varve-format"], "crates/format/src/lib.rs"),
     suite(

@@ -35,6 +35,8 @@ const RANGES_MAX: usize = 64;
 const READS_MAX: usize = 64;
 /// A write's thread may have been stopped for so long between its copy into the page cache and its call.
 const STOPPED_MAX: Duration = Duration::from_millis(200);
+/// A write past the page cache comes here so long after the kernel dropped its pages, or sooner.
+const COMES_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a call of the kernel does to its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +46,10 @@ pub enum PageUse {
     /// Has copied into them: the last one is locked until the answer, unless it was up to date.
     Write,
     /// Writes past them (`FOPEN_DIRECT_IO`).
-    Direct,
+    Direct {
+        /// The kernel has dropped them before the call, as it does since Linux 6.6: only what was read meanwhile is there.
+        dropped: bool,
+    },
     /// Writes back what was stored into a shared mapping.
     WriteBack,
 }
@@ -58,6 +63,7 @@ pub struct KernelCall {
     pages: Range<u64>,
     /// Those of them that it covers whole.
     whole: Range<u64>,
+    came: Instant,
 }
 
 impl KernelCall {
@@ -71,6 +77,7 @@ impl KernelCall {
             usage,
             pages: first..end.div_ceil(PAGE_BYTES).max(first),
             whole: offset.div_ceil(PAGE_BYTES)..end / PAGE_BYTES,
+            came: Instant::now(),
         }
     }
 
@@ -147,6 +154,29 @@ impl Ranges {
     }
 }
 
+/// A call that fills pages.
+#[derive(Debug)]
+struct ReadCall {
+    number: u64,
+    order: u64,
+    pages: Range<u64>,
+    came: Instant,
+}
+
+impl ReadCall {
+    /// Whether it may have filled pages of `write` after that had dropped them, or copied into them, and before it was carried out.
+    /// `dropped` is when a lease that goes last had pages dropped.
+    fn overtakes(&self, write: &KernelCall, dropped: Option<Instant>) -> bool {
+        let later = self.order > write.order;
+        match (write.usage, dropped) {
+            (PageUse::Direct { .. }, _) => later || self.came + COMES_WITHIN > write.came,
+            // Without a drop the write's own copy is still there.
+            (PageUse::Write | PageUse::WriteBack, Some(at)) => later || at.elapsed() < STOPPED_MAX,
+            _ => false,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Book {
     /// Pages that may be up to date in the kernel and that no drop is under way for.
@@ -157,15 +187,37 @@ struct Book {
     held: SmallVec<[(u64, KernelCall); 2]>,
     /// Calls that have waited so far.
     numbers: u64,
-    /// Reads since the last drop began, the oldest first.
-    reads: VecDeque<(u64, Range<u64>)>,
+    /// Reads since the last drop began, the oldest first. The oldest are kept as one when they are many.
+    reads: VecDeque<ReadCall>,
     /// Those before it, until it ends.
-    reads_going: Vec<(u64, Range<u64>)>,
+    reads_going: Vec<ReadCall>,
+    /// Reads so far.
+    read_numbers: u64,
     /// When a lease that goes last had pages dropped, for all that is known.
     dropped: Option<Instant>,
 }
 
 impl Book {
+    /// A read may overtake writes that come, until its pages are dropped.
+    fn remember(&mut self, read: &KernelCall) {
+        if self.reads.len() == READS_MAX
+            && let Some(oldest) = self.reads.pop_front()
+            && let Some(next) = self.reads.front_mut()
+        {
+            next.order = next.order.max(oldest.order);
+            next.came = next.came.max(oldest.came);
+            let pages = &mut next.pages;
+            *pages = pages.start.min(oldest.pages.start)..pages.end.max(oldest.pages.end);
+        }
+        self.read_numbers += 1;
+        self.reads.push_back(ReadCall {
+            number: self.read_numbers,
+            order: read.order,
+            pages: read.pages.clone(),
+            came: read.came,
+        });
+    }
+
     /// Whether a page may be up to date.
     fn may_show(&self, page: u64) -> bool {
         let page = page..page + 1;
@@ -216,6 +268,14 @@ pub(crate) struct Above {
 /// What to drop.
 pub(crate) type Drops = Vec<PageDrop>;
 
+/// What a write that was carried out must have dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Overtaken {
+    pub drops: Drops,
+    /// Reads that leave nothing when that is done. Until then other writes side by side have it dropped too.
+    pub reads: SmallVec<[u64; 4]>,
+}
+
 /// All of a file.
 pub(crate) const ALL: PageDrop = PageDrop {
     offset: 0,
@@ -236,17 +296,13 @@ impl Above {
         match call.usage {
             PageUse::Read => {
                 book.filled.add(call.pages.clone());
-                // Before the first drop there is nothing that a read could overtake.
-                let same = book.reads.back().is_some_and(|(order, _)| *order == call.order);
-                if book.dropped.is_some() && !same {
-                    if book.reads.len() == READS_MAX {
-                        book.reads.pop_front();
-                    }
-                    book.reads.push_back((call.order, call.pages.clone()));
+                let same = book.reads.back().is_some_and(|last| last.order == call.order);
+                if !same {
+                    book.remember(call);
                 }
             }
             PageUse::Write | PageUse::WriteBack => book.filled.add(call.whole.clone()),
-            PageUse::Direct => return,
+            PageUse::Direct { .. } => return,
         }
         if !book.filled.is_empty() {
             self.any.store(true, Ordering::Release);
@@ -300,7 +356,7 @@ impl Above {
                     stay.add(around);
                 }
                 PageUse::Write => tail = tail.or(call.tail()),
-                PageUse::Direct => {}
+                PageUse::Direct { .. } => {}
             }
         }
         let drops = book.drops(&pages, tail);
@@ -351,45 +407,51 @@ impl Above {
     }
 
     /// What must be dropped before a write that was carried out is answered, so that nobody sees in the kernel what was there before.
-    pub(crate) fn written(&self, call: &KernelCall) -> Drops {
+    pub(crate) fn written(&self, call: &KernelCall) -> Overtaken {
         match call.usage {
-            PageUse::Direct => self.take_own(call),
+            PageUse::Direct { dropped: false } => Overtaken {
+                drops: self.take_own(call),
+                reads: SmallVec::new(),
+            },
             _ => self.overtaken(call),
         }
     }
 
-    /// Pages of a write that was carried out, which a read may have filled with what was there before: the copy that the write had left in
-    /// the page cache was dropped before it was carried out. They are not locked: the read could lock them.
-    fn overtaken(&self, call: &KernelCall) -> Drops {
+    /// What these have left is dropped: they have overtaken nobody any more.
+    pub(crate) fn forget(&self, reads: &[u64]) {
+        if let Some(book) = &mut *self.book.lock() {
+            book.reads.retain(|read| !reads.contains(&read.number));
+            book.reads_going.retain(|read| !reads.contains(&read.number));
+        }
+    }
+
+    /// Pages of a write that was carried out, which a read may have filled with what was there before: the kernel had dropped them before it
+    /// was carried out. They are not locked: the read could lock them.
+    fn overtaken(&self, call: &KernelCall) -> Overtaken {
         let mut book = self.book.lock();
         let Some(book) = &mut *book else {
-            return Drops::new();
-        };
-        let (Some(dropped), PageUse::Write | PageUse::WriteBack) = (book.dropped, call.usage) else {
-            return Drops::new();
+            return Overtaken::default();
         };
         if armed(Bug::KernelReadKept) {
-            return Drops::new();
+            return Overtaken::default();
         }
-        let recent = dropped.elapsed() < STOPPED_MAX;
         let mut pages = Ranges::default();
-        for (order, read) in book.reads.iter().chain(&book.reads_going) {
-            if *order > call.order || recent {
-                pages.add(read.start.max(call.pages.start)..read.end.min(call.pages.end));
-            }
-        }
-        let drops = book.drops(&pages, call.tail());
-        // What is dropped now is not dropped again after the next write.
-        for range in &pages.0 {
-            for (_, read) in book.reads.iter_mut().chain(&mut book.reads_going) {
-                if read.start >= range.start && read.end <= range.end {
-                    *read = 0..0;
+        let mut reads = SmallVec::new();
+        for read in book.reads.iter().chain(&book.reads_going) {
+            if read.overtakes(call, book.dropped) {
+                let from = read.pages.start.max(call.pages.start);
+                let to = read.pages.end.min(call.pages.end);
+                pages.add(from..to);
+                if (from..to) == read.pages {
+                    reads.push(read.number);
                 }
             }
         }
-        book.reads.retain(|(_, read)| !read.is_empty());
-        book.reads_going.retain(|(_, read)| !read.is_empty());
-        drops
+        let drops = book.drops(&pages, call.tail());
+        if armed(Bug::KernelReadForgotten) {
+            book.reads.retain(|read| !reads.contains(&read.number));
+        }
+        Overtaken { drops, reads }
     }
 }
 
@@ -420,15 +482,15 @@ pub(crate) fn drop_later(observer: &Arc<dyn CacheObserver>, key: InodeKey, drops
 
 /// Has the kernel drop pages of a file and waits until it has. None of them may be locked by a call that waits for the caller; other threads
 /// of the kernel may be filling them at this moment, which ends without the caller unless they find no free thread of the mount: so this does
-/// not wait for ever.
+/// not wait for ever, and says whether it is done.
 pub(crate) fn drop_and_wait(
     observer: &Arc<dyn CacheObserver>,
     key: InodeKey,
     drops: Drops,
     patience: Duration,
-) {
+) -> bool {
     if drops.is_empty() {
-        return;
+        return true;
     }
     let done = Arc::new((Mutex::new(false), Condvar::new()));
     let work = {
@@ -440,14 +502,17 @@ pub(crate) fn drop_and_wait(
         }
     };
     if let Err(error) = spawn("varve-drop", work) {
-        return tracing::error!(%error, "no thread to drop the kernel's pages");
+        tracing::error!(%error, "no thread to drop the kernel's pages");
+        return false;
     }
     let started = Instant::now();
     let mut is_done = done.0.lock();
     while !*is_done {
         done.1.wait_for(&mut is_done, patience);
         if started.elapsed() >= patience && !*is_done {
-            return tracing::warn!(%key, "the kernel has not dropped pages in time");
+            tracing::warn!(%key, "the kernel has not dropped pages in time");
+            return false;
         }
     }
+    true
 }

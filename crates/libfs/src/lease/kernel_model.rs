@@ -271,6 +271,16 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// Writes past the cache, as Linux 6.6 and later: the page is dropped before the call.
+    fn write_past(&self, page: u64, call: impl FnOnce(u64)) {
+        self.invalidate_data(FILE, page * PAGE_BYTES, PAGE_BYTES);
+        let order = self.order();
+        pause();
+        call(order);
+    }
+}
+
 fn is_locked(pages: &HashMap<u64, Cached>, page: u64) -> bool {
     pages.get(&page).is_some_and(|cached| cached.locked != Locked::No)
 }
@@ -367,39 +377,56 @@ impl Mount {
     }
 
     fn write(&self, page: u64, word: Option<usize>, value: u64) {
+        self.kernel.write(page, word, value, |order| {
+            self.carry_out(PageUse::Write, order, page, word, value);
+        });
+    }
+
+    /// As [`write`](Self::write), past the kernel's pages.
+    fn write_past(&self, page: u64, word: Option<usize>, value: u64) {
+        self.kernel.write_past(page, |order| {
+            let usage = PageUse::Direct { dropped: true };
+            self.carry_out(usage, order, page, word, value);
+        });
+    }
+
+    /// The call of a write.
+    fn carry_out(&self, usage: PageUse, order: u64, page: u64, word: Option<usize>, value: u64) {
         let put = |file: &mut [Words; PAGES as usize]| match word {
             Some(word) => file[page as usize][word] = value,
             None => file[page as usize] = [value; WORDS],
         };
-        self.kernel.write(page, word, value, |order| {
-            let size = PAGE_BYTES / WORDS as u64;
-            let (at, len) = word.map_or((0, PAGE_BYTES), |word| (word as u64 * size, size));
-            let call = KernelCall::new(PageUse::Write, order, page * PAGE_BYTES + at, len as usize);
-            let outcome: OpResult<(), ()> = self
-                .leases
-                .pin_one(FILE, LeaseMode::Write, Use::Kernel(&call))
-                .map(|pin| {
-                    put(&mut self.daemon.book.lock().file);
-                    drop(pin);
-                });
-            match outcome {
-                Ok(()) => {}
-                Err(OpError::Mediate) => {
-                    let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
-                    let held = self
-                        .leases
-                        .before_mediated::<()>(&self.node, &call, |drops| {
-                            drop_and_wait(&observer, FILE, drops, PATIENCE);
-                        })
-                        .unwrap();
-                    self.daemon.alone(put);
-                    drop(held);
-                }
-                Err(error) => panic!("{error:?}"),
+        let size = PAGE_BYTES / WORDS as u64;
+        let (at, len) = word.map_or((0, PAGE_BYTES), |word| (word as u64 * size, size));
+        let call = KernelCall::new(usage, order, page * PAGE_BYTES + at, len as usize);
+        let outcome: OpResult<(), ()> = self
+            .leases
+            .pin_one(FILE, LeaseMode::Write, Use::Kernel(&call))
+            .map(|pin| {
+                pause();
+                put(&mut self.daemon.book.lock().file);
+                drop(pin);
+            });
+        match outcome {
+            Ok(()) => {}
+            Err(OpError::Mediate) => {
+                let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
+                let held = self
+                    .leases
+                    .before_mediated::<()>(&self.node, &call, |drops| {
+                        drop_and_wait(&observer, FILE, drops, PATIENCE);
+                    })
+                    .unwrap();
+                self.daemon.alone(put);
+                drop(held);
             }
-            let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
-            drop_and_wait(&observer, FILE, self.node.above.written(&call), PATIENCE);
-        });
+            Err(error) => panic!("{error:?}"),
+        }
+        let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
+        let overtaken = self.node.above.written(&call);
+        if drop_and_wait(&observer, FILE, overtaken.drops, PATIENCE) {
+            self.node.above.forget(&overtaken.reads);
+        }
     }
 }
 
@@ -413,6 +440,8 @@ struct Plan {
     mediate: u64,
     /// Another page is written whole.
     whole: bool,
+    /// The mount's writes go past the kernel's pages.
+    past_pages: bool,
 }
 
 /// The mount and another session count words of one page up, each word under its lock; others read through the mount meanwhile.
@@ -489,7 +518,10 @@ fn counted(plan: Plan) {
                     } else {
                         let seen = mount.read(0, word);
                         assert_eq!(seen, *last, "through the mount, of word {word}");
-                        mount.write(0, Some(word), next);
+                        match plan.past_pages {
+                            true => mount.write_past(0, Some(word), next),
+                            false => mount.write(0, Some(word), next),
+                        }
                     }
                     *last = next;
                     drop(last);
@@ -519,7 +551,10 @@ fn counted(plan: Plan) {
                             let seen = mount.read(1, 1);
                             assert_eq!(seen, *last, "through the mount, of the page");
                         }
-                        mount.write(1, None, next);
+                        match plan.past_pages {
+                            true => mount.write_past(1, None, next),
+                            false => mount.write(1, None, next),
+                        }
                     }
                     *last = next;
                     drop(last);
@@ -547,24 +582,22 @@ fn counted(plan: Plan) {
     }
 }
 
-/// Nobody asks the daemon to write; every second write; every second, and whole pages too.
-const fn plans(rounds: u64) -> [Plan; 3] {
+/// Nobody asks the daemon to write; every second write; every second, and whole pages too; past the kernel's pages without and with the daemon.
+const fn plans(rounds: u64) -> [Plan; 5] {
+    const fn plan(rounds: u64, mediate: u64, whole: bool, past_pages: bool) -> Plan {
+        Plan {
+            rounds,
+            mediate,
+            whole,
+            past_pages,
+        }
+    }
     [
-        Plan {
-            rounds,
-            mediate: 0,
-            whole: false,
-        },
-        Plan {
-            rounds,
-            mediate: 2,
-            whole: false,
-        },
-        Plan {
-            rounds,
-            mediate: 2,
-            whole: true,
-        },
+        plan(rounds, 0, false, false),
+        plan(rounds, 2, false, false),
+        plan(rounds, 2, true, false),
+        plan(rounds, 0, true, true),
+        plan(rounds, 2, true, true),
     ]
 }
 
@@ -581,7 +614,7 @@ const BUGS: [Bug; 5] = [
 #[cfg(feature = "shuttle")]
 mod driven {
     use super::{BUGS, counted, plans};
-    use crate::seeded;
+    use crate::seeded::{self, Bug};
 
     #[test]
     fn kernel_shows_what_was_written_last() {
@@ -596,6 +629,17 @@ mod driven {
         for bug in BUGS {
             let works = plans(4).map(|plan| move || counted(plan));
             assert!(seeded::is_found(bug, &works), "{bug:?} is not found");
+        }
+    }
+
+    #[test]
+    fn page_read_while_a_write_goes_past_it_is_caught() {
+        let [.., by_itself, by_the_daemon] = plans(4);
+        for plan in [by_itself, by_the_daemon] {
+            let works = [move || counted(plan)];
+            for bug in [Bug::KernelReadKept, Bug::KernelReadForgotten] {
+                assert!(seeded::is_found(bug, &works), "{bug:?} is not found");
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What passes between a session and the daemon about leases, in orders that are rare: each test plays one through by hand.
 #![allow(clippy::unwrap_used)]
 
-use super::above::{KernelCall, PageUse};
+use super::above::{Above, KernelCall, PageUse};
 use super::node::{Node, Phase, Use};
 use super::table::{Leases, Revoked};
 use super::withdraw::{Event, Surroundings, Withdrawals};
@@ -797,4 +797,33 @@ fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() 
     rig.revoke(3);
     rig.flush();
     assert_eq!(rig.released(), [(DIR, LeaseNo(1)), (DIR, LeaseNo(3))]);
+}
+
+#[test]
+fn write_past_the_pages_drops_only_what_was_read_meanwhile() {
+    let above = Above::default();
+    let past = |order, offset, dropped| KernelCall::new(PageUse::Direct { dropped }, order, offset, 4096);
+    above.note(&KernelCall::new(PageUse::Read, 1, 0, 4096));
+    // The kernel had dropped its pages, and nothing was read of this one.
+    assert!(above.written(&past(2, 8 * 4096, true)).drops.is_empty());
+    // What was read just before may have come after the drop.
+    let overtaken = above.written(&past(2, 0, true));
+    assert_eq!(overtaken.drops.len(), 1);
+    // Also for a write beside it, until it is done.
+    assert_eq!(above.written(&past(3, 0, true)).drops.len(), 1);
+    above.forget(&overtaken.reads);
+    assert!(above.written(&past(4, 0, true)).drops.is_empty());
+    // An older kernel keeps what was read at any time.
+    above.note(&KernelCall::new(PageUse::Read, 5, 0, 4096));
+    assert_eq!(above.written(&past(6, 0, false)).drops.len(), 1);
+}
+
+#[test]
+fn many_reads_are_not_forgotten_before_the_write_that_they_overtake() {
+    let above = Above::default();
+    let write = KernelCall::new(PageUse::Direct { dropped: true }, 1, 0, 4096);
+    for read in 0..1_000 {
+        above.note(&KernelCall::new(PageUse::Read, 2 + read, read * 4096, 4096));
+    }
+    assert_eq!(above.written(&write).drops.len(), 1);
 }

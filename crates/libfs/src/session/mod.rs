@@ -156,11 +156,15 @@ impl Session {
     }
 
     /// Has the kernel above, if there is one, drop pages that `call` is about: before the call goes on, where that can be.
-    pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) {
+    /// Says whether that is done.
+    pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) -> bool {
         match &self.options.observer {
-            Some(observer) if call.drops_late() => drop_later(observer, key, drops),
+            Some(observer) if call.drops_late() => {
+                drop_later(observer, key, drops);
+                false
+            }
             Some(observer) => drop_and_wait(observer, key, drops, self.patience()),
-            None => {}
+            None => true,
         }
     }
 
