@@ -4,6 +4,7 @@ use crate::bytes::FileFold;
 use crate::fold::{At, Fold, Known, Node, Step, can_link, links};
 use crate::op::{Need, Refusal, Stop, View};
 use std::collections::BTreeMap;
+use varve_format::seeded::{Bug, armed};
 use varve_format::{DIR_SIZE, FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
 
 /// Most directories above one another that an ancestor check walks.
@@ -296,6 +297,9 @@ impl<'a, V: View> Fold<'a, V> {
             self.set_parent(plan.key, plan.new_dir);
         }
         if let Some(victim) = victim {
+            if armed(Bug::VictimKeepsLink) && self.live(victim)?.attr.nlink > 1 {
+                return Ok(());
+            }
             self.drop_link(at, plan.new_dir, victim);
         }
         Ok(())

@@ -90,6 +90,68 @@ pub enum Bug {
     TriedReadSealed,
     /// A call that comes back late is judged by the seal of the session that ended last, not of its own.
     LateCallOfAnother,
+
+    // The second list.
+    /// The checksum of a log's entry leaves out the last line of its payload where that is not full.
+    EntryTailUnchecked,
+    /// The scan of a sealed log does not look at the number below which all was committed when an entry was.
+    GapBelowStable,
+    /// `fsync` syncs the lane of its own thread only.
+    SyncOwnLane,
+    /// `fsync` goes on from the page after the one in which the last `fsync` ended.
+    SyncFromNextPage,
+    /// What was not synced of a chunk is forgotten when its lane leaves it.
+    LeftChunkUnsynced,
+    /// A number is in flight only after it was taken, not from before.
+    NumberBeforeFlight,
+    /// Each entry of a transaction counts for itself.
+    TransactionInParts,
+    /// A full chunk is used again without a look at what is digested.
+    ChunkBackEarly,
+    /// A lease passes on when its holder's log is digested up to the entry before the last one about the inode.
+    HandOverShort,
+    /// The row of a lease that is given back goes in a transaction of its own, before the digest.
+    RowGoneBeforeDigest,
+    /// A client takes the number after the last one that a seal covers for covered.
+    SealCoversNext,
+    /// The digested number is committed after the operations.
+    NumberAfterOps,
+    /// Of several truncations in one batch the last one counts, not the shortest.
+    CutForgotten,
+    /// New metadata blocks are written after new data was made durable: they share the fence of the record.
+    NodesUnfenced,
+    /// The record is stored before what it refers to is durable, and made durable after it.
+    RecordBeforePayload,
+    /// What goes in place is not fenced by the thread that put it there.
+    InPlaceUnfenced,
+    /// Of what a transaction wrote to NVM, the range written last is synced.
+    RangeNotMerged,
+    /// The checksum of a record leaves out the last line of its payload where that is not full.
+    RecordTailUnchecked,
+    /// Both copies of the journal's header are written before one fence and sync.
+    TwoHeadersOneFence,
+    /// The checksum of the journal's header covers its name and sequence, not the tail.
+    HeaderSumShort,
+    /// The header with the new tail is stored before what it gives up is durable in place.
+    TailWrittenEarly,
+    /// A record that does not fit behind the last one begins anew without a look at the tail.
+    RingOverTail,
+    /// Replay does not go on at the start of the ring.
+    ReplayNoWrap,
+    /// Recovery does not free the files that have no name.
+    OrphansLeftAtStart,
+    /// A unit with holes is opened without the checksums of what is left in it.
+    HolesWithoutSums,
+    /// An emptied unit is trimmed without a look whether it was opened again.
+    TrimOpened,
+    /// A device to which data moved is not flushed before the commit.
+    MoveNotFlushed,
+    /// A file that is freed in several transactions leaves the list of orphans in the first one.
+    OrphanLeavesEarly,
+    /// A file that a rename replaces keeps its link count where it has other names.
+    VictimKeepsLink,
+    /// Repair frees what nobody uses in its first pass, before all is saved.
+    RepairFreesFirst,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -441,7 +441,8 @@ impl KernelFs {
             for item in items {
                 if let Some(mode) = core.table.begin_release(session.id, item.key, item.lease) {
                     if mode == LeaseMode::Write && !armed(Bug::LeaseBeforeDigest) {
-                        upto = upto.max(item.last_seq);
+                        let short = u64::from(armed(Bug::HandOverShort));
+                        upto = upto.max(LogSeq(item.last_seq.0.saturating_sub(short)));
                     }
                     if mode == LeaseMode::Write {
                         let count = core.changes_under(session.id, item);
@@ -452,6 +453,9 @@ impl KernelFs {
             }
             (begun, upto)
         };
+        if armed(Bug::RowGoneBeforeDigest) {
+            self.rows_first(session, &begun)?;
+        }
         let done = self
             .digest_until(session, upto)
             .and_then(|()| self.end_rows(session, &begun));
@@ -494,6 +498,18 @@ impl KernelFs {
                 core.rows.end(session.id, key);
             }
             changes
+        };
+        self.write_rows(&changes).map_err(|error| self.refused(&error))
+    }
+
+    /// Removes the rows on media only (seeded bug only).
+    fn rows_first(&self, session: &Arc<Session>, begun: &[(ReleaseItem, LeaseMode)]) -> Result<(), IpcError> {
+        let written = begun.iter().filter(|(_, mode)| *mode == LeaseMode::Write);
+        let changes: Vec<_> = {
+            let core = self.locked();
+            written
+                .filter_map(|(item, _)| core.rows.end_change(session.id, item.key))
+                .collect()
         };
         self.write_rows(&changes).map_err(|error| self.refused(&error))
     }

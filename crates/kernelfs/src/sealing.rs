@@ -9,6 +9,7 @@ use crate::status::Counters;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use varve_format::seeded::{Bug, armed};
 use varve_format::session::{SessionRow, SessionState};
 use varve_format::{Generation, Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer, Upcall};
@@ -440,8 +441,10 @@ impl KernelFs {
                 self.logs.remove(id);
             }
         }
-        let orphans = self.store.orphans()?;
-        self.locked().unheld.extend(orphans);
+        if !armed(Bug::OrphansLeftAtStart) {
+            let orphans = self.store.orphans()?;
+            self.locked().unheld.extend(orphans);
+        }
         Ok(())
     }
 

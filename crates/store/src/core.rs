@@ -86,7 +86,7 @@ pub(crate) struct Core<'s> {
     ephemeral: Vec<Span>,
     freed: Vec<(Span, bool)>,
     saved: Saved,
-    touched: [bool; 3],
+    pub(crate) touched: [bool; 3],
     nvm_range: Option<(u64, u64)>,
     /// Bytes written to NVM, counted once: a locked addition after each copy would wait until the copy has left the write buffers.
     nvm_written: usize,
@@ -485,7 +485,7 @@ impl<'s> Core<'s> {
             NextUnit::Empty(unit) => unit,
             NextUnit::Holes(unit) => {
                 let row = self.lens().unit_row(tier, unit)?;
-                if row.state == UnitRow::SEALED {
+                if row.state == UnitRow::SEALED && !armed(Bug::HolesWithoutSums) {
                     let sums = self.store.footer(tier, unit, &row)?;
                     self.set_checksums(tier, 0, &sums)?;
                 }
@@ -542,10 +542,7 @@ impl<'s> Core<'s> {
         // Summed while it is copied: one pass over the data.
         let offset = start * BLOCK_BYTES;
         self.touched[Tier::Nvm as usize] = true;
-        self.nvm_written += data.len();
-        let end = offset + data.len() as u64;
-        let (low, high) = self.nvm_range.unwrap_or((offset, end));
-        self.nvm_range = Some((low.min(offset), high.max(end)));
+        self.note_nvm(offset, data.len());
         for (block, at) in data.chunks(BLOCK_SIZE).zip((offset..).step_by(BLOCK_SIZE)) {
             sums.push(self.store.devices.nvm.write_crc(at, block, 0)?);
         }
@@ -570,14 +567,20 @@ impl<'s> Core<'s> {
         self.put_now(tier, start, data)
     }
 
+    /// Bytes of NVM that the next sync must cover.
+    fn note_nvm(&mut self, offset: u64, bytes: usize) {
+        self.nvm_written += bytes;
+        let end = offset + bytes as u64;
+        let before = self.nvm_range.filter(|_| !armed(Bug::RangeNotMerged));
+        let (low, high) = before.unwrap_or((offset, end));
+        self.nvm_range = Some((low.min(offset), high.max(end)));
+    }
+
     fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
         let offset = start * BLOCK_BYTES;
         self.touched[tier as usize] = true;
         if tier == Tier::Nvm {
-            self.nvm_written += data.len();
-            let end = offset + data.len() as u64;
-            let (low, high) = self.nvm_range.unwrap_or((offset, end));
-            self.nvm_range = Some((low.min(offset), high.max(end)));
+            self.note_nvm(offset, data.len());
             self.store.devices.nvm.write(offset, data)?;
         } else {
             self.store.count_write(tier, data.len());
@@ -656,13 +659,16 @@ impl<'s> Core<'s> {
             .collect();
         // One order for the same work, and ascending for the medium.
         fresh.sort_unstable();
+        if armed(Bug::NodesUnfenced) {
+            self.flush_touched()?;
+        }
         for block in fresh {
             let content = self.dirty.get(&block).map(|dirty| Arc::clone(&dirty.content));
             if let Some(content) = content {
                 self.put_blocks(Tier::Nvm, block, &content[..])?;
             }
         }
-        if armed(Bug::NoSyncBeforeCommit) {
+        if armed(Bug::NoSyncBeforeCommit) || armed(Bug::NodesUnfenced) {
             return Ok(());
         }
         self.flush_touched()
@@ -694,6 +700,9 @@ impl<'s> Core<'s> {
         }
         let payload = self.record()?;
         let store = self.store;
+        if armed(Bug::RecordBeforePayload) {
+            self.writer.journal.store_record(&payload)?;
+        }
         self.payload_durable()
             .inspect_err(|error| store.latch_on(error))?;
         if !self.writer.journal.fits(payload.bytes.len() as u64) {
@@ -756,7 +765,9 @@ impl<'s> Core<'s> {
                 .write(block.offset_bytes() + u64::from(offset), bytes)?;
         }
         // A fence orders the stores of its own thread only, and the next tail may be moved by another.
-        store.devices.nvm.fence()?;
+        if !armed(Bug::InPlaceUnfenced) {
+            store.devices.nvm.fence()?;
+        }
         for (block, dirty) in self.dirty.drain() {
             store.cache.put(block, dirty.content);
         }

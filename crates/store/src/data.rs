@@ -664,7 +664,11 @@ impl Core<'_> {
             if !unwritten {
                 let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];
                 self.read_verified(from.0, start, &mut buffer)?;
+                let touched = self.touched;
                 self.write_new(span, &buffer)?;
+                if armed(Bug::MoveNotFlushed) {
+                    self.touched = touched;
+                }
             }
             let part = FileBlock(at + done)..FileBlock(at + done + span.len);
             let moved = tree.remap(

@@ -5,7 +5,7 @@ use crate::{Result, StoreError};
 use std::sync::Arc;
 use varve_format::journal::{
     HEADER_OFFSETS, JournalHeader, RECORD_ALIGN, RECORD_HEADER_SIZE, RECORD_MAX_BYTES, RING_START, Range,
-    RangeHeader, RecordHeader, parse_ranges,
+    RangeHeader, RecordHeader, parse_ranges, record_crc,
 };
 use varve_format::{BlockNo, TxId};
 use varve_media::Region;
@@ -132,6 +132,14 @@ impl Journal {
     }
 
     fn write_header(&self, sequence: u64) -> Result<()> {
+        let offset = self.store_header(sequence)?;
+        self.region.fence()?;
+        self.region.sync(offset, 64)?;
+        Ok(())
+    }
+
+    /// Stores the header; where. Not durable.
+    fn store_header(&self, sequence: u64) -> Result<u64> {
         let header = JournalHeader {
             magic: JournalHeader::MAGIC,
             pool_uuid: self.uuid,
@@ -150,9 +158,7 @@ impl Journal {
         };
         let offset = HEADER_OFFSETS[copy as usize];
         self.region.write(offset, header.as_bytes())?;
-        self.region.fence()?;
-        self.region.sync(offset, 64)?;
-        Ok(())
+        Ok(offset)
     }
 
     /// Finds the tail and hands every committed record to `apply(tx, ranges)`, in order.
@@ -227,7 +233,8 @@ impl Journal {
 
     /// The record `newest + 1`, at the head or at the start of the ring.
     fn next_record(&self) -> Result<Option<(u64, RecordHeader, Vec<u8>)>> {
-        for start in [self.head, RING_START] {
+        let wraps = usize::from(!armed(Bug::ReplayNoWrap));
+        for start in [self.head, RING_START].into_iter().take(1 + wraps) {
             if let Some(header) = self.header_at(start)?
                 && header.tx.get() == self.newest.0 + 1
             {
@@ -238,7 +245,7 @@ impl Journal {
                 let mut payload = vec![0; len as usize];
                 self.region
                     .read(start + RECORD_HEADER_SIZE as u64, &mut payload)?;
-                let good = crc32c::crc32c(&payload) == header.payload_crc32c.get();
+                let good = record_crc(&payload) == header.payload_crc32c.get();
                 if good || armed(Bug::RecordChecksumIgnored) || armed(Bug::RecordMark) {
                     return Ok(Some((start, header, payload)));
                 }
@@ -298,7 +305,7 @@ impl Journal {
             if at + RecordHeader::record_bytes(len) <= self.len {
                 let mut payload = vec![0; len as usize];
                 self.region.read(at + RECORD_HEADER_SIZE as u64, &mut payload)?;
-                if crc32c::crc32c(&payload) == header.payload_crc32c.get()
+                if record_crc(&payload) == header.payload_crc32c.get()
                     && let Ok(ranges) = parse_ranges(&payload, header.ranges.get(), nvm_blocks)
                 {
                     apply(&ranges)?;
@@ -370,7 +377,8 @@ impl Journal {
             if self.head + bytes <= self.len {
                 return Some(self.head);
             }
-            return (RING_START + bytes < self.tail).then_some(RING_START);
+            let before_tail = RING_START + bytes < self.tail;
+            return (before_tail || armed(Bug::RingOverTail)).then_some(RING_START);
         }
         (self.head + bytes < self.tail).then_some(self.head)
     }
@@ -405,11 +413,34 @@ impl Journal {
         Ok(tx)
     }
 
+    /// Stores the record of the next transaction, as [`append`](Self::append) will again (seeded bug only).
+    pub(crate) fn store_record(&self, payload: &Payload) -> Result<()> {
+        let bytes = RecordHeader::record_bytes(payload.bytes.len() as u64);
+        if let Some(start) = self.place(bytes) {
+            let tx = TxId(self.newest.0 + 1);
+            let header = RecordHeader::new(self.uuid, tx, payload.ranges, &payload.bytes);
+            self.region.write(start, header.as_bytes())?;
+            self.region
+                .write(start + RECORD_HEADER_SIZE as u64, &payload.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the header of the next tail, as [`advance_tail`](Self::advance_tail) will again (seeded bug only).
+    pub(crate) fn store_tail(&mut self) -> Result<()> {
+        self.tail = self.head;
+        self.tail_tx = self.newest;
+        self.store_header(self.sequence + 1).map(drop)
+    }
+
     /// Everything committed is in place and durable: the ring is empty. Durable when this returns, in both copies of the header: blocks that
     /// the records before name are used again from now on, so an older tail must not be all that is left when one copy goes bad.
     pub(crate) fn advance_tail(&mut self) -> Result<()> {
         self.tail = self.head;
         self.tail_tx = self.newest;
+        if armed(Bug::TwoHeadersOneFence) {
+            self.store_header(self.sequence + 2)?;
+        }
         for _ in HEADER_OFFSETS {
             self.write_header(self.sequence + 1)?;
             self.sequence += 1;

@@ -576,6 +576,9 @@ impl Core<'_> {
             self.orphan_remove(&mut inode)?;
             self.free_number(inode.attr.key)?;
         } else {
+            if armed(Bug::OrphanLeavesEarly) {
+                self.orphan_remove(&mut inode)?;
+            }
             self.put(&inode)?;
         }
         Ok(progress)

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use varve_format::log::{OpCode, TX_ENTRIES_MAX, entry_size};
+use varve_format::seeded::{Bug, armed};
 use varve_format::{
     EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
 };
@@ -103,8 +104,8 @@ pub enum Damage {
     /// The entries of a transaction do not count down to its end.
     #[error("the transaction around entry {0} contradicts itself")]
     BrokenTransaction(LogSeq),
-    /// The seal covers this number, and it is not in the log any more.
-    #[error("sealed entry {0} is not in the log")]
+    /// The seal covers this number, and it is not in the log any more: neither it nor what follows counts.
+    #[error("sealed entry {0} is not in the log: it and what follows is lost")]
     SealedEntryGone(LogSeq),
 }
 
@@ -299,6 +300,10 @@ impl<T> Chain<T> {
 
     /// Takes an entry that the chain [leads to](Self::leads_to).
     fn push(&mut self, header: &EntryHeader, entry: T) -> Link {
+        if armed(Bug::TransactionInParts) {
+            self.entries.push(entry);
+            return Link::Whole;
+        }
         let left = header.tx_left.get();
         let orphaned = self.last.is_none() && header.flags & EntryFlags::CONTINUES.bits() != 0;
         if left >= TX_ENTRIES_MAX || orphaned {
@@ -348,8 +353,8 @@ impl Expect<'_> {
 
 /// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole transactions only.
 ///
-/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left out and named in [`Batch::refused`]; so are entries whose
-/// transaction contradicts itself and, in a sealed log, entries that have gone since. None of these ends the batch.
+/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left out and named in
+/// [`Batch::refused`]; so is one that contradicts itself. In a sealed log an entry that has gone since is named there too, and ends the log.
 ///
 /// # Errors
 /// Only the device's.
@@ -384,10 +389,10 @@ pub fn gather<L: LogBytes>(
         let head = heads.lowest();
         if head.is_none_or(|head| head.seq() > wanted) {
             let Cut::Sealed(seal) = cut else { break };
+            // A power cut took it, and may have left what came after it in other chunks: that must not count without it.
             batch.refuse(&mut chain, wanted, Damage::SealedEntryGone(LogSeq(wanted)));
-            expect.next = head.map_or(u64::MAX, |head| head.seq());
-            batch.upto = LogSeq(expect.next.saturating_sub(1).min(seal.last.0));
-            continue;
+            batch.upto = seal.last;
+            break;
         }
         let Some(head) = head else { break };
         heads.pop();
@@ -573,6 +578,7 @@ impl SealScan {
             }
             if let Some(missing) = lowest_gap
                 && missing.first < stable_below(header)
+                && !armed(Bug::GapBelowStable)
             {
                 return Err(Damage::Gap {
                     seq,

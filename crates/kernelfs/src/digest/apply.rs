@@ -38,7 +38,7 @@ pub fn digest(
         };
         if armed(Bug::DigestedBeforeOps) {
             drop(tx);
-            number_first(store, sources, &cut)?;
+            number_alone(store, sources, &cut)?;
             tx = store.begin()?;
         }
         let carried = commit(store, &mut tx, sources, &cut, env);
@@ -46,6 +46,9 @@ pub fn digest(
         let stuck = match committed {
             Ok((id, mut applied, unfinished)) => {
                 applied.tx = id;
+                if armed(Bug::NumberAfterOps) {
+                    number_alone(store, sources, &cut)?;
+                }
                 done(&applied);
                 next = cut.next;
                 most = most.saturating_mul(2);
@@ -259,7 +262,7 @@ fn commit(
     let (mut applied, unfinished) = carry(store, tx, &cut.plan, env, &sessions)?;
     for ((session, upto), charged) in sessions.iter().zip(&cut.upto).zip(&cut.charged) {
         let mut row = tx.session(*session)?.ok_or(StoreError::NoSession(*session))?;
-        if row.digested < *upto {
+        if row.digested < *upto && !armed(Bug::NumberAfterOps) {
             row.digested = *upto;
             tx.session_put(&row)?;
         }
@@ -272,8 +275,8 @@ fn commit(
     Ok((applied, unfinished))
 }
 
-/// Moves the digested numbers alone (seeded bug only).
-fn number_first(store: &Store, sources: &[Source<'_>], cut: &CutPlan<'_>) -> Result<(), StoreError> {
+/// Moves the digested numbers alone (seeded bugs only).
+fn number_alone(store: &Store, sources: &[Source<'_>], cut: &CutPlan<'_>) -> Result<(), StoreError> {
     let mut tx = store.begin()?;
     for (source, upto) in sources.iter().zip(&cut.upto) {
         let session = source.client.session;

@@ -3,6 +3,7 @@
 
 use super::{Log, LogHost, ipc};
 use crate::errno::{Errno, OpError, OpResult};
+use crate::seeded::{Bug, armed};
 use std::collections::VecDeque;
 use std::time::Duration;
 use varve_format::LogSeq;
@@ -76,7 +77,7 @@ impl Pool {
     /// The chunk that holds `pos` is full up to `pos` and its highest number is `last_seq`.
     pub(super) fn retire(&mut self, lane: usize, start: u64, end: u64, last_seq: u64) {
         let synced = self.synced[lane].max(start);
-        if synced < end {
+        if synced < end && !armed(Bug::LeftChunkUnsynced) {
             self.unsynced.push((synced, end));
         }
         self.retired.push(Retired {
@@ -109,6 +110,9 @@ impl Pool {
         }
         if let Some(chunk) = self.free.pop_front() {
             return Try::Got(chunk);
+        }
+        if armed(Bug::ChunkBackEarly) && !self.retired.is_empty() {
+            return Try::Got(self.retired.remove(0).chunk);
         }
         if self.retired.iter().any(|chunk| chunk.last_seq <= digested) {
             return Try::Prune(digested);

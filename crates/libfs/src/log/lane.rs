@@ -536,13 +536,18 @@ impl<'l> Slot<'l> {
         if armed(Bug::EntryPayloadUnchecked) {
             return Ok(self.log.seed);
         }
+        if armed(Bug::EntryTailUnchecked) {
+            return Ok(payload_crc(self.log.seed, &[body, data].concat()));
+        }
         Ok(crc)
     }
 
     /// Takes `count` numbers, which are in flight from now on, and computes what is stable below them.
     #[inline]
     fn number(&self, count: u64) -> (u64, u64) {
-        self.lane.in_flight.store(TAKING, Ordering::Relaxed);
+        if !armed(Bug::NumberBeforeFlight) {
+            self.lane.in_flight.store(TAKING, Ordering::Relaxed);
+        }
         // Whoever sees a later number also sees the store above: this is a release, and theirs an acquire.
         let first = self.log.next_seq.fetch_add(count, Ordering::SeqCst);
         self.lane.in_flight.store(first, Ordering::Release);

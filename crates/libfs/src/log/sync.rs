@@ -98,11 +98,19 @@ impl Log {
             let mut pool = self.pool.lock();
             ranges.append(&mut pool.unsynced);
             for index in (0..slots::used().min(slots::SHARED)).chain([LANES_MAX - 1]) {
+                if armed(Bug::SyncOwnLane) && index != slots::lane() {
+                    continue;
+                }
                 let (start, end) = self.lanes[index].committed();
-                let from = pool.synced[index].max(start);
+                let mut from = pool.synced[index].max(start);
+                if from < end {
+                    lanes.push((index, end));
+                }
+                if armed(Bug::SyncFromNextPage) && from > start {
+                    from = from.next_multiple_of(4096);
+                }
                 if from < end {
                     ranges.push((from, end));
-                    lanes.push((index, end));
                 }
             }
         }

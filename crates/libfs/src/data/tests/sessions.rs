@@ -135,6 +135,13 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
         5,
         "a time that is set wins over an earlier overwrite"
     );
+    inode.write().attr.mtime_ns = i64::MAX;
+    rig.plane.write(&inode, 4096, &[3; 4096], NONE).unwrap();
+    let mtime_ns = inode.attr().mtime_ns;
+    assert!(
+        (after.mtime_ns..i64::MAX).contains(&mtime_ns),
+        "an overwrite wins over a time that was set ahead: {mtime_ns}"
+    );
 }
 
 /// A thread has a lane of its own, without which nothing is written in place, only where there are chunks enough.
