@@ -20,6 +20,8 @@ const SOLO_TTL: Duration = Duration::from_secs(1);
 const UNDER_WAY: Duration = Duration::from_millis(50);
 /// Between two looks at a lock.
 const LOOK: Duration = Duration::from_millis(5);
+/// A buffered write is under way: none beside it. Those past the pages go side by side.
+const BUFFERED: u32 = u32::MAX;
 /// Most turns of others at a point where another thread may come between.
 const BETWEEN_MAX: u64 = 12;
 
@@ -54,8 +56,8 @@ struct Caches {
     pages: BTreeMap<(InodeKey, u64), Cached>,
     /// Sizes, and until when they are believed.
     sizes: BTreeMap<InodeKey, (u64, u64)>,
-    /// Files with a buffered write under way: they come one at a time.
-    writes: Vec<InodeKey>,
+    /// The inodes' locks: how many writes past the pages are under way, or [`BUFFERED`].
+    writes: BTreeMap<InodeKey, u32>,
 }
 
 /// See the module.
@@ -118,6 +120,30 @@ impl Kernel {
         }
     }
 
+    fn lock_inode(&self, key: InodeKey, buffered: bool) {
+        loop {
+            let mut caches = self.lock();
+            let writes = caches.writes.entry(key).or_default();
+            if buffered && *writes == 0 {
+                *writes = BUFFERED;
+                return;
+            }
+            if !buffered && *writes != BUFFERED {
+                *writes += 1;
+                return;
+            }
+            drop(caches);
+            self.turns.pause(LOOK);
+        }
+    }
+
+    fn unlock_inode(&self, key: InodeKey) {
+        if let Some(writes) = self.lock().writes.get_mut(&key) {
+            *writes = if *writes == BUFFERED { 0 } else { *writes - 1 };
+        }
+        self.turns.tell(|| format!("a write of {key} is over"));
+    }
+
     fn unlock(&self, place: (InodeKey, u64), change: impl FnOnce(&mut Cached)) {
         if let Some(page) = self.lock().pages.get_mut(&place) {
             page.locked = Locked::No;
@@ -163,16 +189,7 @@ impl Kernel {
     /// The mount's.
     pub fn write(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
         let key = file.key();
-        while {
-            let mut caches = self.lock();
-            let busy = caches.writes.contains(&key);
-            if !busy {
-                caches.writes.push(key);
-            }
-            busy
-        } {
-            self.turns.pause(LOOK);
-        }
+        self.lock_inode(key, true);
         let place = (key, page);
         let stays_locked = self.when_unlocked(place, |caches| {
             let cached = caches.pages.entry(place).or_default();
@@ -189,8 +206,7 @@ impl Kernel {
         if stays_locked {
             self.unlock(place, |_| {});
         }
-        self.lock().writes.retain(|other| *other != key);
-        self.turns.tell(|| format!("a write of {place:?} is over"));
+        self.unlock_inode(key);
         done.map(drop)
     }
 
@@ -200,10 +216,12 @@ impl Kernel {
     /// The mount's.
     pub fn write_past(&self, file: &OpenFile, page: u64, at: usize, data: &[u8]) -> Result<(), Errno> {
         let offset = page * PAGE_BYTES as u64 + at as u64;
+        self.lock_inode(file.key(), false);
         self.drop_page((file.key(), page));
         let call = self.call(PageUse::Direct { dropped: true }, offset, data.len());
-        file.write_pages(&call, Some(offset), data, &Cred::root())
-            .map(drop)
+        let done = file.write_pages(&call, Some(offset), data, &Cred::root());
+        self.unlock_inode(file.key());
+        done.map(drop)
     }
 
     /// The size of a file as programs see it: believed for a while when the mount is alone.

@@ -285,7 +285,7 @@ fn number(name: &str) -> Option<u64> {
 fn pages_and_sizes_above_a_mount_show_what_was_written_last() {
     let seeds = match number("VARVE_SEED") {
         Some(seed) => seed..seed + number("VARVE_ABOVE_RUNS").unwrap_or(1),
-        None => 1..number("VARVE_ABOVE_RUNS").unwrap_or(25) + 1,
+        None => 1..number("VARVE_ABOVE_RUNS").unwrap_or(12) + 1,
     };
     let mut hits = 0;
     for seed in seeds {
@@ -301,18 +301,18 @@ fn same_seed_does_the_same_above_a_mount() {
 }
 
 #[test]
-fn kernels_pages_are_stale_when_a_mount_does_not_look_after_them() {
+fn bugs_in_looking_after_the_kernels_pages_are_caught() {
+    // The others need orders that are rarer: `shuttle` finds them.
     for bug in [
-        Bug::KernelPagesMediated,
         Bug::KernelReadMissed,
         Bug::KernelTailKept,
         Bug::KernelReadKept,
         Bug::KernelLetGo,
-        Bug::KernelReadForgotten,
     ] {
         arm(Some(bug));
-        let found = (1..200).find(|seed| run(*seed).is_err());
+        let found = (1..40).find(|seed| run(*seed).is_err());
         arm(None);
         eprintln!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?} is not caught");
     }
 }

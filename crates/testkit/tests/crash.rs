@@ -6,7 +6,7 @@
 
 use std::io::Write;
 use varve_media::sim::SimMedium;
-use varve_testkit::crash::{Act, Effort, Flavour, Script, Tally, company, explore_all};
+use varve_testkit::crash::{Act, Effort, Flavour, Known, Script, Tally, company, explore_all};
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
 use varve_testkit::workload::{self, Rng};
@@ -208,9 +208,30 @@ fn restart_of_the_daemon_can_crash_too() {
 
 #[test]
 fn recovery_can_crash_again_and_again() {
-    let effort = Effort::ordinary(0).with_recovery(7);
+    let effort = Effort::ordinary(0).with_recovery(12);
     let sum = companies("recovery", Flavour::All, Policy::Rotate, 8, 20, effort);
     assert!(sum.of_recovery > 500, "{sum:?}");
+}
+
+/// Three sessions with their own threads, messages, deaths and restarts: all of it comes again, to the byte, and is looked at in the same places.
+#[test]
+fn same_script_leaves_the_same_images_twice() {
+    let effort = Effort::ordinary(seed()).with_recovery(11);
+    for (round, medium) in [SimMedium::Dax, SimMedium::File].into_iter().enumerate() {
+        let script = company(seed() + round as u64, 3, 16, Flavour::All);
+        let shape = Shape::tiny(medium).with(Policy::Rotate);
+        let [once, twice] = std::array::from_fn(|_| {
+            let known = Known::default();
+            let recorded = script.record(shape).unwrap_or_else(|why| panic!("{why}"));
+            let tally = recorded
+                .explore_knowing(&effort, &known)
+                .unwrap_or_else(|(_, why)| panic!("{why}"));
+            (tally, known.summary())
+        });
+        println!("{medium:?}: {} images", once.1.0);
+        assert!(once.1.0 > 50, "{once:?}");
+        assert_eq!(once, twice);
+    }
 }
 
 /// Writes of single blocks with holes between: as many extents.
@@ -251,7 +272,7 @@ fn deletion_of_big_files_can_crash_between_its_records() {
             Act::Tick,
             Act::Checkpoint,
         ];
-        let thorough = Effort::thorough(seed()).with_recovery(37);
+        let thorough = Effort::thorough(seed()).with_recovery(90);
         jobs.push((Script { before, acts }, Shape::tiny(medium), effort(thorough)));
     }
     let sum = explore("deletion", &jobs);

@@ -45,13 +45,13 @@ fn runs(clients: usize, seeds: u64, count: usize, weather: Weather) -> Stats {
 
 #[test]
 fn two_clients_do_what_the_model_may_do_while_messages_take_their_time() {
-    let stats = runs(2, 20, 200, Weather::SLOW);
+    let stats = runs(2, 12, 200, Weather::SLOW);
     assert!(stats.calls > 100 && stats.together > 10, "{stats:?}");
 }
 
 #[test]
 fn three_clients_do_what_the_model_may_do_while_connections_break() {
-    let stats = runs(3, 20, 200, Weather::ROUGH);
+    let stats = runs(3, 12, 200, Weather::ROUGH);
     assert!(
         stats.calls > 100 && stats.lost > 0 && stats.resumed > 0,
         "{stats:?}"
@@ -60,7 +60,7 @@ fn three_clients_do_what_the_model_may_do_while_connections_break() {
 
 #[test]
 fn two_clients_do_what_the_model_may_do_though_few_connections_last() {
-    let stats = runs(2, 12, 120, Weather::STORM);
+    let stats = runs(2, 8, 120, Weather::STORM);
     assert!(stats.lost > 50 && stats.mediated > 10, "{stats:?}");
 }
 

@@ -64,6 +64,16 @@ const SUITES: &[Suite] = &[
             "crates/testkit/tests/lockstep.rs",
         )
     },
+    Suite {
+        env: &[("VARVE_WHOLE_RUNS", "30"), ("VARVE_ABOVE_RUNS", "30")],
+        // Seeded bugs are part of the second one.
+        debug: true,
+        ..suite(
+            "whole system",
+            &["-p", "varve-testkit", "--test", "whole", "--test", "above"],
+            "crates/testkit/tests/whole.rs",
+        )
+    },
     suite(
         "media faults",
         &["-p", "varve-testkit", "--test", "media_faults"],

@@ -9,6 +9,7 @@ use crate::rig::{Rig, Shape};
 use crate::target;
 use crate::workload::Rng;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
@@ -24,7 +25,7 @@ pub struct Effort {
     pub seeds: u64,
     /// Where at most four units are pending: every combination of them.
     pub combinations: bool,
-    /// One in so many images is also crashed during its recovery; 0: none.
+    /// One in so many images is also crashed during its recovery; 0: none. Which ones depends on their workload, point and crash alone.
     pub recovery_stride: usize,
     /// Seed of everything.
     pub seed: u64,
@@ -139,6 +140,17 @@ impl Known {
         self.lock().get(&image).copied()
     }
 
+    /// How many there are, and a number that only these images have together.
+    #[must_use]
+    pub fn summary(&self) -> (usize, u64) {
+        let known = self.lock();
+        let mut images: Vec<_> = known.iter().collect();
+        images.sort_unstable();
+        let mut hasher = DefaultHasher::new();
+        images.hash(&mut hasher);
+        (images.len(), hasher.finish())
+    }
+
     /// `false`: it was known.
     fn put(&self, image: u64, tree: u64) -> bool {
         self.lock().insert(image, tree).is_none()
@@ -182,6 +194,16 @@ fn kinds_of_crash(
         }
     }
     crashes
+}
+
+/// One in so many recoveries is crashed in its own recovery too.
+const DEEPER_STRIDE: u64 = 40;
+
+/// A number that a workload, a point and a crash always have.
+fn number_of(what: &str, depth: usize, point: &CrashPoint, crash: Crash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (what, depth, point.index, format!("{crash:?}")).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// One image that is judged.
@@ -271,16 +293,20 @@ impl Recorded {
         let image = self.recording.image(point.index, crash);
         trial.tally.built += 1;
         let content = image.content_hash();
+        // Not by what was tried until now, nor by what others have tried: each run crashes the same recoveries.
+        let stride = trial.effort.recovery_stride as u64;
+        let again = stride > 0 && number_of(&self.what, 0, point, crash).is_multiple_of(stride);
         if let Some(tree) = trial.known.get(content) {
-            return match self.history.find(&bounds, tree) {
-                Some(_) => Ok(()),
-                None => Err(format!(
-                    "an image seen before is not allowed here: not of {bounds:?}"
-                )),
-            };
+            match self.history.find(&bounds, tree) {
+                None => {
+                    return Err(format!(
+                        "an image seen before is not allowed here: not of {bounds:?}"
+                    ));
+                }
+                Some(_) if !again => return Ok(()),
+                Some(_) => {}
+            }
         }
-        let stride = trial.effort.recovery_stride;
-        let again = stride > 0 && (trial.tally.images + 1).is_multiple_of(stride);
         let world = image.into_world();
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
@@ -350,11 +376,12 @@ impl Recorded {
                 let image = recovery.image(point.index, crash);
                 trial.tally.built += 1;
                 let content = image.content_hash();
-                if trial.known.get(content).is_some_and(|known| known == tree) {
+                // Now and then the recovery of the recovery crashes too.
+                let number = number_of(&self.what, depth, point, crash);
+                let deeper = depth > 1 && number.is_multiple_of(DEEPER_STRIDE);
+                if !deeper && trial.known.get(content).is_some_and(|known| known == tree) {
                     continue;
                 }
-                // Now and then the recovery of the recovery crashes too.
-                let deeper = depth > 1 && (trial.tally.of_recovery + 1).is_multiple_of(40);
                 let world = image.into_world();
                 let told = |why: String| {
                     let (at, next) = (point.index, kind_name(point.next));
