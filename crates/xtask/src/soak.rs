@@ -80,11 +80,11 @@ const SUITES: &[Suite] = &[
         "crates/testkit/tests/media_faults.rs",
     ),
     Suite {
-        env: &[("VARVE_REPAIR_PAIRS", "30")],
+        env: &[("VARVE_REPAIR_PAIRS", "3")],
         ..suite(
             "repairs",
             &["-p", "varve-testkit", "--test", "repair_crash"],
-            "crates/testkit/tests/repair_crash.rs",
+            "crates/testkit/tests/repair_crash/main.rs",
         )
     },
     suite(

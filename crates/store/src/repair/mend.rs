@@ -97,6 +97,7 @@ impl Store {
                     block[BLOCK_HEADER_SIZE..end].copy_from_slice(state.as_bytes());
                 }
                 BlockKind::UnitTable => self.rebuilt_units(survey, at, &mut block)?,
+                BlockKind::Bitmap => self.rebuilt_bits(survey, at, &mut block),
                 _ => {}
             }
             init_block(&mut block, *kind, POOL_INO, at);
@@ -106,6 +107,23 @@ impl Store {
             report.mended(format!("{kind:?} block {at} made anew ({fault})"));
         }
         Ok(())
+    }
+
+    /// What is in use, in the same transaction as the block: from a bitmap that calls everything free, a repair after this one would take it that
+    /// nothing is left of the trees whose nodes are lost.
+    fn rebuilt_bits(&self, survey: &Survey, at: BlockNo, block: &mut Block) {
+        for tier in Tier::ALL {
+            let (start, _) = self.layout.bit(tier, 0);
+            let first = at.0.wrapping_sub(start.0).wrapping_mul(BITS_PER_BLOCK);
+            let used = &survey.claims[tier as usize];
+            let blocks = self.layout.blocks(tier);
+            if first >= blocks || self.layout.bit(tier, first).0 != at {
+                continue;
+            }
+            for bit in (0..BITS_PER_BLOCK.min(blocks - first)).filter(|bit| used.has(first + bit)) {
+                block[BLOCK_HEADER_SIZE + (bit / 8) as usize] |= 1 << (bit % 8);
+            }
+        }
     }
 
     /// Checksums of what lies there now. It cannot be compared with anything any more.
@@ -134,13 +152,11 @@ impl Store {
                 },
             };
             let first = base + index;
-            for slot in 0..CHECKSUMS_PER_BLOCK {
-                let number = first + slot;
-                if survey.claims[tier as usize].has(number) {
-                    let sum = self.sum_of(tier, number)?;
-                    let offset = BLOCK_HEADER_SIZE + slot as usize * 4;
-                    block[offset..offset + 4].copy_from_slice(&sum.to_le_bytes());
-                }
+            // Of data only: a node with a checksum here would be taken for data, were this repair cut off and what led to the node lost.
+            for number in survey.data_blocks(tier, first..first + CHECKSUMS_PER_BLOCK) {
+                let sum = self.sum_of(tier, number)?;
+                let offset = BLOCK_HEADER_SIZE + (number - first) as usize * 4;
+                block[offset..offset + 4].copy_from_slice(&sum.to_le_bytes());
             }
             survey.doubt(
                 tier,

@@ -5,6 +5,7 @@ use crate::lens::{Lens, POOL_INO, dir_root};
 use crate::store::Store;
 use crate::{Result, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK};
@@ -621,6 +622,19 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
 }
 
 impl Survey {
+    /// Blocks among these that hold data of files.
+    pub(super) fn data_blocks(&self, tier: Tier, among: Range<u64>) -> BTreeSet<u64> {
+        let extents = self
+            .found
+            .values()
+            .flat_map(|found| found.extents.iter().chain(&found.copies));
+        extents
+            .filter(|extent| extent.tier == tier)
+            .flat_map(|extent| extent.block.0..extent.block.0 + u64::from(extent.len))
+            .filter(|block| among.contains(block))
+            .collect()
+    }
+
     /// The paths that names give, for the report.
     pub(super) fn note_paths(&self, paths: &mut BTreeMap<Ino, Vec<u8>>) {
         paths.entry(ROOT_INO).or_insert_with(|| b"/".to_vec());
