@@ -29,6 +29,9 @@ const LINKED: Range<u32> = 8..10;
 /// Calls that each writer must have made before a round's crash, and must make after it where it should go on.
 const CALLS_LEAST: u64 = 12;
 
+/// Killed processes that live longer hang in the kernel.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// What is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Crash {
@@ -283,10 +286,16 @@ impl Run {
                 std::thread::sleep(Duration::from_micros(rng.below(20_000)));
             }
         }
-        // One that `up` started again in the meantime, too.
+        // One that `up` started again in the meantime, too. A mount that was to drop a page which nobody fills any more ends when what is left
+        // of it is taken away, as the next `up` does.
+        let started = Instant::now();
         wait_until("the end of everything", || {
             let left = self.pool.processes();
             left.iter().for_each(|&pid| kill(pid));
+            if started.elapsed() > PATIENCE {
+                let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+                let _ = rustix::mount::unmount(self.pool.mnt(), force);
+            }
             left.is_empty()
         });
         self.pool.kill_all();

@@ -1,7 +1,7 @@
 //! The kernel's caches as LibFS sees them: how long they may be believed, and how file data is taken out of them.
 
 use fuser::{INodeNo, Notifier};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
 use rustix::thread::gettid;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -20,12 +20,21 @@ const LOOK: Duration = Duration::from_millis(1);
 const LOOKS: u32 = 3;
 /// No page is waited for longer.
 const LOCKED_MOST: Duration = Duration::from_secs(1);
+/// An unmount waits no longer for the drops that are under way.
+const STILL_MOST: Duration = Duration::from_secs(2);
 
 /// Hands LibFS' wishes to the kernel. Called by LibFS' own threads only.
 #[derive(Debug, Default)]
 pub struct KernelCaches {
     notifier: RwLock<Option<Notifier>>,
     company: AtomicBool,
+    /// Held for reading while the kernel is told to drop something.
+    drops: Arc<RwLock<()>>,
+}
+
+/// Nothing is dropped while this is there.
+pub(crate) struct Still<'c> {
+    _drops: RwLockWriteGuard<'c, ()>,
 }
 
 impl KernelCaches {
@@ -43,6 +52,14 @@ impl KernelCaches {
     /// The mount is gone: there are no caches any more.
     pub fn detach(&self) {
         *self.notifier.write() = None;
+    }
+
+    /// Lets the drops under way end and no other begin. An unmount waits in the kernel for drops, without a time and through every signal; a drop
+    /// waits likewise for a page that a read of this process is to fill. A process that is killed amid both would stay for ever, since
+    /// its threads that read are gone and its connection ends only with the last thread. `None`: a drop takes too long.
+    pub(crate) fn still(&self) -> Option<Still<'_>> {
+        let drops = self.drops.try_write_for(STILL_MOST)?;
+        Some(Still { _drops: drops })
     }
 
     /// Starts in company (as [`Welcome`](varve_ipc::Welcome) said).
@@ -98,6 +115,7 @@ impl CacheObserver for KernelCaches {
         let Some(notifier) = self.notifier.read().clone() else {
             return;
         };
+        let _under_way = self.drops.read();
         invalidate(&notifier, key, offset, len);
     }
 
@@ -107,8 +125,9 @@ impl CacheObserver for KernelCaches {
         };
         let waiter = Arc::new(Waiter::default());
         let work = {
-            let waiter = Arc::clone(&waiter);
+            let (waiter, drops) = (Arc::clone(&waiter), Arc::clone(&self.drops));
             move || {
+                let _under_way = drops.read();
                 waiter.thread.store(gettid().as_raw_pid(), Ordering::SeqCst);
                 invalidate(&notifier, key, offset, len);
                 *waiter.done.lock() = true;
@@ -148,8 +167,21 @@ impl CacheObserver for KernelCaches {
 #[cfg(test)]
 mod tests {
     use super::{KernelCaches, SOLO_TTL};
+    use std::sync::Arc;
     use std::time::Duration;
     use varve_libfs::CacheObserver;
+
+    #[test]
+    fn nothing_is_still_while_a_drop_is_under_way_and_nothing_is_dropped_while_it_is() {
+        let caches = Arc::new(KernelCaches::new());
+        let under_way = caches.drops.read();
+        assert!(caches.still().is_none(), "a drop is under way");
+        drop(under_way);
+        let still = caches.still();
+        assert!(still.is_some() && caches.drops.try_read().is_none());
+        drop(still);
+        assert!(caches.drops.try_read().is_some());
+    }
 
     #[test]
     fn ttl_is_zero_while_in_company() {

@@ -70,14 +70,20 @@ pub enum MountError {
 
 /// A mount that is served by this process. Dropping it unmounts.
 pub struct Mounted {
-    session: Option<BackgroundSession>,
+    session: Option<Box<BackgroundSession>>,
+    caches: Arc<KernelCaches>,
     mountpoint: PathBuf,
 }
 
 impl Mounted {
-    pub(crate) fn from_session(session: BackgroundSession, request: &MountRequest) -> Self {
+    pub(crate) fn from_session(
+        session: BackgroundSession,
+        caches: Arc<KernelCaches>,
+        request: &MountRequest,
+    ) -> Self {
         Self {
-            session: Some(session),
+            session: Some(Box::new(session)),
+            caches,
             mountpoint: request.mountpoint.clone(),
         }
     }
@@ -102,12 +108,15 @@ impl Mounted {
     /// `EBUSY` while a process has a file open in it or stands in it; the mount then goes on being served.
     pub fn unmount(mut self) -> Result<(), (Self, io::Error)> {
         // Tried first without touching the session, since fuser's own way detaches a busy mount lazily.
-        if !self.is_finished()
-            && let Err(error) = unmount_path(&self.mountpoint, false)
-        {
-            return Err((self, error));
+        if !self.is_finished() {
+            let still = self.caches.still();
+            let unmounted = unmount_path(&self.mountpoint, false);
+            drop(still);
+            if let Err(error) = unmounted {
+                return Err((self, error));
+            }
         }
-        let joined = self.session.take().map_or(Ok(()), BackgroundSession::join);
+        let joined = self.session.take().map_or(Ok(()), |session| session.join());
         joined.map_err(|error| (self, error))
     }
 }
@@ -119,6 +128,7 @@ impl Drop for Mounted {
             .as_ref()
             .is_some_and(|session| !session.guard.is_finished())
         {
+            let _still = self.caches.still();
             let _ = unmount_path(&self.mountpoint, true);
         }
     }
@@ -247,7 +257,7 @@ pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Resul
     let session = Session::new(shim, &request.mountpoint, &config(request)).map_err(failed)?;
     caches.attach(session.notifier());
     let session = session.spawn().map_err(failed)?;
-    Ok(Mounted::from_session(session, request))
+    Ok(Mounted::from_session(session, caches, request))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use fuser::{
     ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
 };
 use std::ffi::OsStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -198,5 +199,5 @@ pub fn mount_null(request: &MountRequest) -> Result<Mounted, MountError> {
     )
     .map_err(failed)?;
     let session = session.spawn().map_err(failed)?;
-    Ok(Mounted::from_session(session, request))
+    Ok(Mounted::from_session(session, Arc::default(), request))
 }
