@@ -81,6 +81,8 @@ pub struct Config {
     pub grace_ms: u64,
     /// Share of its log at which a client asks for a digest, in percent. Default 30; 5 to 90.
     pub digest_percent: u8,
+    /// Threads that digest logs, each another's. Default 0: one for each processor, at most 4. Else 1 to 64.
+    pub digest_threads: u8,
     /// Bytes of a log at first. Default 4 MiB; 1 to 512 chunks of 2 MiB.
     pub log_initial_bytes: u64,
     /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else `log_initial_bytes` to 16 GiB.
@@ -131,6 +133,7 @@ impl Default for Config {
             wait_ms: 30_000,
             grace_ms: 5_000,
             digest_percent: 30,
+            digest_threads: 0,
             log_initial_bytes: 4 << 20,
             log_max_bytes: 0,
             sessions_max: 512,
@@ -200,6 +203,7 @@ impl Config {
             ("wait_ms", self.wait_ms, self.lease_ms, 600_000),
             ("grace_ms", self.grace_ms, 0, 600_000),
             ("digest_percent", u64::from(self.digest_percent), 5, 90),
+            ("digest_threads", u64::from(self.digest_threads), 0, 64),
             ("log_initial_bytes", self.log_initial_bytes, CHUNK, 512 * CHUNK),
             ("sessions_max", u64::from(self.sessions_max), 1, 4_096),
             ("leases_max", u64::from(self.leases_max), 64, 1 << 20),
@@ -257,6 +261,15 @@ impl Config {
         Ok(())
     }
 
+    /// How many threads digest logs.
+    #[must_use]
+    pub fn digest_threads(&self) -> usize {
+        match self.digest_threads {
+            0 => std::thread::available_parallelism().map_or(1, |processors| processors.get().min(4)),
+            threads => usize::from(threads),
+        }
+    }
+
     /// Most bytes of one log on a pool with this much NVM.
     #[must_use]
     pub fn log_limit(&self, nvm_bytes: u64) -> u64 {
@@ -308,6 +321,7 @@ mod tests {
             ("lease_ms = 5", "lease_ms"),
             ("wait_ms = 500", "wait_ms"),
             ("digest_percent = 99", "digest_percent"),
+            ("digest_threads = 65", "digest_threads"),
             ("placement_low_percent = 95", "placement_low_percent"),
             ("log_max_bytes = 2097152", "log_max_bytes"),
             ("user_bytes = 4096", "user_bytes"),

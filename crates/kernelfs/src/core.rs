@@ -1,6 +1,7 @@
 //! What all sessions share, under one lock. Owns leases, holds, rows and who waits; never touches media, and never waits for anything
 //! but itself.
 
+use crate::asked::Asked;
 use crate::error::no;
 use crate::hello::HOLDS_MAX;
 use crate::leases::{Decision, Holds, Table, Ticket};
@@ -93,7 +94,7 @@ pub(crate) struct Core {
     /// Sealed on media; digesting them failed for want of space.
     pub(crate) unfinished: Vec<(Arc<Session>, Seal, bool)>,
     /// Sessions that asked for a digest and do not wait for it.
-    pub(crate) to_digest: BTreeSet<SessionId>,
+    pub(crate) to_digest: Asked,
     /// Inodes that lost their last hold: freed if they have no name.
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Since when there has been one session at most.
@@ -122,7 +123,7 @@ impl Core {
             doomed: BTreeMap::new(),
             to_finish: Vec::new(),
             unfinished: Vec::new(),
-            to_digest: BTreeSet::new(),
+            to_digest: Asked::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
             latched: false,

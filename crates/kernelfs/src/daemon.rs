@@ -10,6 +10,9 @@ use varve_store::StoreError;
 /// How often late sessions and ended processes are looked for, in milliseconds.
 const TICK_MS: u64 = 50;
 
+/// How long a thread that digests sleeps at most, in milliseconds: it is woken when there is work.
+const DIGEST_MS: u64 = 100;
+
 /// How long after a session has ended the memory that it leaves free is given back to the system, in milliseconds; sessions that end
 /// meanwhile wait for the same.
 const GIVE_BACK_MS: u64 = 5_000;
@@ -42,6 +45,13 @@ impl Daemon {
             over: Arc::clone(&over),
             threads: vec![worker],
         };
+        for _ in 0..kernel.config().digest_threads() {
+            let (kernel, over) = (Arc::clone(&kernel), Arc::clone(&over));
+            let digester = std::thread::Builder::new()
+                .name("varve-digest".into())
+                .spawn(move || digest(&kernel, &over))?;
+            daemon.threads.push(digester);
+        }
         // Apart: what clients wait for is not to wait for slow media.
         let mover = std::thread::Builder::new()
             .name("varve-place".into())
@@ -62,6 +72,8 @@ impl Daemon {
         self.kernel.bell.ring();
         self.kernel.placer.bell.ring();
         for thread in self.threads.drain(..) {
+            // A ring wakes those that wait, and one of those that are about to.
+            self.kernel.digest_bell.ring();
             let _ = thread.join();
         }
     }
@@ -88,16 +100,22 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         kernel.bell.wait(TICK_MS);
         kernel.tick();
-        kernel.digest_asked();
         let now_ms = kernel.now_ms();
         if now_ms >= idle_since_ms + kernel.config().idle_digest_ms {
             idle_since_ms = now_ms;
-            // What clients have left lying; errors were noted where they happened.
-            let _ = kernel.digest_all();
+            // What clients have left lying.
+            kernel.ask_for_all();
         }
         if memory.is_due(kernel.sealed_until_now(), now_ms) {
             varve_media::sys::give_free_memory_back();
         }
+    }
+}
+
+fn digest(kernel: &KernelFs, over: &AtomicBool) {
+    while !over.load(Ordering::Acquire) {
+        kernel.digest_bell.wait(DIGEST_MS);
+        kernel.digest_asked();
     }
 }
 
@@ -132,20 +150,31 @@ fn place(kernel: &KernelFs, over: &AtomicBool) {
 }
 
 impl KernelFs {
+    /// Every log is to be digested; nobody waits for it.
+    fn ask_for_all(&self) {
+        let mut core = self.locked();
+        let core = &mut *core;
+        for id in core.members.keys() {
+            core.to_digest.ask(*id);
+        }
+        self.digest_bell.ring();
+    }
+
     /// Digests for those who asked and do not wait.
-    pub(crate) fn digest_asked(&self) {
+    fn digest_asked(&self) {
         loop {
-            let session = {
+            let (id, session) = {
                 let mut core = self.locked();
-                let Some(id) = core.to_digest.pop_first() else {
+                let Some(id) = core.to_digest.begin() else {
                     return;
                 };
-                core.live(id)
+                (id, core.live(id))
             };
             if let Some(session) = session {
                 // Noted and logged where it failed; the client hears of it at its next call.
                 let _ = self.digest_session(&session, None);
             }
+            self.locked().to_digest.done(id);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::status::Counters;
 use crate::trouble::LogTroubles;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{LeaseNo, TxId};
 use varve_ipc::{Clock, IpcError};
@@ -100,13 +100,15 @@ pub struct KernelFs {
     pub(crate) stopping: AtomicBool,
     pub(crate) shutdown_asked: AtomicBool,
     pub(crate) bell: Bell,
+    /// Rung when a session has asked for a digest that it does not wait for.
+    pub(crate) digest_bell: Bell,
     /// What the host can still hold of a tier.
     pub(crate) host_room: std::sync::OnceLock<HostRoom>,
     /// A mount has given its kernel's caches up.
     pub(crate) company_changed: parking_lot::Condvar,
 }
 
-/// Wakes the background thread.
+/// Wakes background threads.
 #[derive(Default)]
 pub(crate) struct Bell {
     rung: Mutex<bool>,
@@ -187,6 +189,7 @@ impl KernelFs {
             stopping: AtomicBool::new(false),
             shutdown_asked: AtomicBool::new(false),
             bell: Bell::default(),
+            digest_bell: Bell::default(),
             host_room: std::sync::OnceLock::new(),
             company_changed: parking_lot::Condvar::new(),
         };
@@ -283,15 +286,31 @@ impl KernelFs {
                 .map(|member| Arc::clone(&member.session))
                 .collect()
         };
-        let mut first = Ok(());
-        for session in sessions {
-            if let Err(error) = self.digest_session(&session, None)
-                && first.is_ok()
-            {
-                first = Err(error);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut first = Ok(());
+            while let Some(session) = sessions.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let digested = self.digest_session(session, None);
+                first = first.and(digested.map(|_| ()));
             }
-        }
-        first
+            first
+        };
+        // A deterministic test runs without threads of its own accord.
+        let background = self.background.load(Ordering::Acquire);
+        let threads = if background { self.config.digest_threads() } else { 1 };
+        std::thread::scope(|scope| {
+            let spawn = |_| {
+                let thread = std::thread::Builder::new().name("varve-digest".into());
+                // Without one to spare the others take its part.
+                thread.spawn_scoped(scope, work).ok()
+            };
+            let others: Vec<_> = (1..threads.min(sessions.len())).filter_map(spawn).collect();
+            let mut first = work();
+            for other in others {
+                first = first.and(other.join().unwrap_or(Ok(())));
+            }
+            first
+        })
     }
 
     /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on. Always ends: what a failed device keeps from being

@@ -552,8 +552,8 @@ impl KernelFs {
             return Ok(digested);
         }
         if !wait && self.background.load(Ordering::Acquire) {
-            self.locked().to_digest.insert(session.id);
-            self.bell.ring();
+            self.locked().to_digest.ask(session.id);
+            self.digest_bell.ring();
             return Ok(digested);
         }
         self.digest_session(session, None)

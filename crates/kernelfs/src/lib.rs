@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod asked;
 pub mod config;
 mod core;
 mod daemon;
