@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 /// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
 /// Most leases given back in one request.
@@ -110,6 +110,8 @@ pub struct Welcome {
     /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them. Laid out as NVM's checksum table
     /// in a pool's format.
     pub nvm_sums: Option<u64>,
+    /// The pool's NVM is to be slowed down to a model: the client does so with what it maps.
+    pub nvm_emulated: bool,
     /// Time to give a lease back, in milliseconds.
     pub lease_ms: u64,
     /// Bound on every wait, in milliseconds.

@@ -66,6 +66,18 @@ impl Users {
     }
 }
 
+/// A tier that can be slowed down to a model of its medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Emulated {
+    /// [`NvmModel::STRATA`](varve_media::emulated::NvmModel::STRATA); journal and logs with it.
+    Nvm,
+    /// [`DiskModel::SSD`](varve_media::emulated::DiskModel::SSD).
+    Ssd,
+    /// [`DiskModel::HDD`](varve_media::emulated::DiskModel::HDD).
+    Hdd,
+}
+
 /// Settings of a pool, the section `[daemon]` of `varve.toml`. Every field may be left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -107,6 +119,8 @@ pub struct Config {
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
     pub o_direct: bool,
+    /// Tiers that are slowed down to a model of their medium, to see what a load would do there. Default none. `status` names them.
+    pub emulate: Vec<Emulated>,
     /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to 3,600,000.
     pub solo_ms: u64,
     /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
@@ -145,6 +159,7 @@ impl Default for Config {
             verify_nvm_reads: false,
             io_uring: true,
             o_direct: true,
+            emulate: Vec::new(),
             solo_ms: 30_000,
             idle_digest_ms: 500,
             placement_high_percent: 95,

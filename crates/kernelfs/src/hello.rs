@@ -1,5 +1,6 @@
 //! How sessions begin: numbers, tokens, company, resumption.
 
+use crate::config::Emulated;
 use crate::core::{Member, Phase};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
@@ -93,6 +94,7 @@ impl KernelFs {
             },
             nvm_sums: (session.privileged && self.config.verify_nvm_reads)
                 .then(|| self.store.nvm_checksums_at()),
+            nvm_emulated: self.config.emulate.contains(&Emulated::Nvm),
             lease_ms: self.config.lease_ms,
             wait_ms: self.config.wait_ms,
             digest_percent: self.config.digest_percent,

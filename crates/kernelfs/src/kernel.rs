@@ -297,7 +297,11 @@ impl KernelFs {
         };
         // A deterministic test runs without threads of its own accord.
         let background = self.background.load(Ordering::Acquire);
-        let threads = if background { self.config.digest_threads() } else { 1 };
+        let threads = if background {
+            self.config.digest_threads()
+        } else {
+            1
+        };
         std::thread::scope(|scope| {
             let spawn = |_| {
                 let thread = std::thread::Builder::new().name("varve-digest".into());

@@ -134,6 +134,7 @@ impl Rig {
             log_max_bytes: LOG_BYTES,
             nvm_bytes: FILE_BYTES,
             nvm_sums: None,
+            nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: 30_000,
             digest_percent: 30,
@@ -158,6 +159,7 @@ impl Rig {
         let verifying = DataPlane::new(
             &Welcome {
                 nvm_sums: Some(FILE_BYTES),
+                nvm_emulated: false,
                 ..welcome
             },
             link.clone(),

@@ -1,6 +1,7 @@
 //! Media slowed down to a model: Strata's NVM (latency and bandwidth), an SSD, an HDD with seeks. Wraps any backend; results made
 //! with it name it. Knows time and bytes, nothing else.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +35,26 @@ impl NvmModel {
     };
 }
 
+/// A bound on bandwidth, for humans.
+fn rate(f: &mut fmt::Formatter<'_>, what: &str, mb_s: u64) -> fmt::Result {
+    match mb_s {
+        0 => write!(f, ", {what} at any rate"),
+        mb_s => write!(f, ", {what} {mb_s} MB/s"),
+    }
+}
+
+impl fmt::Display for NvmModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} ns a read, {} ns a barrier",
+            self.read_latency_ns, self.barrier_latency_ns
+        )?;
+        rate(f, "reads", self.read_mb_s)?;
+        rate(f, "writes", self.write_mb_s)
+    }
+}
+
 /// A disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskModel {
@@ -53,6 +74,25 @@ pub struct DiskModel {
     pub seek_min_ns: u64,
     /// Moving the head over the whole disk and half a turn, ns.
     pub seek_max_ns: u64,
+}
+
+impl fmt::Display for DiskModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let us = |ns: u64| ns as f64 / 1e3;
+        write!(
+            f,
+            "{} µs a read, {} µs a write, {} µs a flush",
+            us(self.read_latency_ns),
+            us(self.write_latency_ns),
+            us(self.flush_latency_ns)
+        )?;
+        if self.seek_max_ns > 0 {
+            let (least, most) = (us(self.seek_min_ns), us(self.seek_max_ns));
+            write!(f, ", seeks of {least} to {most} µs")?;
+        }
+        rate(f, "reads", self.read_mb_s)?;
+        rate(f, "writes", self.write_mb_s)
+    }
 }
 
 impl DiskModel {
@@ -164,6 +204,12 @@ impl EmulatedRegion {
         }
     }
 
+    /// When a read of so many bytes that begins now is done.
+    fn begin_read(&self, bytes: usize) -> Instant {
+        let done = self.reads.occupy(transfer_ns(bytes as u64, self.model.read_mb_s));
+        done + Duration::from_nanos(self.model.read_latency_ns)
+    }
+
     fn drain(&self) {
         let bytes = self.unfenced_bytes.swap(0, Ordering::Relaxed);
         if bytes > 0 {
@@ -179,11 +225,15 @@ impl Region for EmulatedRegion {
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
-        let done = self
-            .reads
-            .occupy(transfer_ns(out.len() as u64, self.model.read_mb_s));
-        let deadline = done + Duration::from_nanos(self.model.read_latency_ns);
+        let deadline = self.begin_read(out.len());
         self.inner.read(off, out)?;
+        wait_until(deadline);
+        Ok(())
+    }
+
+    fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        let deadline = self.begin_read(out.len());
+        self.inner.read_shared(off, out)?;
         wait_until(deadline);
         Ok(())
     }
@@ -204,6 +254,10 @@ impl Region for EmulatedRegion {
         self.inner.fence()?;
         self.drain();
         Ok(())
+    }
+
+    fn retire(&self) {
+        self.inner.retire();
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
@@ -230,7 +284,7 @@ impl Region for EmulatedRegion {
 
     fn info(&self) -> DeviceInfo {
         let inner = self.inner.info();
-        let backend = format!("emulated nvm {:?} over {}", self.model, inner.backend);
+        let backend = format!("emulated nvm ({}) over {}", self.model, inner.backend);
         DeviceInfo { backend, ..inner }
     }
 }
@@ -293,6 +347,26 @@ impl BlockDevice for EmulatedDisk {
         Ok(())
     }
 
+    // Parts of a batch are under way together: their transfers queue, their latencies overlap.
+
+    fn read_batch(&self, parts: &mut [(u64, &mut [u8])]) -> Result<(), MediaError> {
+        let (rate, latency) = (self.model.read_mb_s, self.model.read_latency_ns);
+        let begin = |part: &(u64, &mut [u8])| self.begin(part.0, part.1.len() as u64, rate, latency);
+        let deadline = parts.iter().map(begin).max();
+        self.inner.read_batch(parts)?;
+        deadline.into_iter().for_each(wait_until);
+        Ok(())
+    }
+
+    fn write_batch(&self, parts: &[(u64, &[u8])]) -> Result<(), MediaError> {
+        let (rate, latency) = (self.model.write_mb_s, self.model.write_latency_ns);
+        let begin = |part: &(u64, &[u8])| self.begin(part.0, part.1.len() as u64, rate, latency);
+        let deadline = parts.iter().map(begin).max();
+        self.inner.write_batch(parts)?;
+        deadline.into_iter().for_each(wait_until);
+        Ok(())
+    }
+
     fn flush(&self) -> Result<(), MediaError> {
         let deadline = self.channel.occupy(self.model.flush_latency_ns);
         self.inner.flush()?;
@@ -311,7 +385,7 @@ impl BlockDevice for EmulatedDisk {
     fn info(&self) -> DeviceInfo {
         let inner = self.inner.info();
         let backend = format!(
-            "emulated {} {:?} over {}",
+            "emulated {} ({}) over {}",
             self.model.name, self.model, inner.backend
         );
         DeviceInfo { backend, ..inner }
@@ -366,7 +440,31 @@ mod tests {
         let mut back = [0; 8];
         disk.read(40_000, &mut back).unwrap();
         assert_eq!(back, [3; 8]);
-        assert!(disk.info().backend.starts_with("emulated hdd"));
+        assert!(disk.info().backend.starts_with("emulated hdd (100 µs a read, "));
+    }
+
+    #[test]
+    fn emulated_disk_overlaps_the_latencies_of_a_batch_and_not_its_transfers() {
+        let disk = SimWorld::new().add_block("disk", 1 << 20);
+        let model = DiskModel {
+            write_latency_ns: 20_000_000,
+            write_mb_s: 10,
+            ..DiskModel::SSD
+        };
+        let disk = EmulatedDisk::new(disk, model);
+        let parts: Vec<(u64, &[u8])> = (0..20).map(|n| (n * 8192, &[7; 4096][..])).collect();
+        let begin = Instant::now();
+        disk.write_batch(&parts).unwrap();
+        let took = begin.elapsed();
+        assert!(took >= Duration::from_nanos(20 * 409_600 + model.write_latency_ns));
+        assert!(
+            took < Duration::from_nanos(20 * model.write_latency_ns),
+            "one after the other: {took:?}"
+        );
+        let mut back = [[0; 4096]; 2];
+        let [first, second] = &mut back;
+        disk.read_batch(&mut [(8192, first), (4096, second)]).unwrap();
+        assert_eq!(back, [[7; 4096], [0; 4096]]);
     }
 
     #[test]

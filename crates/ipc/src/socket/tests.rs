@@ -77,6 +77,7 @@ impl Service for Toy {
             log_max_bytes: 0,
             nvm_bytes: 0,
             nvm_sums: None,
+            nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: 30_000,
             digest_percent: 30,

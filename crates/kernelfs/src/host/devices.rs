@@ -7,11 +7,13 @@ use super::readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
 use super::size;
 use super::spec::{NvmSpec, TierSpec};
 use crate::KernelError;
+use crate::config::Emulated;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use varve_media::emulated::{DiskModel, EmulatedDisk, EmulatedRegion, NvmModel};
 use varve_media::host::host_capacity;
 use varve_media::{
     Backing, BlockDevice, BlockOptions, FileDevice, JournalFile, MappedOptions, MappedRegion, Region,
@@ -71,8 +73,8 @@ pub(super) fn create(pool: &HostPool, again: bool) -> Result<Devices, KernelErro
     Ok(Devices {
         nvm: Arc::new(nvm),
         journal,
-        ssd: tier(pool, &pool.spec().ssd, pool.ssd_path(), true)?,
-        hdd: tier(pool, &pool.spec().hdd, pool.hdd_path(), true)?,
+        ssd: tier(pool, Emulated::Ssd, true)?,
+        hdd: tier(pool, Emulated::Hdd, true)?,
     })
 }
 
@@ -158,10 +160,10 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
         Arc::new(JournalFile::open(&pool.journal_path())?)
     };
     Ok(Devices {
-        nvm: Arc::new(nvm),
-        journal,
-        ssd: tier(pool, &pool.spec().ssd, pool.ssd_path(), false)?,
-        hdd: tier(pool, &pool.spec().hdd, pool.hdd_path(), false)?,
+        nvm: slowed(pool, Arc::new(nvm)),
+        journal: slowed(pool, journal),
+        ssd: tier(pool, Emulated::Ssd, false)?,
+        hdd: tier(pool, Emulated::Hdd, false)?,
     })
 }
 
@@ -214,12 +216,12 @@ pub(super) fn for_looking(devices: Devices) -> Devices {
     }
 }
 
-fn tier(
-    pool: &HostPool,
-    spec: &TierSpec,
-    path: Option<PathBuf>,
-    create: bool,
-) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
+/// A slower tier's device, if the pool has it.
+fn tier(pool: &HostPool, tier: Emulated, create: bool) -> Result<Option<Arc<dyn BlockDevice>>, KernelError> {
+    let (spec, path, model) = match tier {
+        Emulated::Hdd => (&pool.spec().hdd, pool.hdd_path(), DiskModel::HDD),
+        _ => (&pool.spec().ssd, pool.ssd_path(), DiskModel::SSD),
+    };
     let Some(path) = path else { return Ok(None) };
     let options = BlockOptions {
         uring: pool.config().io_uring,
@@ -229,7 +231,20 @@ fn tier(
         TierSpec::Size(bytes) if create => FileDevice::create(&path, *bytes, options)?,
         _ => FileDevice::open(&path, options)?,
     };
-    Ok(Some(Arc::new(device)))
+    Ok(Some(if pool.config().emulate.contains(&tier) {
+        Arc::new(EmulatedDisk::new(Arc::new(device), model))
+    } else {
+        Arc::new(device)
+    }))
+}
+
+/// NVM, its journal or a log, as slow as the pool wants it.
+fn slowed(pool: &HostPool, region: Arc<dyn Region>) -> Arc<dyn Region> {
+    if pool.config().emulate.contains(&Emulated::Nvm) {
+        Arc::new(EmulatedRegion::new(region, NvmModel::STRATA))
+    } else {
+        region
+    }
 }
 
 /// What the host lacks, in a line each: nothing is wrong, only slower.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use varve_format::SessionId;
 use varve_format::log::{LIVE_HEADER_SIZE, LiveHeader};
 use varve_ipc::{Descriptors, Page};
+use varve_media::emulated::{EmulatedRegion, NvmModel};
 use varve_media::{Backing, DeviceName, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -68,6 +69,8 @@ pub struct HostLogs {
     open: Mutex<HashMap<SessionId, Files>>,
     recovered: Mutex<Recovered>,
     segments: SegmentFiles,
+    /// What the daemon's reads of logs are slowed down to.
+    model: Option<NvmModel>,
 }
 
 pub(super) fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
@@ -132,6 +135,21 @@ impl HostLogs {
             open: Mutex::default(),
             recovered: Mutex::default(),
             segments: SegmentFiles::default(),
+            model: None,
+        }
+    }
+
+    /// The same, with logs as slow as a model of NVM.
+    #[must_use]
+    pub const fn slowed_to(mut self, model: NvmModel) -> Self {
+        self.model = Some(model);
+        self
+    }
+
+    fn slowed(&self, log: Arc<dyn Region>) -> Arc<dyn Region> {
+        match self.model {
+            Some(model) => Arc::new(EmulatedRegion::new(log, model)),
+            None => log,
         }
     }
 
@@ -259,7 +277,7 @@ impl LogStore for HostLogs {
             ),
             None => None,
         };
-        let log = files.as_ref().map(Files::region);
+        let log = files.as_ref().map(|files| self.slowed(files.region()));
         if let Some(files) = files {
             self.open.lock().insert(session, files);
         }
@@ -284,7 +302,7 @@ impl LogStore for HostLogs {
     }
 
     fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
-        Ok(self.find(session)?.map(|log| Arc::new(log) as Arc<dyn Region>))
+        Ok(self.find(session)?.map(|log| self.slowed(Arc::new(log))))
     }
 
     fn list(&self) -> Result<Vec<SessionId>, MediaError> {

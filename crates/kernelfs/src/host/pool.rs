@@ -4,12 +4,14 @@
 use super::devices;
 use super::live;
 use super::spec::{NvmSpec, PoolSpec, TierSpec};
+use crate::config::Emulated;
 use crate::{Config, KernelError};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use varve_media::emulated::NvmModel;
 use varve_store::Devices;
 
 /// Version of the directory's layout and of `varve.toml`.
@@ -350,13 +352,12 @@ impl HostPool {
         let boot_id = varve_media::host::boot_id()
             .map_err(|error| KernelError::io("cannot read the boot id", error))?;
         let backing = (!self.spec.nvm.is_memory()).then(|| self.logs_dir());
-        Ok(super::HostLogs::new(
-            self.live.clone(),
-            backing,
-            self.nvm_path(),
-            boot_id,
-            self.uuid,
-        ))
+        let logs = super::HostLogs::new(self.live.clone(), backing, self.nvm_path(), boot_id, self.uuid);
+        Ok(if self.config.emulate.contains(&Emulated::Nvm) {
+            logs.slowed_to(NvmModel::STRATA)
+        } else {
+            logs
+        })
     }
 
     /// Refuses to serve another user's pool: its memory files and images would change hands.

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use varve_ipc::{Hello, IpcError, Link, Page, Welcome, socket};
+use varve_media::emulated::{EmulatedRegion, NvmModel};
 use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region};
 
 use crate::options::{Connection, Connector};
@@ -41,6 +42,14 @@ impl Connector for SocketConnector {
             }
             None => None,
         };
+        let slowed = |region| {
+            if welcome.nvm_emulated {
+                Arc::new(EmulatedRegion::new(region, NvmModel::STRATA)) as Arc<dyn Region>
+            } else {
+                region
+            }
+        };
+        let (log, nvm) = (log.map(slowed), nvm.map(slowed));
         Ok(Connection {
             link,
             welcome,

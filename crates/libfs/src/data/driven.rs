@@ -309,6 +309,7 @@ fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
         log_max_bytes: log.len_bytes(),
         nvm_bytes: nvm.len_bytes(),
         nvm_sums: None,
+        nvm_emulated: false,
         lease_ms: 100_000,
         wait_ms: 100_000,
         digest_percent: 90,

@@ -193,6 +193,7 @@ impl Connector for Door {
             log_max_bytes: bytes,
             nvm_bytes: 0,
             nvm_sums: None,
+            nvm_emulated: false,
             lease_ms: 1_000,
             wait_ms: 1_000,
             digest_percent: 90,

@@ -780,6 +780,7 @@ impl Service for Fake {
             log_max_bytes: LOG_BYTES,
             nvm_bytes: 0,
             nvm_sums: None,
+            nvm_emulated: false,
             lease_ms: 20_000,
             wait_ms: 10_000,
             digest_percent: 30,

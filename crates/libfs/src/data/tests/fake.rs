@@ -145,6 +145,7 @@ impl Fake {
             log_max_bytes: self.log_max_bytes,
             nvm_bytes: self.nvm.len_bytes(),
             nvm_sums: None,
+            nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: self.wait_ms,
             digest_percent: 30,
