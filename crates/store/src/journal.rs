@@ -13,6 +13,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Why a whole journal of another pool is refused.
+/// Bytes of the ring that are read at once when it is looked through.
+const SCAN_BYTES: u64 = 1 << 20;
 pub(crate) const STRANGER: &str = "it belongs to another pool";
 
 /// The journal of an open pool; used under the writer's lock.
@@ -265,40 +267,57 @@ impl Journal {
             .filter(|header| header.is_valid(self.uuid)))
     }
 
-    /// After the last good record: is there a torn one, or (damage!) a later one that was committed?
-    fn look_beyond(&self, scan: &mut Scan) -> Result<()> {
-        let mut at = RING_START;
-        while at < self.len {
-            if let Some(header) = self.header_at(at)? {
-                let tx = TxId(header.tx.get());
-                if tx.0 == self.newest.0 + 1 {
-                    scan.torn = true;
-                } else if tx > self.newest && scan.damage.is_none() {
-                    scan.damage = Some(StoreError::JournalDamaged {
-                        tx: TxId(self.newest.0 + 1),
-                        offset: self.head,
-                        later: tx,
-                    });
+    /// Every valid header in a ring, wherever a record may start, ascending. Read in large pieces: of a journal in a file each read is a
+    /// system call past the page cache.
+    fn each_header(
+        region: &Arc<dyn Region>,
+        uuid: [u8; 16],
+        len: u64,
+        visit: &mut dyn FnMut(u64, RecordHeader),
+    ) -> Result<()> {
+        let mut piece = vec![0; SCAN_BYTES.min(len.saturating_sub(RING_START)) as usize];
+        let mut start = RING_START;
+        while start < len {
+            let take = piece.len().min((len - start) as usize);
+            region.read(start, &mut piece[..take])?;
+            let places = (start..).step_by(RECORD_ALIGN as usize);
+            for (at, bytes) in places.zip(piece[..take].chunks(RECORD_ALIGN as usize)) {
+                if let Ok((header, _)) = RecordHeader::read_from_prefix(bytes)
+                    && header.is_valid(uuid)
+                {
+                    visit(at, header);
                 }
             }
-            at += RECORD_ALIGN;
+            start += take as u64;
         }
         Ok(())
+    }
+
+    /// After the last good record: is there a torn one, or (damage!) a later one that was committed?
+    fn look_beyond(&self, scan: &mut Scan) -> Result<()> {
+        Self::each_header(&self.region, self.uuid, self.len, &mut |_, header| {
+            let tx = TxId(header.tx.get());
+            if tx.0 == self.newest.0 + 1 {
+                scan.torn = true;
+            } else if tx > self.newest && scan.damage.is_none() {
+                scan.damage = Some(StoreError::JournalDamaged {
+                    tx: TxId(self.newest.0 + 1),
+                    offset: self.head,
+                    later: tx,
+                });
+            }
+        })
     }
 
     /// After accepted damage: hands the whole records beyond it to `apply`, ascending, and empties the ring. What the damaged record changed may
     /// be in place already (it is, unless the power failed); older records have just been laid over it, so the later ones are needed too.
     pub(crate) fn skip_damage(&mut self, nvm_blocks: u64, apply: &mut Apply<'_>) -> Result<()> {
         let mut later = Vec::new();
-        let mut at = RING_START;
-        while at < self.len {
-            if let Some(header) = self.header_at(at)?
-                && header.tx.get() > self.newest.0
-            {
+        Self::each_header(&self.region, self.uuid, self.len, &mut |at, header| {
+            if header.tx.get() > self.newest.0 {
                 later.push((header.tx.get(), at, header));
             }
-            at += RECORD_ALIGN;
-        }
+        })?;
         later.sort_unstable_by_key(|(tx, ..)| *tx);
         for (tx, at, header) in later {
             let len = u64::from(header.payload_len.get());
@@ -320,20 +339,9 @@ impl Journal {
     /// Newest transaction of which a record is left in a ring whose headers are lost.
     pub(crate) fn newest_in_ring(region: &Arc<dyn Region>, uuid: [u8; 16], len: u64) -> Result<TxId> {
         let mut newest = TxId(0);
-        let mut piece = vec![0; 64 << 10];
-        let mut at = RING_START;
-        while at < len {
-            let take = piece.len().min((len - at) as usize);
-            region.read(at, &mut piece[..take])?;
-            for bytes in piece[..take].chunks(RECORD_ALIGN as usize) {
-                if let Ok((header, _)) = RecordHeader::read_from_prefix(bytes)
-                    && header.is_valid(uuid)
-                {
-                    newest = newest.max(TxId(header.tx.get()));
-                }
-            }
-            at += take as u64;
-        }
+        Self::each_header(region, uuid, len, &mut |_, header| {
+            newest = newest.max(TxId(header.tx.get()));
+        })?;
         Ok(newest)
     }
 

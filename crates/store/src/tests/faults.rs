@@ -3,6 +3,7 @@ use super::*;
 use crate::StoreError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use varve_format::FileBlock;
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice, FaultyRegion};
 
@@ -39,6 +40,24 @@ fn faulty() -> Faulty {
         journal,
         ssd,
     }
+}
+
+#[test]
+fn opening_reads_the_journal_in_large_pieces() {
+    let rig = Rig::new();
+    let mut devices = devices_of(&rig.world);
+    let pieces = (devices.journal.len_bytes() >> 20) + 1;
+    let script = FaultScript::new();
+    // Counts them.
+    script.push(FaultRule::always(FaultOp::Read, Fault::Slow(Duration::ZERO)));
+    devices.journal = Arc::new(FaultyRegion::new(devices.journal, script.clone()));
+    drop(rig);
+    Store::open(devices, OpenOptions::default()).unwrap();
+    let reads = script.fired();
+    assert!(
+        reads > 0 && reads < pieces + 16,
+        "{reads} reads for {pieces} pieces"
+    );
 }
 
 fn change(store: &Store) -> Result<()> {
