@@ -468,7 +468,8 @@ impl ExtentTree {
         }
         for extent in splice.changed() {
             let value = ExtentValue::encode(extent);
-            self.tree.set(io, &mut top, extent.file_block.0, value.as_bytes())?;
+            self.tree
+                .set(io, &mut top, extent.file_block.0, value.as_bytes())?;
         }
         for extent in splice.inserted() {
             self.insert(io, &mut top, extent)?;

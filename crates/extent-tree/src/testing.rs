@@ -157,7 +157,11 @@ impl MetaIo for MemIo {
         let header = BlockHeader::of(self.blocks.get(&block).ok_or(MemError::NoBlock(block))?);
         let kind = BlockKind::from_u16(header.kind.get()).unwrap();
         self.next += 1;
-        let tier = if self.next.is_multiple_of(3) { Tier::Hdd } else { Tier::Ssd };
+        let tier = if self.next.is_multiple_of(3) {
+            Tier::Hdd
+        } else {
+            Tier::Ssd
+        };
         let new = BlockNo::on(tier, self.next);
         let mut bytes = Box::new([0; varve_format::BLOCK_SIZE]);
         init_block(&mut bytes, kind, Ino(header.owner.get()), new);

@@ -207,6 +207,13 @@ pub fn init_block(block: &mut Block, kind: BlockKind, owner: Ino, number: BlockN
     seal_block(block);
 }
 
+/// Gives a block that moves its new number, and its checksum.
+pub fn move_block(block: &mut Block, number: BlockNo) {
+    let at = offset_of!(BlockHeader, block);
+    block[at..at + 8].copy_from_slice(&number.0.to_le_bytes());
+    seal_block(block);
+}
+
 /// Computes the checksum of a block whose content is final.
 pub fn seal_block(block: &mut Block) {
     let crc = crc32c::crc32c(&block[4..]);

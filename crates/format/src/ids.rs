@@ -241,7 +241,8 @@ mod tests {
             assert_eq!(block.is_cold(), tier != Tier::Nvm);
         }
         assert_eq!(BlockNo(3 << 56).home(), None);
-        let names = [BlockNo(7), BlockNo::on(Tier::Ssd, 8), BlockNo(3 << 56 | 9)].map(|block| block.to_string());
+        let names =
+            [BlockNo(7), BlockNo::on(Tier::Ssd, 8), BlockNo(3 << 56 | 9)].map(|block| block.to_string());
         assert_eq!(names, ["7", "ssd:8", "0x300000000000009"]);
     }
 }

@@ -194,6 +194,7 @@ fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
     };
     let sum = companies("moving data", Flavour::Moving, Policy::Rotate, 24, 24, effort);
     assert!(sum.moved > 100 && sum.by_activity["migration"] > 300, "{sum:?}");
+    assert!(sum.cooled > 50, "{sum:?}");
 }
 
 #[test]

@@ -226,9 +226,7 @@ impl BTree {
             return Err(TreeError::NotFound.into());
         }
         let (mut steps, mut place) = self.path(io, top, key)?;
-        let index = self
-            .index_of(io, place.leaf, key)?
-            .ok_or(TreeError::NotFound)?;
+        let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
         self.warm_path(io, top, &mut steps, &mut place)?;
         self.edit(io, place.leaf, |node| node.set_value(index, value))
     }
@@ -244,9 +242,7 @@ impl BTree {
             return Err(TreeError::NotFound.into());
         }
         let (mut steps, mut place) = self.path(io, top, key)?;
-        let index = self
-            .index_of(io, place.leaf, key)?
-            .ok_or(TreeError::NotFound)?;
+        let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
         self.warm_path(io, top, &mut steps, &mut place)?;
         let leaf = place.leaf;
         let fill = self.edit(io, leaf, |node| {

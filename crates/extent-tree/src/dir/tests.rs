@@ -168,7 +168,11 @@ fn run(dir: &Directory, ops: Vec<Op>) {
             Op::Cool(max) => {
                 root = dir.cool(&mut io, &root, &mut MemIo::some(max)).unwrap();
                 if dir.is_away(&root).unwrap() {
-                    assert_eq!(io.away(), io.in_use().len(), "something hangs in NVM below what is away");
+                    assert_eq!(
+                        io.away(),
+                        io.in_use().len(),
+                        "something hangs in NVM below what is away"
+                    );
                 }
             }
         }

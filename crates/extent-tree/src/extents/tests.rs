@@ -243,7 +243,11 @@ impl World {
             Op::Cool(max) => {
                 *root = TREE.cool(io, root, &mut MemIo::some(max)).unwrap();
                 if TREE.is_away(root).unwrap() {
-                    assert_eq!(io.away(), io.in_use().len(), "something hangs in NVM below what is away");
+                    assert_eq!(
+                        io.away(),
+                        io.in_use().len(),
+                        "something hangs in NVM below what is away"
+                    );
                 }
             }
         }

@@ -103,6 +103,8 @@ pub struct Tally {
     pub resumed: u64,
     /// Blocks moved between tiers, in the workloads.
     pub moved: u64,
+    /// Blocks of metadata that went to slower tiers, in the workloads.
+    pub cooled: u64,
 }
 
 impl Tally {
@@ -118,6 +120,7 @@ impl Tally {
         self.mediated += other.mediated;
         self.resumed += other.resumed;
         self.moved += other.moved;
+        self.cooled += other.cooled;
         for (kind, count) in &other.by_kind {
             *self.by_kind.entry(kind).or_default() += count;
         }
@@ -247,6 +250,7 @@ impl Recorded {
                 mediated: self.mediated,
                 resumed: self.resumed,
                 moved: self.moved,
+                cooled: self.cooled,
                 ..Tally::default()
             },
         };

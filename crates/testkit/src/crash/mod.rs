@@ -30,7 +30,7 @@ pub enum Act {
     Digest,
     /// The daemon looks around: frees, forgets.
     Tick,
-    /// A step of placement: data moves between tiers.
+    /// A step of placement: data moves between tiers, and metadata to slower ones.
     Place,
     /// The journal is emptied.
     Checkpoint,
@@ -109,11 +109,16 @@ pub struct Recorded {
     pub resumed: u64,
     /// Blocks moved between tiers.
     pub moved: u64,
+    /// Blocks of metadata that went to slower tiers.
+    pub cooled: u64,
 }
 
 fn say(error: impl fmt::Display) -> String {
     error.to_string()
 }
+
+/// Most blocks of metadata that go with a step of placement.
+const COOLED: u64 = 24;
 
 /// A client, as long as it lives.
 struct Client {
@@ -130,6 +135,7 @@ struct Stage {
     mediated: u64,
     resumed: u64,
     moved: u64,
+    cooled: u64,
 }
 
 impl Script {
@@ -173,6 +179,7 @@ impl Script {
             mediated: 0,
             resumed: 0,
             moved: 0,
+            cooled: 0,
         };
         for _ in 0..sessions {
             stage.join()?;
@@ -234,6 +241,7 @@ impl Script {
             mediated: stage.mediated,
             resumed: stage.resumed,
             moved: stage.moved,
+            cooled: stage.cooled,
         })
     }
 }
@@ -265,7 +273,11 @@ impl Stage {
             Act::By(session, op) => return lockstep::both(&mut self.model, &self.clients[*session].fs, op),
             Act::Digest => self.rig.kernel().digest_all().map_err(say)?,
             Act::Tick => self.rig.settle(),
-            Act::Place => self.moved += self.rig.kernel().place(),
+            Act::Place => {
+                let kernel = self.rig.kernel();
+                self.moved += kernel.place();
+                self.cooled += kernel.store().cool(COOLED).map_err(say)?;
+            }
             Act::Checkpoint => self.rig.kernel().store().checkpoint().map_err(say)?,
             Act::Seal => self.rig.seal_all(),
             Act::SealOne(session) => self.rig.seal(self.clients[*session].no),
