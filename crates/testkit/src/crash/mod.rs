@@ -5,9 +5,13 @@
 mod explore;
 mod generate;
 mod oracle;
+mod shrink;
+mod text;
 
 pub use explore::{Effort, Known, Tally, explore_all, tried};
-pub use generate::{Flavour, company};
+pub use generate::{Flavour, Syncs, company, sequence};
+pub use shrink::{Shrunk, explore_or_shrink, shrink};
+pub use text::NotAScript;
 
 use crate::lockstep;
 use crate::model::Model;
@@ -15,7 +19,7 @@ use crate::ops::{Op, Path};
 use crate::rig::{MountNo, Rig, Shape};
 use crate::target;
 use oracle::History;
-use std::fmt;
+use std::fmt::Display;
 use varve_libfs::{Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
@@ -56,16 +60,6 @@ pub enum Act {
     Restart,
 }
 
-impl fmt::Display for Act {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Op(op) => write!(f, "{op}"),
-            Self::By(session, op) => write!(f, "{session}: {op}"),
-            other => write!(f, "{other:?}"),
-        }
-    }
-}
-
 impl Act {
     /// What is going on, for counting.
     const fn activity(&self) -> &'static str {
@@ -84,6 +78,9 @@ impl Act {
         }
     }
 }
+
+/// A workload, the pool that it runs on, and how much of it is tried.
+pub type Job = (Script, Shape, Effort);
 
 /// What is done before, and while, the machine is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +110,7 @@ pub struct Recorded {
     pub cooled: u64,
 }
 
-fn say(error: impl fmt::Display) -> String {
+fn say(error: impl Display) -> String {
     error.to_string()
 }
 
@@ -158,12 +155,7 @@ impl Script {
     /// # Errors
     /// When the file system does not agree with the model although nothing crashed.
     pub fn record(&self, shape: Shape) -> Result<Recorded, String> {
-        let list = |acts: &[Act]| acts.iter().map(Act::to_string).collect::<Vec<_>>().join(", ");
-        let (before, acts) = (list(&self.before), list(&self.acts));
-        let what = format!(
-            "[{before}] then [{acts}] on {:?}, {:?}",
-            shape.medium, shape.policy
-        );
+        let what = format!("{self} on {shape}");
         self.record_as(shape, &what)
             .map_err(|why| format!("{what}\n  without a crash: {why}"))
     }
