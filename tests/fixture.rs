@@ -149,9 +149,14 @@ fn strip(value: &mut Value, path: &str) {
     }
 }
 
+/// Names in the directory `many`: a newer pool holds some of its metadata twice, and is to be no larger.
+const fn names(version: u32) -> u32 {
+    if version == 1 { 300 } else { 200 }
+}
+
 fn fill(mnt: &Path) {
     std::fs::create_dir(mnt.join("many")).unwrap();
-    for number in 0..300 {
+    for number in 0..names(FORMAT_VERSION) {
         std::fs::write(
             mnt.join(format!("many/name-{number:03}")),
             format!("body {number}"),
@@ -161,7 +166,7 @@ fn fill(mnt: &Path) {
     std::fs::write(mnt.join("file"), vec![b'v'; 3 << 20]).unwrap();
     std::fs::write(mnt.join("file2"), vec![b'w'; 3 << 20]).unwrap();
     let holes = std::fs::File::create(mnt.join("holes")).unwrap();
-    for number in 0..400 {
+    for number in 0..200 {
         std::os::unix::fs::FileExt::write_all_at(&holes, b"island", number * 8192).unwrap();
     }
     holes.sync_all().unwrap();
@@ -278,7 +283,7 @@ fn opens_lists_checks_and_prints_as_it_did(version: u32) {
         posix.close(fd).unwrap();
         bytes
     };
-    for number in 0..300 {
+    for number in 0..names(version) {
         assert_eq!(
             read(&format!("/many/name-{number:03}")),
             format!("body {number}").as_bytes()

@@ -530,7 +530,13 @@ impl Store {
         for index in (0..survey.inode_blocks).filter(|index| !survey.inode_file.contains_key(index)) {
             let span = core.alloc_raw(1)?;
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
-                let bytes = free_image(survey, Ino(ino), options)?;
+                // What was saved of a damaged block goes with it: nothing leads to that one any more.
+                let bytes = match survey.misplaced.get(&Ino(ino)) {
+                    Some(slot) => slot
+                        .encode(Ino(ino))
+                        .map_err(|fault| StoreError::Inode { ino: Ino(ino), fault })?,
+                    None => free_image(survey, Ino(ino), options)?,
+                };
                 let offset = (ino % INODES_PER_BLOCK) as usize * INODE_SIZE;
                 core.patch_raw(
                     crate::layout::Place {
