@@ -232,6 +232,18 @@ fn pool_metrics(page: &mut Page, look: &Look) {
             .as_u64()
             .map_or_else(Rows::new, one),
     );
+    page.counter(
+        "metadata_blocks",
+        "Blocks of metadata that went to slower tiers, came back to be changed, were read there",
+        tagged(
+            &[
+                ("away", status.metadata.away),
+                ("back", status.metadata.back),
+                ("read", status.metadata.reads),
+            ],
+            "kind",
+        ),
+    );
     page.counter("digest_batches", "Batches digested", one(digest.batches));
     page.counter("digest_operations", "Operations digested", one(digest.operations));
     page.counter(

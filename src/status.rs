@@ -109,6 +109,13 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
         "inodes   {} in use, {} free; transaction {}",
         status.inodes_used, status.inodes_free, status.newest_tx
     ));
+    let metadata = &status.metadata;
+    if metadata.away + metadata.back + metadata.reads > 0 {
+        put(format!(
+            "metadata {} blocks went to slower tiers, {} came back, {} were read there",
+            metadata.away, metadata.back, metadata.reads
+        ));
+    }
     put(String::new());
     if status.sessions.is_empty() {
         put("sessions none".into());

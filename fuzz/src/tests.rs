@@ -130,6 +130,14 @@ impl MetaIo for Maker {
     fn free(&mut self, _: BlockNo) -> Result<(), Refused> {
         Err(Refused)
     }
+
+    fn warm(&mut self, _: BlockNo) -> Result<BlockNo, Refused> {
+        Err(Refused)
+    }
+
+    fn cool(&mut self, _: BlockNo) -> Result<Option<BlockNo>, Refused> {
+        Ok(None)
+    }
 }
 
 impl Maker {

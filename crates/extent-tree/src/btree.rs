@@ -7,16 +7,15 @@
 //! quarters of one; empty nodes are freed at once.
 
 mod change;
+mod cold;
 mod walk;
 
 use crate::{Fault, MetaIo, MetaRead, TreeError};
 use std::ops::{ControlFlow, Range};
-use varve_format::{Block, BlockHeader, BlockKind, BlockNo, Ino, NodeFault, NodeMut, NodeRef, Tier, Top};
+use varve_format::{Block, BlockHeader, BlockKind, BlockNo, Ino, NodeFault, NodeMut, NodeRef, Top};
 
 /// Keys stay below this.
 pub(crate) const KEY_END: u64 = 1 << 63;
-/// Bits of a pointer to a node that hold the block number; above them is the tier, which must be NVM in format 1.
-const POINTER_BLOCK_BITS: u32 = 56;
 
 /// Where a descent went through an inner node.
 #[derive(Clone, Copy)]
@@ -41,17 +40,17 @@ pub(crate) struct BTree {
     pub(crate) node: BlockKind,
 }
 
-fn pointer(block: BlockNo) -> [u8; 8] {
-    (block.0 | (Tier::Nvm as u64) << POINTER_BLOCK_BITS).to_le_bytes()
+const fn pointer(block: BlockNo) -> [u8; 8] {
+    block.0.to_le_bytes()
 }
 
 fn parse_pointer(value: &[u8]) -> Result<BlockNo, Fault> {
     let word: [u8; 8] = value.try_into().map_err(|_| Fault::Pointer(value.len() as u64))?;
-    let raw = u64::from_le_bytes(word);
-    if raw >> POINTER_BLOCK_BITS != Tier::Nvm as u64 {
-        return Err(Fault::Pointer(raw));
+    let block = BlockNo(u64::from_le_bytes(word));
+    match block.home() {
+        Some(_) => Ok(block),
+        None => Err(Fault::Pointer(block.0)),
     }
-    Ok(BlockNo(raw))
 }
 
 impl BTree {

@@ -144,11 +144,12 @@ impl Directory {
         root: &mut DirRoot,
         entry: &Dirent<'_>,
     ) -> Result<DirEntry, M::Error> {
-        let top = self.top(root)?;
+        let mut top = self.top(root)?;
         let mut record = Vec::new();
         entry.encode(&mut record).map_err(TreeError::BadName)?;
         let found = self.find(io, &top, entry.name)?.ok_or(TreeError::NotFound)?;
-        self.tree.set(io, &top, found.cookie, &record)?;
+        self.tree.set(io, &mut top, found.cookie, &record)?;
+        *root = DirRoot::new(&top, root.entries());
         Ok(found)
     }
 
@@ -194,6 +195,30 @@ impl Directory {
         }
         *root = self.root_after(&top, root.entries().saturating_sub((max - left) as u64))?;
         Ok(Progress::More)
+    }
+
+    /// Sends the nodes of the index to slower tiers, as long as `more` says so. Returns the root to be stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn cool<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &DirRoot,
+        more: &mut dyn FnMut(&mut M) -> bool,
+    ) -> Result<DirRoot, M::Error> {
+        let mut top = self.top(root)?;
+        self.tree.cool(io, &mut top, more)?;
+        Ok(DirRoot::new(&top, root.entries()))
+    }
+
+    /// Whether no node of the index is in NVM.
+    ///
+    /// # Errors
+    /// The root is corrupt.
+    pub fn is_away(&self, root: &DirRoot) -> Result<bool, TreeError> {
+        let top = self.top(root)?;
+        Ok(top.height == 0 || top.block.is_cold())
     }
 
     /// Walks the whole index: tells `visitor` of every node and every fault, and `on_entry` of every sound entry and its cookie.

@@ -105,8 +105,8 @@ pub enum Fault {
     /// The same name twice.
     #[error("a name occurs twice under hash {0:#x}")]
     DuplicateName(u64),
-    /// A pointer names a tier where no node can be in this version.
-    #[error("node pointer {0:#x} names another tier")]
+    /// A pointer names a tier that there is not.
+    #[error("node pointer {0:#x} names no tier")]
     Pointer(u64),
     /// A block is reached twice.
     #[error("block is reached twice")]

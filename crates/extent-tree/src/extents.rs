@@ -298,6 +298,36 @@ impl ExtentTree {
         self.replace(io, root, range, &extents).map(|_| true)
     }
 
+    /// Sends the tree's nodes to slower tiers, as long as `more` says so. Returns the root to be stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn cool<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &TreeRoot,
+        more: &mut dyn FnMut(&mut M) -> bool,
+    ) -> Result<TreeRoot, M::Error> {
+        match self.form(root)? {
+            TreeForm::Inline(_) => Ok(*root),
+            TreeForm::Nodes(mut top, counts) => {
+                self.tree.cool(io, &mut top, more)?;
+                Ok(TreeRoot::nodes(&top, &counts))
+            }
+        }
+    }
+
+    /// Whether no node of the tree is in NVM.
+    ///
+    /// # Errors
+    /// The root is corrupt.
+    pub fn is_away(&self, root: &TreeRoot) -> Result<bool, TreeError> {
+        Ok(match self.form(root)? {
+            TreeForm::Inline(_) => true,
+            TreeForm::Nodes(top, _) => top.block.is_cold(),
+        })
+    }
+
     /// Extents, and mapped blocks on each tier.
     ///
     /// # Errors
@@ -438,7 +468,8 @@ impl ExtentTree {
         }
         for extent in splice.changed() {
             let value = ExtentValue::encode(extent);
-            self.tree.set(io, &top, extent.file_block.0, value.as_bytes())?;
+            self.tree
+                .set(io, &mut top, extent.file_block.0, value.as_bytes())?;
         }
         for extent in splice.inserted() {
             self.insert(io, &mut top, extent)?;

@@ -18,6 +18,8 @@ pub trait MetaRead {
 
 /// One transaction over metadata blocks.
 ///
+/// A block's number names its tier ([`BlockNo::home`]). Only blocks in NVM are changed.
+///
 /// After any error out of a function that takes a `MetaIo`, the transaction must be given up and the root that was passed in
 /// be set back to what it was: changes of several blocks may be half done.
 pub trait MetaIo: MetaRead {
@@ -25,7 +27,7 @@ pub trait MetaIo: MetaRead {
     /// keeper renews the checksum.
     ///
     /// # Errors
-    /// As [`read`](MetaRead::read).
+    /// As [`read`](MetaRead::read), or the block is on a slower tier.
     fn update<R>(&mut self, block: BlockNo, f: impl FnOnce(&mut Block) -> R) -> Result<R, Self::Error>;
 
     /// A new block, all zeros after a header that names `kind`, `owner` and the block itself.
@@ -39,4 +41,17 @@ pub trait MetaIo: MetaRead {
     /// # Errors
     /// The block is not allocated.
     fn free(&mut self, block: BlockNo) -> Result<(), Self::Error>;
+
+    /// Moves a block of a slower tier to NVM. Returns its new number; the old one is free.
+    ///
+    /// # Errors
+    /// As [`read`](MetaRead::read), or no space.
+    fn warm(&mut self, block: BlockNo) -> Result<BlockNo, Self::Error>;
+
+    /// Moves a block of NVM, which will not be changed any more where it then is, to a slower tier. Returns its new number, and the old one is
+    /// free; `None`, with nothing changed: it is to stay, or there is no space for it.
+    ///
+    /// # Errors
+    /// As [`read`](MetaRead::read).
+    fn cool(&mut self, block: BlockNo) -> Result<Option<BlockNo>, Self::Error>;
 }

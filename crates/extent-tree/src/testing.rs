@@ -5,7 +5,9 @@
 use crate::{CheckVisitor, MetaIo, MetaRead, TreeError};
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
-use varve_format::{Block, BlockKind, BlockNo, Ino, init_block, verify_block};
+use varve_format::{
+    BLOCK_HEADER_SIZE, Block, BlockHeader, BlockKind, BlockNo, Ino, Tier, init_block, verify_block,
+};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MemError {
@@ -27,6 +29,9 @@ pub(crate) struct MemIo {
     next: u64,
     /// Blocks that may still be allocated.
     pub(crate) space: u64,
+    /// Every so many blocks that are to go to a slower tier, one stays; 0: none does.
+    pub(crate) keep_each: u64,
+    asked: u64,
     pub(crate) reads: Cell<u64>,
     /// Reads after which everything fails: nothing may run for ever.
     pub(crate) reads_max: u64,
@@ -39,6 +44,8 @@ impl MemIo {
             freed: Vec::new(),
             next: 1000,
             space: u64::MAX,
+            keep_each: 0,
+            asked: 0,
             reads: Cell::new(0),
             reads_max: u64::MAX,
         }
@@ -50,6 +57,28 @@ impl MemIo {
 
     pub(crate) fn block_mut(&mut self, block: BlockNo) -> &mut Block {
         self.blocks.get_mut(&block).unwrap()
+    }
+
+    /// For `cool`: so many blocks, of which every third stays.
+    pub(crate) fn some(max: u16) -> impl FnMut(&mut Self) -> bool {
+        let mut left = max;
+        move |io| {
+            io.keep_each = if max.is_multiple_of(2) { 3 } else { 0 };
+            left = left.saturating_sub(1);
+            left > 0
+        }
+    }
+
+    /// Blocks on slower tiers.
+    pub(crate) fn away(&self) -> usize {
+        self.blocks.keys().filter(|block| block.is_cold()).count()
+    }
+
+    /// Moves what `old` holds to `new`, which has its header, and frees it.
+    fn take_body(&mut self, old: BlockNo, new: BlockNo) {
+        let body = self.blocks.get(&old).unwrap()[BLOCK_HEADER_SIZE..].to_vec();
+        self.block_mut(new)[BLOCK_HEADER_SIZE..].copy_from_slice(&body);
+        self.free(old).unwrap();
     }
 
     pub(crate) fn reads_of<R>(&self, f: impl FnOnce() -> R) -> (R, u64) {
@@ -74,6 +103,7 @@ impl MetaRead for MemIo {
 
 impl MetaIo for MemIo {
     fn update<R>(&mut self, block: BlockNo, f: impl FnOnce(&mut Block) -> R) -> Result<R, MemError> {
+        assert!(!block.is_cold(), "a tree changed {block}");
         let bytes = self.blocks.get_mut(&block).ok_or(MemError::NoBlock(block))?;
         let header: [u8; 32] = bytes[..32].try_into().unwrap();
         let result = f(bytes);
@@ -99,9 +129,45 @@ impl MetaIo for MemIo {
 
     fn free(&mut self, block: BlockNo) -> Result<(), MemError> {
         self.blocks.remove(&block).ok_or(MemError::NoBlock(block))?;
-        self.freed.push(block);
-        self.space = self.space.saturating_add(1);
+        if !block.is_cold() {
+            self.freed.push(block);
+            self.space = self.space.saturating_add(1);
+        }
         Ok(())
+    }
+
+    fn warm(&mut self, block: BlockNo) -> Result<BlockNo, MemError> {
+        assert!(block.is_cold(), "{block} is brought back from nowhere");
+        let header = BlockHeader::of(self.blocks.get(&block).ok_or(MemError::NoBlock(block))?);
+        let (kind, owner) = (
+            BlockKind::from_u16(header.kind.get()).unwrap(),
+            Ino(header.owner.get()),
+        );
+        let new = self.alloc(None, kind, owner)?;
+        self.take_body(block, new);
+        Ok(new)
+    }
+
+    fn cool(&mut self, block: BlockNo) -> Result<Option<BlockNo>, MemError> {
+        assert!(!block.is_cold(), "{block} is sent away twice");
+        self.asked += 1;
+        if self.keep_each > 0 && self.asked.is_multiple_of(self.keep_each) {
+            return Ok(None);
+        }
+        let header = BlockHeader::of(self.blocks.get(&block).ok_or(MemError::NoBlock(block))?);
+        let kind = BlockKind::from_u16(header.kind.get()).unwrap();
+        self.next += 1;
+        let tier = if self.next.is_multiple_of(3) {
+            Tier::Hdd
+        } else {
+            Tier::Ssd
+        };
+        let new = BlockNo::on(tier, self.next);
+        let mut bytes = Box::new([0; varve_format::BLOCK_SIZE]);
+        init_block(&mut bytes, kind, Ino(header.owner.get()), new);
+        self.blocks.insert(new, bytes);
+        self.take_body(block, new);
+        Ok(Some(new))
     }
 }
 

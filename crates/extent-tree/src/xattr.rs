@@ -131,7 +131,8 @@ impl Xattrs {
         let record = self.encode(name, stored)?;
         match &old {
             Some(Value::Inline(bytes)) if bytes.len() == value.len() => {
-                self.tree.set(io, &top, key, &record)?;
+                self.tree.set(io, &mut top, key, &record)?;
+                *root = XattrRoot::new(&top, entries, value_blocks);
                 return Ok(true);
             }
             Some(old) => {
@@ -263,6 +264,72 @@ impl Xattrs {
         }
         *root = self.root_after(&top, root, max - left, freed)?;
         Ok(Progress::More)
+    }
+
+    /// Sends the nodes of the index and the blocks of values to slower tiers, as long as `more` says so. Returns the root to be stored.
+    ///
+    /// # Errors
+    /// Corruption, and the errors of `io`.
+    pub fn cool<M: MetaIo>(
+        &self,
+        io: &mut M,
+        root: &XattrRoot,
+        more: &mut dyn FnMut(&mut M) -> bool,
+    ) -> Result<XattrRoot, M::Error> {
+        let mut top = self.top(root)?;
+        // Below nodes that are away, all is.
+        if top.height > 0 && !top.block.is_cold() {
+            // Values before the leaves that name them.
+            if self.cool_values(io, &mut top, more)? {
+                self.tree.cool(io, &mut top, more)?;
+            }
+        }
+        Ok(XattrRoot::new(&top, root.entries(), root.value_blocks()))
+    }
+
+    /// Sends the blocks of values away; whether all are.
+    fn cool_values<M: MetaIo>(
+        &self,
+        io: &mut M,
+        top: &mut Top,
+        more: &mut dyn FnMut(&mut M) -> bool,
+    ) -> Result<bool, M::Error> {
+        let mut warm = Vec::new();
+        self.tree.scan(io, top, 0..KEY_END, |leaf, key, bytes| {
+            let record = XattrRecord::parse(bytes).map_err(|fault| self.tree.corrupt(leaf, fault))?;
+            if let XattrValue::Blocks { len, blocks } = record.value
+                && blocks.iter().any(|block| !block.is_cold())
+            {
+                warm.push((key, record.name.to_vec(), len, blocks));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        let mut all = true;
+        for (key, name, len, mut blocks) in warm {
+            for block in blocks.iter_mut().filter(|block| !block.is_cold()) {
+                let new = if more(io) {
+                    io.read(*block, |bytes| self.value_block(bytes, *block, |_| ()))?
+                        .map_err(|fault| self.tree.corrupt(*block, fault))?;
+                    io.cool(*block)?
+                } else {
+                    None
+                };
+                all &= new.is_some();
+                *block = new.unwrap_or(*block);
+            }
+            let record = self.encode(&name, XattrValue::Blocks { len, blocks })?;
+            self.tree.set(io, top, key, &record)?;
+        }
+        Ok(all)
+    }
+
+    /// Whether no node of the index and no block of a value is in NVM.
+    ///
+    /// # Errors
+    /// The root is corrupt.
+    pub fn is_away(&self, root: &XattrRoot) -> Result<bool, TreeError> {
+        let top = self.top(root)?;
+        Ok(top.height == 0 || top.block.is_cold())
     }
 
     /// Walks all attributes: tells `visitor` of every block and every fault, and `on_attr` of every sound name with the length of

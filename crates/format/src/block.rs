@@ -96,7 +96,7 @@ pub struct BlockHeader {
     pub kind: U16,
     /// Inode that the block belongs to; 0 for the pool's own.
     pub owner: U64,
-    /// The block's own number on its tier: a misdirected write shows.
+    /// The block's own number, with its tier: a misdirected write shows.
     pub block: U64,
     /// Generation of the owner, or 0.
     pub generation: U32,
@@ -207,10 +207,24 @@ pub fn init_block(block: &mut Block, kind: BlockKind, owner: Ino, number: BlockN
     seal_block(block);
 }
 
+/// Gives a block that moves its new number, and its checksum.
+pub fn move_block(block: &mut Block, number: BlockNo) {
+    let at = offset_of!(BlockHeader, block);
+    block[at..at + 8].copy_from_slice(&number.0.to_le_bytes());
+    seal_block(block);
+}
+
 /// Computes the checksum of a block whose content is final.
 pub fn seal_block(block: &mut Block) {
     let crc = crc32c::crc32c(&block[4..]);
     block[..4].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// What a tier's checksum table has of a metadata block whose bytes have the checksum `crc`: another number than data of the same bytes would have,
+/// so that the two are told apart where nothing leads to a block any more.
+#[must_use]
+pub const fn sum_of_metadata(crc: u32) -> u32 {
+    !crc
 }
 
 /// Checks the checksum of a block.

@@ -43,10 +43,14 @@ number!(
     /// How many times an inode number has been given out; tells a file from its predecessor.
     Generation(u32)
 );
-number!(
-    /// Block of [`BLOCK_SIZE`] bytes on one tier.
-    BlockNo(u64)
-);
+/// Block of [`BLOCK_SIZE`] bytes on one tier. Where the tier does not follow from elsewhere, as in a pointer to metadata, bits 56 and above name it;
+/// NVM is 0 there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct BlockNo(pub u64);
+
+/// Bits of a [`BlockNo`] that hold the number on its tier.
+const BLOCK_NUMBER_BITS: u32 = 56;
+
 number!(
     /// Block of [`BLOCK_SIZE`] bytes within one file.
     FileBlock(u64)
@@ -69,10 +73,43 @@ number!(
 );
 
 impl BlockNo {
+    /// Block `number` of `tier`, with the tier in it.
+    #[must_use]
+    pub const fn on(tier: Tier, number: u64) -> Self {
+        Self(number | (tier as u64) << BLOCK_NUMBER_BITS)
+    }
+
+    /// The tier in it, and the number on that tier; `None`: there is no such tier.
+    #[must_use]
+    pub const fn home(self) -> Option<(Tier, u64)> {
+        // Eight bits are left.
+        match Tier::from_u8((self.0 >> BLOCK_NUMBER_BITS) as u8) {
+            Some(tier) => Some((tier, self.0 & ((1 << BLOCK_NUMBER_BITS) - 1))),
+            None => None,
+        }
+    }
+
+    /// Whether it names another tier than NVM.
+    #[must_use]
+    pub const fn is_cold(self) -> bool {
+        self.0 >> BLOCK_NUMBER_BITS != Tier::Nvm as u64
+    }
+
     /// Byte offset of the block on its tier.
     #[must_use]
     pub const fn offset_bytes(self) -> u64 {
         self.0 * BLOCK_BYTES
+    }
+}
+
+impl fmt::Display for BlockNo {
+    /// `77`, or `ssd:77` where it names another tier than NVM.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.home() {
+            Some((Tier::Nvm, number)) => number.fmt(f),
+            Some((tier, number)) => write!(f, "{}:{number}", tier.name()),
+            None => write!(f, "{:#x}", self.0),
+        }
     }
 }
 
@@ -188,5 +225,24 @@ impl Seal {
     #[must_use]
     pub fn covers(&self, seq: LogSeq) -> bool {
         seq.0 >= 1 && seq <= self.last && !self.missing.iter().any(|run| run.contains(seq))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BlockNo, Tier};
+
+    #[test]
+    fn block_number_keeps_its_tier() {
+        assert_eq!(BlockNo::on(Tier::Nvm, 77), BlockNo(77));
+        for tier in Tier::ALL {
+            let block = BlockNo::on(tier, (1 << 48) - 1);
+            assert_eq!(block.home(), Some((tier, (1 << 48) - 1)));
+            assert_eq!(block.is_cold(), tier != Tier::Nvm);
+        }
+        assert_eq!(BlockNo(3 << 56).home(), None);
+        let names =
+            [BlockNo(7), BlockNo::on(Tier::Ssd, 8), BlockNo(3 << 56 | 9)].map(|block| block.to_string());
+        assert_eq!(names, ["7", "ssd:8", "0x300000000000009"]);
     }
 }

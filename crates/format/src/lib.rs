@@ -23,7 +23,7 @@ pub mod superblock;
 pub use attr::{FileKind, InodeAttr, MODE_KIND_MASK, MODE_PERM_MASK, TimeNs};
 pub use block::{
     BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, BLOCK_MAGIC, Block, BlockHeader, BlockKind, HeaderFault, init_block,
-    seal_block, verify_block,
+    move_block, seal_block, sum_of_metadata, verify_block,
 };
 pub use charge::charge;
 pub use dirent::{

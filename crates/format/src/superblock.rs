@@ -8,7 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// NVM blocks that hold the two copies.
 pub const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 1];
 /// Version of the format that this code writes and the newest it reads.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// Pools of this version and later may have metadata on SSD and HDD; before, all of it is in NVM.
+pub const COLD_METADATA_VERSION: u32 = 2;
 /// Smallest NVM tier, in bytes.
 pub const NVM_MIN_BYTES: u64 = 4 << 20;
 
@@ -151,6 +153,12 @@ impl Superblock {
         Ok(block)
     }
 
+    /// Whether metadata may lie on slower tiers.
+    #[must_use]
+    pub fn has_cold_metadata(&self) -> bool {
+        self.version.get() >= COLD_METADATA_VERSION
+    }
+
     /// Layout of a tier.
     #[must_use]
     pub fn tier(&self, tier: Tier) -> &TierLayout {
@@ -168,13 +176,17 @@ mod tests {
     fn superblock_is_refused_when_flipped_or_newer() {
         let mut block = Superblock::new_zeroed();
         block.magic = Superblock::MAGIC;
-        block.version = U32::new(1);
-        assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
-        block.version = U32::new(2);
-        assert_eq!(
-            Superblock::parse(block.sealed().as_bytes()),
-            Err(SuperblockError::Version(2))
-        );
+        for version in 1..=FORMAT_VERSION {
+            block.version = U32::new(version);
+            assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
+        }
+        for version in [0, FORMAT_VERSION + 1] {
+            block.version = U32::new(version);
+            assert_eq!(
+                Superblock::parse(block.sealed().as_bytes()),
+                Err(SuperblockError::Version(version))
+            );
+        }
         let mut bytes = block.sealed().as_bytes().to_vec();
         bytes[100] ^= 1;
         assert_eq!(Superblock::parse(&bytes), Err(SuperblockError::Checksum));

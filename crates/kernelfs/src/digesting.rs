@@ -304,7 +304,7 @@ impl KernelFs {
         if changes.is_empty() {
             return Ok(());
         }
-        let mut tx = self.store.begin()?;
+        let mut tx = self.store.begin_with_room()?;
         let mut never_made = Vec::new();
         for change in changes {
             match change {
@@ -327,7 +327,7 @@ impl KernelFs {
             }
             if tx.room() < varve_store::OP_ROOM {
                 tx.commit()?;
-                tx = self.store.begin()?;
+                tx = self.store.begin_with_room()?;
             }
         }
         tx.commit()?;

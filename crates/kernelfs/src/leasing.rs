@@ -362,7 +362,7 @@ impl KernelFs {
         near: InodeKey,
         count: u16,
     ) -> Result<Vec<(InodeKey, LeaseNo)>, StoreError> {
-        let mut tx = self.store.begin()?;
+        let mut tx = self.store.begin_with_room()?;
         let mut rows: Vec<(GrantRow, Vec<InodeKey>)> = Vec::new();
         let mut left = count;
         // Where free numbers are scattered, a row has few: not all of the table's rows for that.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{SessionId, Tier};
 use varve_media::DeviceState;
-use varve_store::Passes;
+use varve_store::{CoolingStats, Passes};
 
 /// Counters of one run.
 #[derive(Debug, Default)]
@@ -194,6 +194,9 @@ pub struct Status {
     pub sessions: Vec<SessionStatus>,
     /// Sealed sessions whose client may come back.
     pub ended_sessions: u64,
+    /// Metadata on slower tiers, since the daemon started, in blocks.
+    #[serde(default)]
+    pub metadata: CoolingStats,
     /// Digest.
     pub digest: DigestStatus,
     /// Leases.
@@ -348,6 +351,7 @@ impl KernelFs {
             inodes_free: space.inodes_free,
             sessions,
             ended_sessions: core.ended.len() as u64,
+            metadata: self.store.cooled(),
             digest: DigestStatus {
                 batches: get(&counters.digests),
                 operations: get(&counters.operations),

@@ -1,34 +1,65 @@
-//! Committed metadata blocks in DRAM. Verifies what it loads; never writes.
+//! Committed metadata blocks in DRAM, from every tier. Verifies what it loads; never writes. Remembers which blocks of NVM were used lately.
 
-use crate::{Result, StoreError};
+use crate::layout::Layout;
+use crate::store::Store;
+use crate::{Devices, Result, StoreError};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use varve_extent_tree::MetaRead;
-use varve_format::{BLOCK_SIZE, Block, BlockNo, Extent, verify_block};
-use varve_media::Region;
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Block, BlockNo, Extent, Tier, verify_block};
 
 const SHARDS: usize = 16;
 
 /// The cache; its content is the committed state as long as the publishing lock is held for reading.
 pub(crate) struct MetaCache {
-    region: Arc<dyn Region>,
-    blocks: u64,
+    devices: Devices,
+    layout: Layout,
     shards: Vec<Mutex<LruCache<u64, Arc<Block>>>>,
     inode_file: InodeFile,
+    used: Used,
+    /// Blocks read from slower tiers.
+    cold_reads: AtomicU64,
 }
 
-/// Where blocks of the committed inode file are. It is asked for each inode, and only ever grows (but for repairs).
+/// Blocks of NVM that were used since they were last asked for, a bit each. A hint.
+struct Used(Vec<AtomicU64>);
+
+impl Used {
+    fn new(blocks: u64) -> Self {
+        Self((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn note(&self, block: u64) {
+        if let Some(word) = self.0.get((block / 64) as usize) {
+            let mask = 1 << (block % 64);
+            // Mostly it is set, and a look costs other readers nothing.
+            if word.load(Ordering::Relaxed) & mask == 0 {
+                word.fetch_or(mask, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn take(&self, block: u64) -> bool {
+        let mask = 1 << (block % 64);
+        self.0
+            .get((block / 64) as usize)
+            .is_some_and(|word| word.fetch_and(!mask, Ordering::Relaxed) & mask != 0)
+    }
+}
+
+/// Where blocks of the committed inode file are. It is asked for each inode.
 #[derive(Default)]
 pub(crate) struct InodeFile {
-    /// Length and first NVM block, by first block of the file.
+    /// Length and first block, with its tier, by first block of the file.
     runs: RwLock<BTreeMap<u64, (u64, u64)>>,
 }
 
 impl InodeFile {
-    /// The NVM block of block `index`, if it was asked for before.
+    /// Where block `index` lies, if it was asked for before.
     pub(crate) fn block(&self, index: u64) -> Option<BlockNo> {
         let runs = self.runs.read();
         let (first, (len, block)) = runs.range(..=index).next_back()?;
@@ -37,7 +68,7 @@ impl InodeFile {
 
     /// Keeps an extent of the committed tree.
     pub(crate) fn learn(&self, extent: &Extent) {
-        let run = (u64::from(extent.len), extent.block.0);
+        let run = (u64::from(extent.len), BlockNo::on(extent.tier, extent.block.0).0);
         self.runs.write().insert(extent.file_block.0, run);
     }
 
@@ -48,19 +79,36 @@ impl InodeFile {
 }
 
 impl MetaCache {
-    pub(crate) fn new(region: Arc<dyn Region>, blocks: u64, capacity: usize) -> Self {
+    pub(crate) fn new(devices: &Devices, layout: &Layout, capacity: usize) -> Self {
         let each = NonZeroUsize::new(capacity / SHARDS).unwrap_or(NonZeroUsize::MIN);
         let shards = (0..SHARDS).map(|_| Mutex::new(LruCache::new(each))).collect();
         Self {
-            region,
-            blocks,
+            devices: devices.clone(),
+            layout: layout.clone(),
             shards,
             inode_file: InodeFile::default(),
+            used: Used::new(layout.blocks(Tier::Nvm)),
+            cold_reads: AtomicU64::new(0),
         }
     }
 
     pub(crate) const fn inode_file(&self) -> &InodeFile {
         &self.inode_file
+    }
+
+    /// Blocks read from slower tiers.
+    pub(crate) fn cold_reads(&self) -> u64 {
+        self.cold_reads.load(Ordering::Relaxed)
+    }
+
+    /// A block is used; nothing if it is not in NVM.
+    pub(crate) fn note_used(&self, block: BlockNo) {
+        self.used.note(block.0);
+    }
+
+    /// Whether a block of NVM was used since the last call.
+    pub(crate) fn take_used(&self, block: BlockNo) -> bool {
+        self.used.take(block.0)
     }
 
     fn shard(&self, block: u64) -> &Mutex<LruCache<u64, Arc<Block>>> {
@@ -69,19 +117,45 @@ impl MetaCache {
 
     /// The block, verified unless it is `raw` (inode images check themselves).
     pub(crate) fn load(&self, block: BlockNo, raw: bool) -> Result<Arc<Block>> {
+        self.load_checked(block, |bytes| {
+            if raw {
+                return Ok(());
+            }
+            verify_block(bytes).map_err(|fault| StoreError::Block { block, fault })
+        })
+    }
+
+    /// The block; `check` sees it when it comes from its medium.
+    pub(crate) fn load_checked(
+        &self,
+        block: BlockNo,
+        check: impl FnOnce(&Block) -> Result<()>,
+    ) -> Result<Arc<Block>> {
         if let Some(found) = self.shard(block.0).lock().get(&block.0) {
             return Ok(Arc::clone(found));
         }
-        if block.0 >= self.blocks {
-            return Err(StoreError::Damaged(format!(
-                "pointer to NVM block {block}, which does not exist"
-            )));
-        }
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
-        self.region.read(block.offset_bytes(), bytes.as_mut_slice())?;
-        if !raw {
-            verify_block(&bytes).map_err(|fault| StoreError::Block { block, fault })?;
+        match block.home() {
+            Some((Tier::Nvm, number)) if number < self.layout.blocks(Tier::Nvm) => {
+                self.devices
+                    .nvm
+                    .read(number * BLOCK_BYTES, bytes.as_mut_slice())?;
+            }
+            Some((tier, number)) if tier != Tier::Nvm && self.layout.usable(tier, number) => {
+                let device = self
+                    .devices
+                    .block_device(tier)
+                    .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))?;
+                self.cold_reads.fetch_add(1, Ordering::Relaxed);
+                device.read(number * BLOCK_BYTES, bytes.as_mut_slice())?;
+            }
+            _ => {
+                return Err(StoreError::Damaged(format!(
+                    "pointer to metadata block {block}, which does not exist"
+                )));
+            }
         }
+        check(&bytes)?;
         let loaded: Arc<Block> = Arc::from(bytes);
         // Another reader may have been faster; both read the same committed bytes.
         self.shard(block.0).lock().put(block.0, Arc::clone(&loaded));
@@ -101,30 +175,49 @@ impl MetaCache {
 
 /// Reading metadata, with the few things that the trees' trait does not have.
 pub(crate) trait View: MetaRead<Error = StoreError> {
-    /// As [`MetaRead::read`], for a block without header.
-    fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R>;
+    /// As [`MetaRead::read`], for a block without header; `check` sees it when it comes from its medium.
+    fn read_raw<R>(
+        &self,
+        block: BlockNo,
+        check: impl FnOnce(&Block) -> Result<()>,
+        f: impl FnOnce(&Block) -> R,
+    ) -> Result<R>;
 
     /// What is known of the inode file, if this view sees it as it is committed.
     fn inode_file(&self) -> Option<&InodeFile>;
+
+    /// The pool.
+    fn store(&self) -> &Store;
 }
 
 /// The committed state; valid while the publishing lock is held for reading.
 #[derive(Clone, Copy)]
-pub(crate) struct Committed<'c>(pub(crate) &'c MetaCache);
+pub(crate) struct Committed<'c>(pub(crate) &'c Store);
 
 impl MetaRead for Committed<'_> {
     type Error = StoreError;
     fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
-        self.0.load(block, false).map(|content| f(&content))
+        self.0.cache.note_used(block);
+        self.0.cache.load(block, false).map(|content| f(&content))
     }
 }
 
 impl View for Committed<'_> {
-    fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
-        self.0.load(block, true).map(|content| f(&content))
+    fn read_raw<R>(
+        &self,
+        block: BlockNo,
+        check: impl FnOnce(&Block) -> Result<()>,
+        f: impl FnOnce(&Block) -> R,
+    ) -> Result<R> {
+        self.0.cache.note_used(block);
+        self.0.cache.load_checked(block, check).map(|content| f(&content))
     }
 
     fn inode_file(&self) -> Option<&InodeFile> {
-        Some(self.0.inode_file())
+        Some(self.0.cache.inode_file())
+    }
+
+    fn store(&self) -> &Store {
+        self.0
     }
 }

@@ -382,7 +382,7 @@ impl Store {
         ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| extents.push(extent));
         let nodes = walk.blocks;
         for block in nodes {
-            usage.claim(self, Tier::Nvm, block.0, POOL_INO);
+            self.claim_node(&lens, usage, block, POOL_INO);
         }
         let mut blocks = 0;
         for extent in extents {
@@ -420,6 +420,27 @@ impl Store {
             in_use,
         );
         Ok(())
+    }
+
+    /// A node of a tree, or a block of its own. On a slower tier it must also have its checksum there.
+    fn claim_node(&self, lens: &Lens<'_, Committed<'_>>, usage: &mut Usage, block: BlockNo, owner: Ino) {
+        let Some((tier, number)) = block.home() else {
+            let tier = Tier::Nvm;
+            usage.findings.push(Finding::OutOfBounds { tier, block, owner });
+            return;
+        };
+        usage.claim(self, tier, number, owner);
+        // That it can be read is known, or named already.
+        if tier != Tier::Nvm
+            && let Ok(bytes) = self.cache.load(block, false)
+            && let Err(error) = lens.check_cold(block, &bytes)
+        {
+            usage.findings.push(Finding::Tree {
+                owner,
+                block: Some(block),
+                what: error.to_string(),
+            });
+        }
     }
 
     fn check_inode(
@@ -465,7 +486,7 @@ impl Store {
             .check(lens.view, &inode.xattrs, &mut walk, |_, _| {});
         let nodes = walk.blocks;
         for block in nodes {
-            usage.claim(self, Tier::Nvm, block.0, ino);
+            self.claim_node(lens, usage, block, ino);
         }
         for extent in extents {
             for at in 0..u64::from(extent.len) {

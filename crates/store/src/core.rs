@@ -1,6 +1,7 @@
 //! The heart of a transaction: dirty blocks, allocations, frees, the commit. Knows no files.
 
 use crate::cache::{InodeFile, View};
+use crate::cold::Moves;
 use crate::journal::Payload;
 use crate::layout::{Layout, Place};
 use crate::lens::{Lens, POOL_INO};
@@ -22,6 +23,8 @@ use varve_format::{
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Bytes of metadata written to a slower tier at once.
+const RUN_BYTES: usize = 1 << 20;
 /// Bytes at the start of a block that change together with its checksum.
 const CHECKSUM_WORD: usize = 8;
 
@@ -85,6 +88,8 @@ pub(crate) struct Core<'s> {
     spans: Vec<Span>,
     ephemeral: Vec<Span>,
     freed: Vec<(Span, bool)>,
+    /// Metadata blocks of slower tiers that are freed.
+    forgotten: Vec<u64>,
     saved: Saved,
     pub(crate) touched: [bool; 3],
     nvm_range: Option<(u64, u64)>,
@@ -93,12 +98,14 @@ pub(crate) struct Core<'s> {
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     pub(crate) undo: Vec<Undo>,
     /// The tree of the inode file is not as it is committed.
-    inode_file_changed: bool,
+    pub(crate) inode_file_changed: bool,
     pub(crate) poisoned: bool,
     /// The present operation leaves the reserve alone.
     pub(crate) frugal: bool,
     /// No operation of this transaction needs to.
     pub(crate) use_reserve: bool,
+    /// What this transaction moves to slower tiers and back.
+    pub(crate) moves: Moves,
     done: bool,
 }
 
@@ -114,6 +121,7 @@ impl<'s> Core<'s> {
             spans: Vec::new(),
             ephemeral: Vec::new(),
             freed: Vec::new(),
+            forgotten: Vec::new(),
             saved,
             touched: [false; 3],
             nvm_range: None,
@@ -124,6 +132,7 @@ impl<'s> Core<'s> {
             poisoned: false,
             frugal: false,
             use_reserve: false,
+            moves: Moves::default(),
             done: false,
         }
     }
@@ -159,6 +168,11 @@ impl<'s> Core<'s> {
     }
 
     fn dirty_mut(&mut self, block: BlockNo, raw: bool) -> Result<&mut Dirty> {
+        if block.is_cold() {
+            return Err(StoreError::Damaged(format!(
+                "metadata block {block} is to be changed on a slower tier"
+            )));
+        }
         if !self.dirty.contains_key(&block.0) {
             let base = self.store.cache.load(block, raw)?;
             self.dirty.insert(
@@ -220,6 +234,13 @@ impl<'s> Core<'s> {
         Ok(())
     }
 
+    /// Changes the pool state as it now is.
+    pub(crate) fn change_state(&mut self, f: impl FnOnce(&mut PoolState)) -> Result<()> {
+        let mut state = self.lens().state()?;
+        f(&mut state);
+        self.set_state(&state)
+    }
+
     pub(crate) fn set_state(&mut self, state: &PoolState) -> Result<()> {
         const { assert!(BLOCK_HEADER_SIZE + POOL_STATE_SIZE <= BLOCK_SIZE) };
         let block = self.lens().state_block();
@@ -239,7 +260,7 @@ impl<'s> Core<'s> {
     // ---- space
 
     /// NVM for metadata; may move the journal's tail to release some.
-    fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
+    pub(crate) fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
         let reserve = !self.frugal;
         let mut span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
         if span.is_none() && self.store.space.lock().waits_for_tail() {
@@ -261,7 +282,7 @@ impl<'s> Core<'s> {
         Ok(span)
     }
 
-    fn insert_fresh(&mut self, block: u64, content: Arc<Block>, raw: bool) {
+    pub(crate) fn insert_fresh(&mut self, block: u64, content: Arc<Block>, raw: bool) {
         self.dirty.insert(
             block,
             Dirty {
@@ -303,6 +324,18 @@ impl<'s> Core<'s> {
         Err(StoreError::NoSpace { blocks: want })
     }
 
+    /// A block for metadata on a slower tier, the faster one first; `None`: there is none.
+    pub(crate) fn alloc_cold(&mut self) -> Result<Option<Span>> {
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            if let Some(span) = self.alloc_on(tier, false, 1)? {
+                self.spans.push(span);
+                self.set_bits(span, true)?;
+                return Ok(Some(span));
+            }
+        }
+        Ok(None)
+    }
+
     fn alloc_on(&mut self, tier: Tier, reserve: bool, want: u64) -> Result<Option<Span>> {
         if self.layout().blocks(tier) == 0 {
             return Ok(None);
@@ -319,7 +352,7 @@ impl<'s> Core<'s> {
                 return Ok(None);
             };
             if let NextUnit::Holes(_) = next
-                && self.room() < self.layout().unit_blocks(tier) * 5 + crate::OP_ROOM
+                && self.room() < self.layout().reopening_bytes(tier) + crate::OP_ROOM
             {
                 // Its table would not fit in this record.
                 return Ok(None);
@@ -368,7 +401,7 @@ impl<'s> Core<'s> {
         }
     }
 
-    /// Frees blocks of data or (NVM) metadata.
+    /// Frees blocks of data or metadata.
     pub(crate) fn free_span(&mut self, span: Span, data: bool) -> Result<()> {
         let layout = self.layout();
         let last = span.start.saturating_add(span.len.saturating_sub(1));
@@ -497,9 +530,7 @@ impl<'s> Core<'s> {
             ..UnitRow::default()
         };
         self.patch(layout.unit_row(tier, unit), row.as_bytes())?;
-        let mut state = self.lens().state()?;
-        state.open_unit[tier as usize] = U64::new(unit + 1);
-        self.set_state(&state)?;
+        self.change_state(|state| state.open_unit[tier as usize] = U64::new(unit + 1))?;
         self.store.space.lock().open_unit(tier, unit);
         Ok(())
     }
@@ -662,16 +693,38 @@ impl<'s> Core<'s> {
         if armed(Bug::NodesUnfenced) {
             self.flush_touched()?;
         }
+        let (mut start, mut run) = (0, Vec::new());
         for block in fresh {
-            let content = self.dirty.get(&block).map(|dirty| Arc::clone(&dirty.content));
-            if let Some(content) = content {
+            let Some(dirty) = self.dirty.get(&block) else {
+                continue;
+            };
+            let content = Arc::clone(&dirty.content);
+            if !BlockNo(block).is_cold() {
                 self.put_blocks(Tier::Nvm, block, &content[..])?;
+                continue;
             }
+            // Slower tiers are written in long runs.
+            if start + (run.len() / BLOCK_SIZE) as u64 != block || run.len() >= RUN_BYTES {
+                self.put_run(start, &run)?;
+                run.clear();
+                start = block;
+            }
+            run.extend_from_slice(&content[..]);
         }
+        self.put_run(start, &run)?;
         if armed(Bug::NoSyncBeforeCommit) || armed(Bug::NodesUnfenced) {
             return Ok(());
         }
         self.flush_touched()
+    }
+
+    /// Writes metadata blocks to a slower tier.
+    fn put_run(&mut self, start: u64, run: &[u8]) -> Result<()> {
+        match BlockNo(start).home() {
+            _ if run.is_empty() => Ok(()),
+            Some((tier, number)) => self.put_blocks(tier, number, run),
+            None => Err(StoreError::Damaged("a block of no tier is to be written".into())),
+        }
     }
 
     fn flush_touched(&mut self) -> Result<()> {
@@ -723,6 +776,7 @@ impl<'s> Core<'s> {
             store.latch(&format!("a committed change could not be put in place: {error}"))
         })?;
         self.settle(tx);
+        store.count_moves(&self.moves);
         store.trim_empty();
         Ok(tx)
     }
@@ -769,16 +823,27 @@ impl<'s> Core<'s> {
             store.devices.nvm.fence()?;
         }
         for (block, dirty) in self.dirty.drain() {
+            let number = BlockNo(block);
+            // What was just sent away is not wanted soon.
+            if number.is_cold() {
+                continue;
+            }
+            if !self.moves.cooling {
+                store.cache.note_used(number);
+            }
             store.cache.put(block, dirty.content);
         }
         if self.inode_file_changed {
             store.cache.inode_file().clear();
         }
         for (span, data) in &self.freed {
-            if !data {
+            if !data && span.tier == Tier::Nvm {
                 (span.start..span.start + span.len).for_each(|block| store.cache.forget(block));
             }
         }
+        self.forgotten
+            .drain(..)
+            .for_each(|block| store.cache.forget(block));
         *newest = tx;
         Ok(())
     }
@@ -815,6 +880,9 @@ impl MetaRead for Core<'_> {
     type Error = StoreError;
 
     fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
+        if !self.moves.cooling {
+            self.store.cache.note_used(block);
+        }
         match self.dirty.get(&block.0) {
             Some(dirty) => Ok(f(&dirty.content)),
             None => self.store.cache.load(block, false).map(|content| f(&content)),
@@ -823,15 +891,31 @@ impl MetaRead for Core<'_> {
 }
 
 impl View for Core<'_> {
-    fn read_raw<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
+    fn read_raw<R>(
+        &self,
+        block: BlockNo,
+        check: impl FnOnce(&Block) -> Result<()>,
+        f: impl FnOnce(&Block) -> R,
+    ) -> Result<R> {
+        if !self.moves.cooling {
+            self.store.cache.note_used(block);
+        }
         match self.dirty.get(&block.0) {
             Some(dirty) => Ok(f(&dirty.content)),
-            None => self.store.cache.load(block, true).map(|content| f(&content)),
+            None => self
+                .store
+                .cache
+                .load_checked(block, check)
+                .map(|content| f(&content)),
         }
     }
 
     fn inode_file(&self) -> Option<&InodeFile> {
         (!self.inode_file_changed).then(|| self.store.cache.inode_file())
+    }
+
+    fn store(&self) -> &Store {
+        self.store
     }
 }
 
@@ -850,17 +934,29 @@ impl MetaIo for Core<'_> {
     }
 
     fn free(&mut self, block: BlockNo) -> Result<()> {
-        let span = Span {
-            tier: Tier::Nvm,
-            start: block.0,
-            len: 1,
+        let Some((tier, start)) = block.home() else {
+            return Err(StoreError::Damaged(format!("metadata block {block} of no tier")));
         };
-        self.free_span(span, false)?;
+        self.free_span(Span { tier, start, len: 1 }, false)?;
+        if tier != Tier::Nvm {
+            self.forgotten.push(block.0);
+        }
         if let Some(dirty) = self.dirty.remove(&block.0)
             && let Some(diff) = dirty.diff
         {
             self.cost -= diff.cost;
         }
         Ok(())
+    }
+
+    fn warm(&mut self, block: BlockNo) -> Result<BlockNo> {
+        self.bring_back(block, false)
+    }
+
+    fn cool(&mut self, block: BlockNo) -> Result<Option<BlockNo>> {
+        if self.store.cache.take_used(block) {
+            return Ok(None);
+        }
+        self.send_away(block, false)
     }
 }

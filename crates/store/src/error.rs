@@ -75,7 +75,7 @@ pub enum StoreError {
     /// A metadata block is damaged.
     #[error("metadata block {block}: {fault}")]
     Block {
-        /// NVM block.
+        /// The block, with its tier.
         block: BlockNo,
         /// What is wrong.
         fault: HeaderFault,

@@ -187,6 +187,16 @@ impl Layout {
         unit - UnitRow::FOOTERS * footer_blocks(unit)
     }
 
+    /// Bytes that the record of a transaction must have room for which opens a sealed unit of the tier again: its checksums, mostly.
+    pub(crate) fn reopening_bytes(&self, tier: Tier) -> u64 {
+        self.unit_blocks(tier) * 5
+    }
+
+    /// Whether metadata may lie on slower tiers, and there is one.
+    pub(crate) fn cools(&self) -> bool {
+        self.sb.has_cold_metadata() && self.blocks(Tier::Ssd) + self.blocks(Tier::Hdd) > 0
+    }
+
     /// First block of one of a unit's footers.
     pub(crate) fn footer_start(&self, tier: Tier, unit: u64, footer: u8) -> u64 {
         let blocks = self.unit_blocks(tier);

@@ -10,7 +10,7 @@ use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Extent, ExtentFlags, FILE_BLOCKS_MAX,
-    FileBlock, HashKey, Ino, InodeKey, Tier, TreeRoot,
+    FileBlock, HashKey, Ino, InodeKey, Tier, TreeRoot, sum_of_metadata,
 };
 use zerocopy::FromBytes;
 
@@ -50,7 +50,7 @@ impl<V: View> Lens<'_, V> {
             .map_err(|_| StoreError::Damaged("inode file root".into()))
     }
 
-    /// NVM block of the inode file that holds `ino`; `None` beyond its end.
+    /// Block number `index` of the inode file, with its tier; `None` beyond its end.
     pub(crate) fn inode_block(&self, index: u64) -> Result<Option<BlockNo>> {
         let known = self.view.inode_file();
         if let Some(block) = known.and_then(|known| known.block(index)) {
@@ -58,16 +58,12 @@ impl<V: View> Lens<'_, V> {
         }
         let at = FileBlock(index);
         match ExtentTree::of(POOL_INO).lookup(self.view, &self.inode_root()?, at)? {
-            Mapping::Mapped(extent) if extent.tier == Tier::Nvm => {
+            Mapping::Mapped(extent) => {
                 if let Some(known) = known {
                     known.learn(&extent);
                 }
-                Ok(Some(extent.block_at(at)))
+                Ok(Some(BlockNo::on(extent.tier, extent.block_at(at).0)))
             }
-            Mapping::Mapped(extent) => Err(StoreError::Damaged(format!(
-                "inode file block {index} lies on {}",
-                extent.tier.name()
-            ))),
             Mapping::Hole { .. } => Ok(None),
         }
     }
@@ -81,7 +77,30 @@ impl<V: View> Lens<'_, V> {
             return Err(missing);
         }
         let block = self.inode_block(ino.0 / INODES_PER_BLOCK)?.ok_or(missing)?;
-        self.view.read_raw(block, |bytes| slot_in(bytes, ino))?
+        self.images(block, |bytes| slot_in(bytes, ino))?
+    }
+
+    /// A block of the inode file. Its images check themselves; but one that was never written looks as if its inodes had never been, so on
+    /// slower tiers, which verify nothing themselves, it must have its checksum.
+    pub(crate) fn images<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
+        self.view
+            .read_raw(block, |bytes| self.check_cold(block, bytes), f)
+    }
+
+    /// Compares a metadata block on a slower tier with the checksum that its tier has of it.
+    pub(crate) fn check_cold(&self, block: BlockNo, bytes: &Block) -> Result<()> {
+        let Some((tier, number)) = block.home().filter(|(tier, _)| *tier != Tier::Nvm) else {
+            return Ok(());
+        };
+        let sums = crate::read::sums(self, tier, number, 1)?.resolve(self.view.store())?;
+        if sums == [sum_of_metadata(crc32c::crc32c(bytes))] {
+            Ok(())
+        } else {
+            Err(StoreError::DataChecksum {
+                tier,
+                block: BlockNo(number),
+            })
+        }
     }
 
     pub(crate) fn get(&self, ino: Ino) -> Result<Inode> {

@@ -5,6 +5,9 @@
 //! (`core.rs`): new blocks written and synced; record written and synced; ranges put in place; and, before the record's journal space is used
 //! again, what was put in place synced.
 //!
+//! Metadata lies in NVM, but for what was not used for long while there is little room: that lies on slower tiers (`cold.rs`), each block as it
+//! was written there, until it is brought back to be changed.
+//!
 //! # Invariants
 //! - A block in use is never written, except for metadata, through the journal. Data is copy-on-write.
 //! - A freed block is given out again only when its freeing is durable; metadata: when the journal's tail has passed it; data: when no reader
@@ -15,6 +18,7 @@
 
 mod cache;
 pub mod check;
+mod cold;
 mod core;
 mod data;
 mod error;
@@ -32,6 +36,7 @@ mod store;
 mod tx;
 mod types;
 
+pub use cold::CoolingStats;
 pub use error::{Result, StoreError};
 pub use store::Store;
 pub use tx::Tx;

@@ -73,10 +73,8 @@ impl Tx<'_> {
     /// The pool state cannot be read.
     pub fn next_session_id(&mut self) -> Result<SessionId> {
         self.guard(|core| {
-            let mut state = core.lens().state()?;
-            let id = state.next_session.get().max(1);
-            state.next_session = U64::new(id + 1);
-            core.set_state(&state)?;
+            let id = core.lens().state()?.next_session.get().max(1);
+            core.change_state(|state| state.next_session = U64::new(id + 1))?;
             Ok(SessionId(id))
         })
     }
@@ -87,10 +85,8 @@ impl Tx<'_> {
     /// The pool state cannot be read.
     pub fn next_lease_nos(&mut self, count: u64) -> Result<LeaseNo> {
         self.guard(|core| {
-            let mut state = core.lens().state()?;
-            let first = state.next_lease.get().max(1);
-            state.next_lease = U64::new(first + count);
-            core.set_state(&state)?;
+            let first = core.lens().state()?.next_lease.get().max(1);
+            core.change_state(|state| state.next_lease = U64::new(first + count))?;
             Ok(LeaseNo(first))
         })
     }

@@ -130,6 +130,10 @@ pub(crate) struct Space {
     /// Metadata and data, each in the order of transactions.
     pending: [VecDeque<Pending>; 2],
     tail: TxId,
+    /// Metadata may lie on slower tiers.
+    cools: bool,
+    /// Freed metadata blocks of NVM that wait.
+    waiting_nvm: u64,
     horizon: TxId,
     readers: BTreeMap<TxId, u32>,
     /// Units that became empty and may be trimmed.
@@ -191,6 +195,8 @@ impl Space {
             reserved: 0,
             pending: [VecDeque::new(), VecDeque::new()],
             tail: TxId(0),
+            cools: layout.cools(),
+            waiting_nvm: 0,
             horizon: TxId(u64::MAX),
             readers: BTreeMap::new(),
             trims: Vec::new(),
@@ -225,7 +231,7 @@ impl Space {
         }
     }
 
-    /// NVM blocks that only metadata may take. Metadata lies nowhere else, so a pool whose slower tiers can hold many more files than
+    /// NVM blocks that only metadata may take. It is changed nowhere else, so a pool whose slower tiers can hold many more files than
     /// its NVM keeps more for their inodes and names: a block for each 192 slower ones, within 1/16 and 3/8 of the NVM.
     fn metadata_share(&self) -> u64 {
         let slower: u64 = self.tiers[1..].iter().flatten().map(|space| space.total).sum();
@@ -370,6 +376,9 @@ impl Space {
         if let Some(space) = self.tier(pending.span.tier) {
             space.pending += pending.span.len;
         }
+        if !pending.data && pending.span.tier == Tier::Nvm {
+            self.waiting_nvm += pending.span.len;
+        }
         self.pending[usize::from(pending.data)].push_back(pending);
     }
 
@@ -392,6 +401,9 @@ impl Space {
         let all = crate::seeded::armed(crate::seeded::Bug::ReuseBeforeRelease);
         for (index, limit) in [self.tail, horizon].into_iter().enumerate() {
             while let Some(pending) = self.pending[index].pop_front_if(|pending| all || pending.tx <= limit) {
+                if !pending.data && pending.span.tier == Tier::Nvm {
+                    self.waiting_nvm -= pending.span.len;
+                }
                 self.give_pending(pending.span);
             }
         }
@@ -496,8 +508,26 @@ impl Space {
                 };
             }
         }
-        stats.inodes_free = stats.tiers[0].free * varve_format::inode::INODES_PER_BLOCK;
+        let slower = stats.tiers[1..]
+            .iter()
+            .map(|tier| tier.free.saturating_sub(tier.kept));
+        let slower: u64 = if self.cools { slower.sum() } else { 0 };
+        stats.inodes_free = (stats.tiers[0].free + slower) * varve_format::inode::INODES_PER_BLOCK;
         stats
+    }
+
+    /// Blocks of NVM that metadata may take, now or when the journal's tail has moved, and how many there are in all.
+    pub(crate) fn nvm(&self) -> (u64, u64) {
+        self.tiers[0]
+            .as_ref()
+            .map_or((0, 0), |nvm| (nvm.free + self.waiting_nvm, nvm.total))
+    }
+
+    /// Whether the next unit of a tier will be one that was in use before, if data may not take the last empty one.
+    pub(crate) fn is_short_of_units(&self, tier: Tier) -> bool {
+        self.tiers[tier as usize]
+            .as_ref()
+            .is_some_and(|space| space.empty.len() <= 1)
     }
 
     /// Whether a block can be given out.

@@ -1,6 +1,7 @@
 //! The open pool: what is shared between readers and the one writer, and everything that only reads.
 
 use crate::cache::{Committed, MetaCache};
+use crate::cold::Cooling;
 use crate::core::Core;
 use crate::journal::Journal;
 use crate::layout::Layout;
@@ -18,6 +19,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use varve_extent_tree::TreeError;
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::journal::Range;
 use varve_format::session::{GrantRow, SessionRow};
@@ -50,6 +52,8 @@ pub struct Store {
     /// What went wrong with the media.
     watches: Watches,
     passes: Mutex<Passes>,
+    /// Which metadata went to slower tiers, and which goes next.
+    pub(crate) cooling: Mutex<Cooling>,
     latched: OnceLock<Arc<str>>,
 }
 
@@ -141,11 +145,7 @@ impl Store {
         journal: Journal,
         options: &OpenOptions,
     ) -> Self {
-        let cache = MetaCache::new(
-            Arc::clone(&devices.nvm),
-            layout.blocks(Tier::Nvm),
-            options.cache_blocks,
-        );
+        let cache = MetaCache::new(&devices, &layout, options.cache_blocks);
         let newest = journal.newest();
         let mut space = Space::new(&layout);
         space.set_tail(journal.tail_tx());
@@ -165,6 +165,7 @@ impl Store {
             watches: Watches::default(),
             passes: Mutex::default(),
             latched: OnceLock::new(),
+            cooling: Mutex::default(),
             devices,
             layout,
         }
@@ -256,7 +257,7 @@ impl Store {
     pub(crate) fn snapshot(&self) -> Snapshot<'_> {
         Snapshot {
             guard: self.newest.read(),
-            view: Committed(&self.cache),
+            view: Committed(self),
             layout: &self.layout,
         }
     }
@@ -324,7 +325,7 @@ impl Store {
     /// Whether a block of NVM is one of those that every pool has at fixed places: tables and bitmaps, that no file owns.
     #[must_use]
     pub fn is_fixed(&self, block: BlockNo) -> bool {
-        !self.layout.usable(Tier::Nvm, block.0)
+        !block.is_cold() && !self.layout.usable(Tier::Nvm, block.0)
     }
 
     /// What went wrong with the media since the pool was opened.
@@ -339,10 +340,11 @@ impl Store {
             StoreError::DataChecksum { tier, .. } | StoreError::Footer { tier, .. } => {
                 self.watches.tier(*tier)
             }
-            // All metadata is in NVM.
-            StoreError::Block { .. } | StoreError::Inode { .. } | StoreError::Damaged(_) => {
-                self.watches.tier(Tier::Nvm)
-            }
+            StoreError::Block { block, .. } | StoreError::Tree(TreeError::Corrupt { block, .. }) => self
+                .watches
+                .tier(block.home().map_or(Tier::Nvm, |(tier, _)| tier)),
+            // Where it lies is not said, and mostly it is there.
+            StoreError::Inode { .. } | StoreError::Damaged(_) => self.watches.tier(Tier::Nvm),
             StoreError::Tree(error) if error.is_damage() => self.watches.tier(Tier::Nvm),
             StoreError::Journal(_) | StoreError::JournalDamaged { .. } => self.watches.journal(),
             _ => return,

@@ -353,8 +353,14 @@ impl Core<'_> {
                 ino,
                 ..InodeKey::default()
             }))?;
+        self.put_image(ino, block, &bytes)
+    }
+
+    /// Writes an image into its block of the inode file, which comes back for that if it is away.
+    pub(crate) fn put_image(&mut self, ino: Ino, block: BlockNo, bytes: &[u8]) -> Result<()> {
+        let block = self.warm_inode_block(ino.0 / INODES_PER_BLOCK, block)?;
         let offset = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
-        self.patch_raw(Place { block, offset }, &bytes)
+        self.patch_raw(Place { block, offset }, bytes)
     }
 
     fn alloc_inodes(&mut self, near: Ino, count: u64) -> Result<Vec<InodeKey>> {
@@ -405,7 +411,9 @@ impl Core<'_> {
             if ino.0 == 0 || (ino == ROOT_INO && index == 0 && self.root_exists()?) {
                 continue;
             }
-            let slot = crate::cache::View::read_raw(self, block, |bytes| crate::lens::slot_in(bytes, ino))?;
+            let slot = self
+                .lens()
+                .images(block, |bytes| crate::lens::slot_in(bytes, ino))?;
             // A damaged image is nobody's to give out.
             if let Ok(InodeSlot::Free(generation)) = slot
                 && generation.0 < u32::MAX
@@ -426,9 +434,8 @@ impl Core<'_> {
         for key in &found {
             self.put_slot(key.ino, &InodeSlot::Reserved(key.generation))?;
         }
-        let mut state = self.lens().state()?;
-        state.inodes_used = U64::new(state.inodes_used.get() + found.len() as u64);
-        self.set_state(&state)?;
+        let taken = found.len() as u64;
+        self.change_state(|state| state.inodes_used = U64::new(state.inodes_used.get() + taken))?;
         Ok(Some(found))
     }
 
@@ -443,8 +450,7 @@ impl Core<'_> {
     fn grow_inode_file(&mut self) -> Result<u64> {
         let want = self.layout().inode_chunk();
         let span = self.alloc_raw(want)?;
-        let mut state = self.lens().state()?;
-        let first = state.inode_blocks.get();
+        let first = self.lens().state()?.inode_blocks.get();
         let mut root = self.lens().inode_root()?;
         let extent = Extent {
             file_block: FileBlock(first),
@@ -455,9 +461,10 @@ impl Core<'_> {
         };
         let range = FileBlock(first)..FileBlock(first + span.len);
         ExtentTree::of(POOL_INO).replace(self, &mut root, range, &[extent])?;
-        state.inode_root.copy_from_slice(root.as_bytes());
-        state.inode_blocks = U64::new(first + span.len);
-        self.set_state(&state)?;
+        self.change_state(|state| {
+            state.inode_root.copy_from_slice(root.as_bytes());
+            state.inode_blocks = U64::new(first + span.len);
+        })?;
         self.writer.numbers.grown(first..first + span.len);
         Ok(first)
     }
@@ -498,9 +505,9 @@ impl Core<'_> {
     /// Gives a number back; its generation is remembered.
     fn free_number(&mut self, key: InodeKey) -> Result<()> {
         self.put_slot(key.ino, &InodeSlot::Free(key.generation))?;
-        let mut state = self.lens().state()?;
-        state.inodes_used = U64::new(state.inodes_used.get().saturating_sub(1));
-        self.set_state(&state)?;
+        self.change_state(|state| {
+            state.inodes_used = U64::new(state.inodes_used.get().saturating_sub(1));
+        })?;
         self.writer.numbers.note_one_more(key.ino.0 / INODES_PER_BLOCK);
         Ok(())
     }
@@ -510,8 +517,7 @@ impl Core<'_> {
     /// Puts `inode` at the head of the list; the caller writes it.
     pub(crate) fn orphan_add(&mut self, inode: &mut Inode) -> Result<()> {
         let ino = inode.attr.key.ino;
-        let mut state = self.lens().state()?;
-        let head = Ino(state.orphan_head.get());
+        let head = Ino(self.lens().state()?.orphan_head.get());
         if head.0 != 0 {
             let mut next = self.lens().get(head)?;
             next.orphan = Some(OrphanLinks {
@@ -524,9 +530,11 @@ impl Core<'_> {
             next: head,
             prev: Ino(0),
         });
-        state.orphan_head = U64::new(ino.0);
-        state.orphans = U64::new(state.orphans.get() + 1);
-        self.set_state(&state)
+        // As it is now: an image may have come back from a slower tier meanwhile.
+        self.change_state(|state| {
+            state.orphan_head = U64::new(ino.0);
+            state.orphans = U64::new(state.orphans.get() + 1);
+        })
     }
 
     /// Takes `inode` out of the list, if it is in it; the caller writes it.
@@ -534,10 +542,7 @@ impl Core<'_> {
         let Some(links) = inode.orphan.take() else {
             return Ok(());
         };
-        let mut state = self.lens().state()?;
-        if links.prev.0 == 0 {
-            state.orphan_head = U64::new(links.next.0);
-        } else {
+        if links.prev.0 != 0 {
             let mut prev = self.lens().get(links.prev)?;
             prev.orphan = prev.orphan.map(|old| OrphanLinks {
                 next: links.next,
@@ -553,8 +558,12 @@ impl Core<'_> {
             });
             self.put(&next)?;
         }
-        state.orphans = U64::new(state.orphans.get().saturating_sub(1));
-        self.set_state(&state)
+        self.change_state(|state| {
+            if links.prev.0 == 0 {
+                state.orphan_head = U64::new(links.next.0);
+            }
+            state.orphans = U64::new(state.orphans.get().saturating_sub(1));
+        })
     }
 
     fn continue_free(&mut self, ino: Ino, budget: usize) -> Result<Progress> {

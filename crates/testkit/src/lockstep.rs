@@ -24,7 +24,7 @@ pub enum Step {
     Restart,
     /// The session is ended properly and another one takes its place.
     Remount(usize),
-    /// The journal is emptied.
+    /// Some metadata goes to slower tiers, and the journal is emptied.
     Checkpoint,
     /// All sessions see the model's tree, and the pool is sound.
     Compare,
@@ -52,6 +52,8 @@ pub struct Stats {
     pub resumed: u64,
     /// Operations that the daemon did.
     pub mediated: u64,
+    /// Blocks of metadata that went to slower tiers.
+    pub cooled: u64,
 }
 
 impl Stats {
@@ -62,6 +64,7 @@ impl Stats {
         self.trees += other.trees;
         self.resumed += other.resumed;
         self.mediated += other.mediated;
+        self.cooled += other.cooled;
     }
 }
 
@@ -170,11 +173,17 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
                     .map_err(|errno| (at, format!("unmount: {errno:?}")))?;
                 mounts[*session] = fs;
             }
-            Step::Checkpoint => rig
-                .kernel()
-                .store()
-                .checkpoint()
-                .map_err(|error| (at, error.to_string()))?,
+            Step::Checkpoint => {
+                let kernel = rig.kernel();
+                stats.cooled += kernel
+                    .store()
+                    .cool(1 + at as u64 % 64)
+                    .map_err(|error| (at, error.to_string()))?;
+                kernel
+                    .store()
+                    .checkpoint()
+                    .map_err(|error| (at, error.to_string()))?;
+            }
             Step::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
         }
         if at + 1 == steps.len() {

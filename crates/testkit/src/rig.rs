@@ -47,6 +47,11 @@ pub enum Policy {
     Hierarchy,
 }
 
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Scatter, Self::Rotate, Self::Hierarchy];
+}
+
 impl Shape {
     /// A small pool of three tiers.
     #[must_use]

@@ -31,6 +31,10 @@ fn runs(sessions: usize, seeds: u64, steps: usize) -> Stats {
         }
     }
     eprintln!("{sessions} sessions: {stats:?}");
+    assert!(
+        stats.cooled > 50 || number("VARVE_SEED").is_some(),
+        "no metadata went to slower tiers: {stats:?}"
+    );
     stats
 }
 

@@ -1,5 +1,6 @@
 //! Insertion and removal with split and merge. Refuses to know where the root is kept: the caller stores the new [`Top`].
 
+use super::cold::is_cold;
 use super::{BTree, KEY_END, Place, Step, parse_pointer, pointer};
 use crate::{Fault, MetaIo, MetaRead, TreeError};
 use varve_format::{
@@ -105,7 +106,12 @@ impl BTree {
             top.height = 1;
             return Ok(());
         }
-        let (steps, place) = self.path(io, top, key)?;
+        let (mut steps, mut place) = self.path(io, top, key)?;
+        // Looked at first, so that nothing has moved when it fails.
+        if is_cold(&steps, &place) && self.index_of(io, place.leaf, key)?.is_some() {
+            return Err(TreeError::Exists.into());
+        }
+        self.warm_path(io, top, &mut steps, &mut place)?;
         let (mut block, mut level) = (place.leaf, 0);
         let (mut key, mut value) = (key, value.to_vec());
         while !self.put(io, block, level, key, &value)? {
@@ -212,18 +218,22 @@ impl BTree {
     pub(crate) fn set<M: MetaIo>(
         &self,
         io: &mut M,
-        top: &Top,
+        top: &mut Top,
         key: u64,
         value: &[u8],
     ) -> Result<(), M::Error> {
         if top.height == 0 {
             return Err(TreeError::NotFound.into());
         }
-        let leaf = self.seek(io, top, key)?.leaf;
-        match self.view(io, leaf, 0, |node| Ok(node.find(key)?))? {
-            Some(index) => self.edit(io, leaf, |node| node.set_value(index, value)),
-            None => Err(TreeError::NotFound.into()),
-        }
+        let (mut steps, mut place) = self.path(io, top, key)?;
+        let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
+        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.edit(io, place.leaf, |node| node.set_value(index, value))
+    }
+
+    /// Where in a leaf the record with `key` is.
+    fn index_of<M: MetaRead>(&self, io: &M, leaf: BlockNo, key: u64) -> Result<Option<usize>, M::Error> {
+        self.view(io, leaf, 0, |node| Ok(node.find(key)?))
     }
 
     /// Removes the record with `key`; `NotFound` if there is none.
@@ -231,10 +241,10 @@ impl BTree {
         if top.height == 0 {
             return Err(TreeError::NotFound.into());
         }
-        let (steps, Place { leaf, .. }) = self.path(io, top, key)?;
-        let Some(index) = self.view(io, leaf, 0, |node| Ok(node.find(key)?))? else {
-            return Err(TreeError::NotFound.into());
-        };
+        let (mut steps, mut place) = self.path(io, top, key)?;
+        let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
+        self.warm_path(io, top, &mut steps, &mut place)?;
+        let leaf = place.leaf;
         let fill = self.edit(io, leaf, |node| {
             node.remove(index)?;
             Fill::of(node)
@@ -251,7 +261,8 @@ impl BTree {
         key: u64,
         change: impl FnOnce(&mut NodeMut<'_>, Place) -> Result<R, Fault>,
     ) -> Result<R, M::Error> {
-        let (steps, place) = self.path(io, top, key)?;
+        let (mut steps, mut place) = self.path(io, top, key)?;
+        self.warm_path(io, top, &mut steps, &mut place)?;
         let changed = io.update(place.leaf, |bytes| {
             let before = self.open(bytes, place.leaf, 0)?.count();
             let mut node = NodeMut::open(bytes)?;
@@ -276,7 +287,9 @@ impl BTree {
         if top.height == 0 || max == 0 {
             return Ok(Vec::new());
         }
-        let (steps, Place { leaf, .. }) = self.path(io, top, KEY_END - 1)?;
+        let (mut steps, mut place) = self.path(io, top, KEY_END - 1)?;
+        self.warm_path(io, top, &mut steps, &mut place)?;
+        let leaf = place.leaf;
         let (keep, mut taken) = self.view(io, leaf, 0, |node| {
             let keep = node.count().saturating_sub(max);
             Ok((keep, records_from(&node, keep)?))
@@ -347,7 +360,7 @@ impl BTree {
         Ok(())
     }
 
-    /// Joins the node with a neighbour if there is one with room. Returns the index of the child that the parent loses.
+    /// Joins the node with a neighbour if there is one in NVM with room. Returns the index of the child that the parent loses.
     fn join<M: MetaIo>(
         &self,
         io: &mut M,
@@ -372,6 +385,10 @@ impl BTree {
             Ok((before, after))
         })?;
         let has_room = |io: &M, other: BlockNo| {
+            // Not worth bringing it back.
+            if other.is_cold() {
+                return Ok(false);
+            }
             self.view(io, other, level, |node| {
                 Ok(node.used_bytes() + used_bytes <= JOINED_MAX)
             })

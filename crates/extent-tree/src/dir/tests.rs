@@ -68,6 +68,8 @@ enum Op {
     /// Reads on from where the last one ended.
     Read(usize),
     FreeSome(usize),
+    /// Sends so many blocks away.
+    Cool(u16),
 }
 
 fn name_of(number: u16, len: u8) -> Vec<u8> {
@@ -84,6 +86,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0_u16..300, len, 1_u64..99).prop_map(|(n, len, ino)| Op::Replace(n, len / 64 * 64, ino)),
         2 => (1_usize..20).prop_map(Op::Read),
         1 => (0_usize..3).prop_map(Op::FreeSome),
+        1 => (0_u16..20).prop_map(Op::Cool),
     ];
     prop::collection::vec(op, 1..500)
 }
@@ -161,6 +164,16 @@ fn run(dir: &Directory, ops: Vec<Op>) {
                     reading.lasting.remove(&name);
                 }
                 assert_eq!(progress == Progress::Done, model.is_empty());
+            }
+            Op::Cool(max) => {
+                root = dir.cool(&mut io, &root, &mut MemIo::some(max)).unwrap();
+                if dir.is_away(&root).unwrap() {
+                    assert_eq!(
+                        io.away(),
+                        io.in_use().len(),
+                        "something hangs in NVM below what is away"
+                    );
+                }
             }
         }
         if count % 32 == 0 {

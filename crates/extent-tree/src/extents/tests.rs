@@ -60,6 +60,8 @@ enum Op {
     MarkWritten(u64, u64),
     Remap(u64, u64, bool),
     FreeSome(usize),
+    /// Sends so many blocks away.
+    Cool(u16),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -80,6 +82,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0_u64..1500, 0_u64..40).prop_map(|(at, len)| Op::MarkWritten(at, len)),
         2 => (0_u64..1500, 0_u64..6, any::<bool>()).prop_map(|(at, len, stale)| Op::Remap(at, len, stale)),
         1 => (0_usize..5).prop_map(Op::FreeSome),
+        2 => (0_u16..20).prop_map(Op::Cool),
     ];
     prop::collection::vec(op, 1..250)
 }
@@ -236,6 +239,16 @@ impl World {
                 let from = model.keys().rev().nth(count as usize).map_or(0, |key| key + 1);
                 assert_eq!(sorted(&freed), drain(model, from..u64::MAX));
                 assert_eq!(progress == Progress::Done, model.is_empty());
+            }
+            Op::Cool(max) => {
+                *root = TREE.cool(io, root, &mut MemIo::some(max)).unwrap();
+                if TREE.is_away(root).unwrap() {
+                    assert_eq!(
+                        io.away(),
+                        io.in_use().len(),
+                        "something hangs in NVM below what is away"
+                    );
+                }
             }
         }
     }

@@ -30,16 +30,17 @@ pub fn digest(
     // Transactions to take at most into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
     loop {
-        let mut tx = store.begin()?;
+        let mut tx = store.begin_with_room()?;
         // The fold's estimate is generous, and yet no bound: the store has the last word.
         let budget = tx.room() / 4 * 3;
-        let Some(cut) = fold(&tx, sources, &next, env, most, budget)? else {
+        let most_now = most.min(store.room_for_ops());
+        let Some(cut) = fold(&tx, sources, &next, env, most_now, budget)? else {
             return Ok(());
         };
         if armed(Bug::DigestedBeforeOps) {
             drop(tx);
             number_alone(store, sources, &cut)?;
-            tx = store.begin()?;
+            tx = store.begin_with_room()?;
         }
         let carried = commit(store, &mut tx, sources, &cut, env);
         let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
@@ -344,7 +345,7 @@ fn refuse_alone(
 /// Does what does not fit into the record of its batch.
 pub(super) fn do_before(store: &Store, before: Before) -> Result<(), StoreError> {
     for _ in 0..BEFORE_ROUNDS {
-        let mut tx = store.begin()?;
+        let mut tx = store.begin_with_room()?;
         let (progress, finish) = match before {
             Before::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
             Before::Finish(ino) => (tx.continue_free(ino, FREE_BUDGET)?, None),
@@ -366,7 +367,7 @@ pub(super) fn do_before(store: &Store, before: Before) -> Result<(), StoreError>
 /// Frees the rest of a deleted inode, in records of its own.
 pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError> {
     for _ in 0..BEFORE_ROUNDS {
-        let mut tx = store.begin()?;
+        let mut tx = store.begin_with_room()?;
         // A commit with nothing in it costs nothing; a number that is free by now is no error.
         let progress = match tx.get_key(key) {
             Ok(inode) if inode.attr.nlink == 0 => tx.continue_free(key.ino, FREE_BUDGET)?,
@@ -397,7 +398,7 @@ pub struct Freed {
 /// The store's: nothing is freed then.
 pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Result<Freed, StoreError> {
     let mut freed = Freed::default();
-    let mut tx = store.begin()?;
+    let mut tx = store.begin_with_room()?;
     for key in keys {
         match tx.get_key(*key) {
             Ok(inode) if inode.attr.nlink == 0 => {

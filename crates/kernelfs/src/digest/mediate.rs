@@ -53,7 +53,7 @@ pub fn apply_mediated(
     env: &Environment<'_>,
 ) -> Result<(Applied, MediatedResult), MediateError> {
     for _ in 0..ROUNDS {
-        let mut tx = store.begin()?;
+        let mut tx = store.begin_with_room()?;
         match attempt(store, &mut tx, client, op, named, env) {
             Ok((mut applied, result, unfinished)) => {
                 applied.tx = tx.commit()?;

@@ -55,6 +55,8 @@ pub enum Cause {
     Full,
     /// They are read again and again.
     Warm,
+    /// They are metadata that is not used, and there is little room for more.
+    Metadata,
 }
 
 /// Moves from one tier to another.

@@ -28,7 +28,7 @@ const UNRELEASED_STEPS: u64 = 16;
 pub struct PlacementStatus {
     /// Where the blocks are: `nvm`, `ssd` or `hdd`.
     pub from: String,
-    /// Where they go.
+    /// Where they go; of metadata `slower tiers`.
     pub to: String,
     /// Why they move.
     pub cause: Cause,
@@ -41,13 +41,14 @@ pub struct PlacementStatus {
 impl fmt::Display for PlacementStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.cause {
-            Cause::Full => "cold",
-            Cause::Warm => "warm",
+            Cause::Full => "cold data",
+            Cause::Warm => "warm data",
+            Cause::Metadata => "cold metadata",
         };
         let Self { from, to, .. } = self;
         write!(
             f,
-            "moving {what} data from {from} to {to}: {} blocks",
+            "moving {what} from {from} to {to}: {} blocks",
             self.moved_blocks
         )?;
         match &self.waiting {
@@ -170,8 +171,35 @@ impl KernelFs {
                 waiting: job.waiting,
             });
         }
+        let (cooled, waiting) = self.cool_metadata();
+        shown.extend(self.metadata_status(cooled, waiting));
         *self.placer.jobs.lock() = shown;
-        total
+        total + cooled
+    }
+
+    /// Sends metadata to slower tiers before the NVM has too little room for more: how many blocks, and why no more.
+    fn cool_metadata(&self) -> (u64, Option<String>) {
+        match self.store.cool_ahead() {
+            Ok(0) if self.store.cools_in_vain() => {
+                (0, Some("waiting: no slower tier has room for metadata".into()))
+            }
+            Ok(blocks) => (blocks, None),
+            Err(error) => {
+                self.note_error(&error);
+                (0, Some(format!("waiting: {error}")))
+            }
+        }
+    }
+
+    /// The job, if there is something to say of it.
+    fn metadata_status(&self, cooled: u64, waiting: Option<String>) -> Option<PlacementStatus> {
+        (cooled > 0 || waiting.is_some()).then(|| PlacementStatus {
+            from: Tier::Nvm.name().into(),
+            to: "slower tiers".into(),
+            cause: Cause::Metadata,
+            moved_blocks: self.store.cooled().away,
+            waiting,
+        })
     }
 
     fn carry_job(&self, job: &mut Job) -> u64 {
@@ -278,7 +306,7 @@ impl KernelFs {
         moves: &[Move],
         most: usize,
     ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
-        let mut tx = self.store.begin().map_err(|error| (0, error))?;
+        let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
         let (mut done, mut blocks) = (Vec::new(), 0);
         let enough = tx.room() / 2;
         for moved in moves.iter().take(most) {

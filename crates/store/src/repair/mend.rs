@@ -16,7 +16,7 @@ use varve_format::state::PoolState;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, DIR_SIZE, DirRoot,
     Dirent, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, FileKind, Ino, InodeAttr,
-    InodeKey, ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, verify_block,
+    InodeKey, ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, sum_of_metadata, verify_block,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -152,9 +152,12 @@ impl Store {
                 },
             };
             let first = base + index;
-            // Of data only: a node with a checksum here would be taken for data, were this repair cut off and what led to the node lost.
-            for number in survey.data_blocks(tier, first..first + CHECKSUMS_PER_BLOCK) {
-                let sum = self.sum_of(tier, number)?;
+            // In NVM of data only: a node with a checksum here would be taken for data, were this repair cut off and what led to the node lost.
+            let numbers = survey.data_blocks(tier, first..first + CHECKSUMS_PER_BLOCK);
+            let meta = (first..first + CHECKSUMS_PER_BLOCK)
+                .filter(|number| tier != Tier::Nvm && survey.meta[tier as usize].has(*number));
+            for number in numbers.into_iter().chain(meta) {
+                let sum = self.sum_of(survey, tier, number)?;
                 let offset = BLOCK_HEADER_SIZE + (number - first) as usize * 4;
                 block[offset..offset + 4].copy_from_slice(&sum.to_le_bytes());
             }
@@ -168,9 +171,11 @@ impl Store {
         Ok(())
     }
 
-    fn sum_of(&self, tier: Tier, block: u64) -> Result<u32> {
+    /// The number that a tier's table should have of a block.
+    fn sum_of(&self, survey: &Survey, tier: Tier, block: u64) -> Result<u32> {
         let mut bytes = vec![0; BLOCK_SIZE];
         match self.read_blocks(tier, block, &mut bytes) {
+            Ok(()) if survey.meta[tier as usize].has(block) => Ok(sum_of_metadata(crc32c::crc32c(&bytes))),
             Ok(()) => Ok(crc32c::crc32c(&bytes)),
             // A sector that cannot be read stays so, and no sum fits it.
             Err(StoreError::Media(_)) if tier != Tier::Nvm => Ok(0),
@@ -225,7 +230,7 @@ impl Store {
                 let mut row = UnitRow::default();
                 if open {
                     row.state = UnitRow::OPEN;
-                } else if let Some((footer, crc)) = self.footer_that_fits(tier, unit)? {
+                } else if let Some((footer, crc)) = self.footer_that_fits(survey, tier, unit)? {
                     row.state = UnitRow::SEALED;
                     row.footer = footer;
                     row.footer_crc32c = U32::new(crc);
@@ -238,7 +243,7 @@ impl Store {
     }
 
     /// The whole footer that fits more of the unit's blocks where the two differ, and its checksum.
-    fn footer_that_fits(&self, tier: Tier, unit: u64) -> Result<Option<(u8, u32)>> {
+    fn footer_that_fits(&self, survey: &Survey, tier: Tier, unit: u64) -> Result<Option<(u8, u32)>> {
         let (first, second) = match [
             self.footer_on_media(tier, unit, 0)?,
             self.footer_on_media(tier, unit, 1)?,
@@ -251,7 +256,7 @@ impl Store {
         let mut ahead = 0_i64;
         for (index, (one, other)) in (0..).zip(first.0.iter().zip(&second.0)) {
             if one != other {
-                let sum = self.sum_of(tier, unit * self.layout.unit_blocks(tier) + index)?;
+                let sum = self.sum_of(survey, tier, unit * self.layout.unit_blocks(tier) + index)?;
                 ahead += i64::from(Some(sum) == *other) - i64::from(Some(sum) == *one);
             }
         }
@@ -491,7 +496,7 @@ impl Store {
                 sums.push(0);
                 continue;
             }
-            let sum = self.sum_of(tier, block)?;
+            let sum = self.sum_of(survey, tier, block)?;
             if known.0 != Some(sum) && known.1 != Some(sum) {
                 survey.doubt(
                     tier,
@@ -525,7 +530,13 @@ impl Store {
         for index in (0..survey.inode_blocks).filter(|index| !survey.inode_file.contains_key(index)) {
             let span = core.alloc_raw(1)?;
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
-                let bytes = free_image(survey, Ino(ino), options)?;
+                // What was saved of a damaged block goes with it: nothing leads to that one any more.
+                let bytes = match survey.misplaced.get(&Ino(ino)) {
+                    Some(slot) => slot
+                        .encode(Ino(ino))
+                        .map_err(|fault| StoreError::Inode { ino: Ino(ino), fault })?,
+                    None => free_image(survey, Ino(ino), options)?,
+                };
                 let offset = (ino % INODES_PER_BLOCK) as usize * INODE_SIZE;
                 core.patch_raw(
                     crate::layout::Place {
@@ -539,19 +550,23 @@ impl Store {
         }
         let extents: Vec<Extent> = map
             .iter()
-            .map(|(index, block)| Extent {
-                file_block: FileBlock(*index),
-                len: 1,
-                tier: Tier::Nvm,
-                block: *block,
-                flags: ExtentFlags::empty(),
+            .filter_map(|(index, block)| {
+                let (tier, number) = block.home()?;
+                Some(Extent {
+                    file_block: FileBlock(*index),
+                    len: 1,
+                    tier,
+                    block: BlockNo(number),
+                    flags: ExtentFlags::empty(),
+                })
             })
             .collect();
         let root = make_tree(core, POOL_INO, &extents)?;
-        let mut state = core.lens().state()?;
-        state.inode_root.copy_from_slice(root.as_bytes());
-        state.inode_blocks = U64::new(survey.inode_blocks);
-        core.set_state(&state)?;
+        core.inode_file_changed = true;
+        core.change_state(|state| {
+            state.inode_root.copy_from_slice(root.as_bytes());
+            state.inode_blocks = U64::new(survey.inode_blocks);
+        })?;
         tx.commit()?;
         report.mended(format!(
             "inode file: its tree made again ({})",
@@ -594,8 +609,7 @@ impl Store {
                 ino,
                 ..InodeKey::default()
             }))?;
-        let offset = (ino.0 % INODES_PER_BLOCK) as usize * INODE_SIZE;
-        tx.core.patch_raw(crate::layout::Place { block, offset }, bytes)?;
+        tx.core.put_image(ino, block, bytes)?;
         tx.commit().map(drop)
     }
 

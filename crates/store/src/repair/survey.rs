@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK};
+use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
     BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentValue, FileKind,
-    Generation, Ino, InodeKey, NodeRef, ROOT_INO, Tier, TreeRoot, verify_block,
+    Generation, Ino, InodeKey, NodeRef, ROOT_INO, Tier, TreeRoot, sum_of_metadata, verify_block,
 };
 use zerocopy::FromBytes;
 
@@ -97,6 +97,8 @@ pub(super) struct Survey {
     pub(super) misplaced: BTreeMap<Ino, InodeSlot>,
     /// Blocks that somebody uses.
     pub(super) claims: [BlockSet; 3],
+    /// Those of them that hold metadata.
+    pub(super) meta: [BlockSet; 3],
     /// Blocks whose bit is set, where the bitmap can be read.
     pub(super) marked: [BlockSet; 3],
 }
@@ -152,6 +154,7 @@ impl Store {
             bad_images: BTreeMap::new(),
             misplaced: BTreeMap::new(),
             claims: sets(),
+            meta: sets(),
             marked: sets(),
         };
         let snapshot = self.snapshot();
@@ -242,8 +245,8 @@ impl Store {
                     ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| {
                         for at in 0..u64::from(extent.len) {
                             let block = extent.block.0.saturating_add(at);
-                            if extent.tier == Tier::Nvm && self.layout.usable(Tier::Nvm, block) {
-                                map.insert(extent.file_block.0 + at, BlockNo(block));
+                            if self.layout.usable(extent.tier, block) {
+                                map.insert(extent.file_block.0 + at, BlockNo::on(extent.tier, block));
                             } else {
                                 strange = Some(format!("inode file: {} block {block}", extent.tier.name()));
                             }
@@ -259,6 +262,7 @@ impl Store {
         } else {
             walk.note("pool state".into(), true);
         }
+        self.leave_bad_images(lens, survey);
         let known = survey.inode_file.len() as u64;
         let holes = survey.inode_blocks > known
             || survey
@@ -278,7 +282,7 @@ impl Store {
         if survey.state.is_none() {
             survey.inode_blocks = survey.inode_file.keys().next_back().map_or(1, |last| last + 1);
         }
-        let limit = survey.inode_blocks.min(self.layout.blocks(Tier::Nvm));
+        let limit = survey.inode_blocks.min(self.blocks_in_all());
         if limit < survey.inode_blocks {
             survey.inode_blocks = limit.max(known);
         }
@@ -288,7 +292,40 @@ impl Store {
         Ok(walk.nodes)
     }
 
-    /// NVM blocks that hold nothing but images of one block of the inode file.
+    fn blocks_in_all(&self) -> u64 {
+        Tier::ALL.map(|tier| self.layout.blocks(tier)).iter().sum()
+    }
+
+    /// Takes out blocks of the inode file on slower tiers that cannot be read or do not have their checksum. What images of theirs can be read
+    /// go to a new place.
+    fn leave_bad_images<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) {
+        let cold: Vec<_> = survey
+            .inode_file
+            .iter()
+            .filter(|(_, block)| block.is_cold())
+            .map(|(index, block)| (*index, *block))
+            .collect();
+        for (index, block) in cold {
+            let bad =
+                |error: &StoreError| matches!(error, StoreError::DataChecksum { .. } | StoreError::Media(_));
+            if !lens.images(block, |_| ()).is_err_and(|error| bad(&error)) {
+                continue;
+            }
+            survey.inode_file.remove(&index);
+            for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+                let slot =
+                    lens.view
+                        .read_raw(block, |_| Ok(()), |bytes| crate::lens::slot_in(bytes, Ino(ino)));
+                if let Ok(Ok(slot @ (InodeSlot::Used(_) | InodeSlot::Reserved(_)))) = slot {
+                    survey.misplaced.insert(Ino(ino), slot);
+                }
+            }
+            // Or it would be read from there without another look.
+            self.cache.forget(block.0);
+        }
+    }
+
+    /// Blocks that hold nothing but images of one block of the inode file.
     fn scan_for_images(&self, survey: &Survey) -> Result<BTreeMap<u64, BlockNo>> {
         let mut out: BTreeMap<u64, (BlockNo, u32)> = BTreeMap::new();
         self.scan(survey, |block, bytes| {
@@ -304,7 +341,7 @@ impl Store {
             else {
                 return;
             };
-            if index >= self.layout.blocks(Tier::Nvm) {
+            if index >= self.blocks_in_all() {
                 return;
             }
             let (mut good, mut bad) = (0, 0);
@@ -319,7 +356,7 @@ impl Store {
                 }
             }
             if good > bad && out.get(&index).is_none_or(|(_, best)| good > *best) {
-                out.insert(index, (BlockNo(block), good));
+                out.insert(index, (block, good));
             }
         })?;
         Ok(out
@@ -328,8 +365,62 @@ impl Store {
             .collect())
     }
 
-    /// Shows all NVM blocks in use that are not data of a file.
-    fn scan(&self, survey: &Survey, mut f: impl FnMut(u64, &Block)) -> Result<()> {
+    /// Shows all blocks in use that are not data of a file, and that nobody is known to use.
+    fn scan(&self, survey: &Survey, mut f: impl FnMut(BlockNo, &Block)) -> Result<()> {
+        self.scan_nvm(survey, &mut f)?;
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            self.scan_units(survey, tier, &mut f)?;
+        }
+        Ok(())
+    }
+
+    /// On slower tiers, metadata is told by its checksum; where a unit's checksums are lost, by nothing.
+    fn scan_units(&self, survey: &Survey, tier: Tier, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
+        let unit_blocks = self.layout.unit_blocks(tier);
+        let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
+            return Ok(());
+        };
+        let snapshot = self.snapshot();
+        let lens = snapshot.lens();
+        let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
+        for unit in 0..units {
+            let data = self.layout.unit_data_blocks(tier);
+            let wanted: Vec<u64> = (unit * unit_blocks..unit * unit_blocks + data)
+                .filter(|block| {
+                    let (bitmap, _) = self.layout.bit(tier, *block);
+                    let known = !survey.bad_fixed.contains_key(&bitmap.0);
+                    (!known || survey.marked[tier as usize].has(*block))
+                        && !survey.claims[tier as usize].has(*block)
+                })
+                .collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let sums = match lens.unit_row(tier, unit).map(|row| (row.state, row)) {
+                Ok((UnitRow::SEALED, row)) => self
+                    .footer(tier, unit, &row)
+                    .map(|sums| sums.to_vec())
+                    .unwrap_or_default(),
+                Ok((UnitRow::OPEN, _)) => lens.table_checksums(tier, 0, data).unwrap_or_default(),
+                _ => continue,
+            };
+            for block in wanted {
+                let Some(sum) = sums.get((block - unit * unit_blocks) as usize) else {
+                    continue;
+                };
+                match self.read_blocks(tier, block, &mut bytes[..]) {
+                    Ok(()) if sum_of_metadata(crc32c::crc32c(&bytes[..])) == *sum => {
+                        f(BlockNo::on(tier, block), &bytes);
+                    }
+                    Ok(()) | Err(StoreError::Media(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn scan_nvm(&self, survey: &Survey, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
         let mut sums: Option<(u64, Vec<u32>)> = None;
         let lens_snapshot = self.snapshot();
@@ -356,7 +447,7 @@ impl Store {
                 .as_ref()
                 .and_then(|(_, sums)| sums.get((block - first) as usize));
             if sum.is_none_or(|sum| *sum != crc32c::crc32c(&bytes[..])) {
-                f(block, &bytes);
+                f(BlockNo(block), &bytes);
             }
         }
         Ok(())
@@ -384,7 +475,7 @@ impl Store {
                 }
                 let slot = lens
                     .view
-                    .read_raw(block, |bytes| crate::lens::slot_in(bytes, ino));
+                    .read_raw(block, |_| Ok(()), |bytes| crate::lens::slot_in(bytes, ino));
                 match slot.and_then(|slot| slot) {
                     Ok(InodeSlot::Free(_)) => {}
                     Ok(InodeSlot::Reserved(_)) => {
@@ -399,10 +490,11 @@ impl Store {
                             ..
                         } = error
                         {
-                            let slot = lens.view.read_raw(block, |bytes| {
+                            let decode = |bytes: &Block| {
                                 let at = image as usize * INODE_SIZE;
                                 InodeSlot::decode(&bytes[at..at + INODE_SIZE], Ino(real))
-                            });
+                            };
+                            let slot = lens.view.read_raw(block, |_| Ok(()), decode);
                             if let Ok(Ok(slot)) = slot {
                                 survey.misplaced.insert(Ino(real), slot);
                             }
@@ -422,20 +514,25 @@ impl Store {
 
     /// Who uses which block; takes out what two cannot both have.
     fn claim_all(&self, pool: &[BlockNo], survey: &mut Survey) {
-        let mut meta = BlockSet::new(self.layout.blocks(Tier::Nvm));
-        for block in pool {
-            if self.layout.usable(Tier::Nvm, block.0) {
-                survey.claims[0].add(block.0);
-                meta.add(block.0);
-            }
+        let usable = |block: &BlockNo| {
+            let home = block.home();
+            home.filter(|(tier, number)| self.layout.usable(*tier, *number))
+        };
+        let (claims, meta) = (&mut survey.claims, &mut survey.meta);
+        for (tier, number) in pool.iter().filter_map(usable) {
+            claims[tier as usize].add(number);
+            meta[tier as usize].add(number);
         }
         for found in survey.found.values_mut() {
             for block in &found.nodes {
-                if !self.layout.usable(Tier::Nvm, block.0) || !meta.add(block.0) {
-                    found.tree = Some((format!("NVM block {block} belongs to somebody else"), true));
-                    continue;
+                match usable(block) {
+                    Some((tier, number)) if meta[tier as usize].add(number) => {
+                        claims[tier as usize].add(number);
+                    }
+                    _ => {
+                        found.tree = Some((format!("block {block} belongs to somebody else"), true));
+                    }
                 }
-                survey.claims[0].add(block.0);
             }
         }
         for found in survey.found.values_mut() {
@@ -462,7 +559,7 @@ impl Store {
                         block: BlockNo(extent.block.0 + at),
                         ..extent
                     };
-                    if extent.tier == Tier::Nvm && meta.has(one.block.0) {
+                    if survey.meta[extent.tier as usize].has(one.block.0) {
                         found.dropped.push(one);
                     } else if survey.claims[extent.tier as usize].add(one.block.0) {
                         match found.extents.last_mut() {
@@ -495,13 +592,11 @@ impl Store {
         let mut leaves = Vec::new();
         self.scan(survey, |block, bytes| {
             let owner = Ino(BlockHeader::of(bytes).owner.get());
-            let fits = wanted.get(&owner).is_some_and(|kind| {
-                BlockHeader::of(bytes)
-                    .expect(*kind, owner, BlockNo(block))
-                    .is_ok()
-            });
+            let fits = wanted
+                .get(&owner)
+                .is_some_and(|kind| BlockHeader::of(bytes).expect(*kind, owner, block).is_ok());
             if fits && verify_block(bytes).is_ok() {
-                leaves.push((owner, BlockNo(block), Box::new(*bytes)));
+                leaves.push((owner, block, Box::new(*bytes)));
             }
         })?;
         let hash = varve_format::HashKey(self.layout.sb.dir_hash_key);
@@ -517,7 +612,10 @@ impl Store {
                 .filter_map(|index| node.record(index).ok().map(|(key, value)| (key, value.to_vec())))
                 .collect();
             // It stays as it is until what it holds is somewhere else.
-            survey.claims[0].add(block.0);
+            if let Some((tier, number)) = block.home() {
+                survey.claims[tier as usize].add(number);
+                survey.meta[tier as usize].add(number);
+            }
             for (key, value) in records {
                 if matches!(found.inode.content, Content::Dir(_)) {
                     if let Ok(entry) = varve_format::Dirent::parse(&value)
@@ -601,12 +699,14 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
             });
             match fits {
                 Ok(true) => walk.nodes.push(*block),
-                Ok(false) => found.link = Some(format!("NVM block {block} does not hold its target")),
+                Ok(false) => found.link = Some(format!("block {block} does not hold its target")),
                 Err(error) => found.link = Some(error.to_string()),
             }
         }
     }
+    check_cold_nodes(lens, &mut walk, 0);
     found.tree = walk.fault.take();
+    let before = walk.nodes.len();
     let mut attributes = Walk {
         nodes: walk.nodes,
         fault: None,
@@ -616,9 +716,25 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
         .check(lens.view, &inode.xattrs, &mut attributes, |name, _| {
             list.push(name.to_vec());
         });
+    check_cold_nodes(lens, &mut attributes, before);
     found.xattrs = attributes.fault;
     found.nodes = attributes.nodes;
     found
+}
+
+/// Nodes on slower tiers, from the one at `first` on, that do not have their checksums there are older than what points to them.
+fn check_cold_nodes<V: View>(lens: &Lens<'_, V>, walk: &mut Walk, first: usize) {
+    let cold: Vec<BlockNo> = walk.nodes[first..]
+        .iter()
+        .filter(|block| block.is_cold())
+        .copied()
+        .collect();
+    for block in cold {
+        let checked = lens.view.read(block, |bytes| lens.check_cold(block, bytes));
+        if let Ok(Err(error @ StoreError::DataChecksum { .. })) = checked {
+            walk.note(error.to_string(), true);
+        }
+    }
 }
 
 impl Survey {

@@ -43,7 +43,7 @@ fn open_refuses_with_a_clear_error_when_there_is_no_pool_or_a_newer_one() {
         Err(StoreError::Devices(_))
     ));
     let mut sb = crate::store::read_superblock(&devices).unwrap();
-    sb.version = zerocopy::little_endian::U32::new(2);
+    sb.version.set(varve_format::superblock::FORMAT_VERSION + 1);
     let sb = sb.sealed();
     devices.nvm.write(0, zerocopy::IntoBytes::as_bytes(&sb)).unwrap();
     // The other copy still serves.

@@ -101,6 +101,33 @@ fn churn(store: &Store) -> Result<()> {
     Ok(())
 }
 
+/// Metadata goes to slower tiers and comes back, again and again, with tail moves between.
+fn cool_and_change(store: &Store) -> Result<()> {
+    for round in 0..3_u64 {
+        store.cool([u64::MAX, 5, u64::MAX][round as usize])?;
+        let ino = file(store, &format!("f{}", 4 + round));
+        let mut tx = store.begin()?;
+        tx.write_bytes(ino, &[(0, &pattern(30_000, 50 + round))], NVM)?;
+        tx.xattr_set(ino, b"user.long", &pattern(9000, round))?;
+        commit(tx, store)?;
+        let mut tx = store.begin()?;
+        let dir = tx.dir_lookup(ROOT_INO, b"d")?.unwrap().key.ino;
+        unlink(&mut tx, dir, &format!("f{round}"))?;
+        make_link(
+            &mut tx,
+            dir,
+            &format!("l{round}"),
+            0o120_777,
+            &pattern(2000, round),
+        )?;
+        commit(tx, store)?;
+        if round == 1 {
+            store.checkpoint()?;
+        }
+    }
+    store.cool(u64::MAX).map(drop)
+}
+
 struct Tally {
     images: usize,
     bad: Vec<String>,
@@ -231,6 +258,24 @@ fn reuse_over_several_transactions_is_clean_when_it_crashes() {
         &tally.bad[..tally.bad.len().min(5)]
     );
     assert!(tally.images > 50);
+}
+
+#[test]
+fn metadata_that_goes_and_comes_back_is_clean_when_it_crashes() {
+    for (medium, seeds, step) in [(SimMedium::Dax, 2, 2), (SimMedium::File, 1, 3)] {
+        let tally = crash_everywhere(medium, seeds, step, None, cool_and_change);
+        assert!(
+            tally.bad.is_empty(),
+            "{:#?}",
+            &tally.bad[..tally.bad.len().min(5)]
+        );
+        assert!(tally.images > 100, "{} images", tally.images);
+    }
+}
+
+#[test]
+fn metadata_that_is_not_flushed_before_the_commit_is_found() {
+    assert_found(Bug::NoDeviceFlush, SimMedium::Dax, cool_and_change, 8);
 }
 
 /// The bug is found, and without it nothing is.

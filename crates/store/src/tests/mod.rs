@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod basic;
+mod cold;
 mod crash;
 mod faults;
 mod model;

@@ -20,6 +20,8 @@ enum Op {
     Commit,
     Abort,
     Reopen,
+    /// Commits, and sends so many blocks of metadata away.
+    Cool(u8),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -39,6 +41,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Commit),
         1 => Just(Op::Abort),
         1 => Just(Op::Reopen),
+        2 => any::<u8>().prop_map(Op::Cool),
     ]
 }
 
@@ -215,7 +218,7 @@ proptest! {
         let mut batch: Vec<Op> = Vec::new();
         for op in ops.into_iter().chain([Op::Commit, Op::Reopen]) {
             match op {
-                Op::Commit | Op::Abort | Op::Reopen => {
+                Op::Commit | Op::Abort | Op::Reopen | Op::Cool(_) => {
                     let mut tx = rig.store.begin().unwrap();
                     for op in batch.drain(..) {
                         apply(&mut tx, &mut model, &op);
@@ -226,6 +229,9 @@ proptest! {
                     } else {
                         tx.commit().unwrap();
                         committed = model.clone();
+                    }
+                    if let Op::Cool(blocks) = op {
+                        rig.store.cool(blocks.into()).unwrap();
                     }
                     compare(&rig.store, &model);
                     assert_eq!(rig.store.check().unwrap(), []);

@@ -1,11 +1,11 @@
 //! Which crash points and which images are tried, and the judgement of one: recover, check, compare, go on. Knows no workload.
 
 use super::oracle::{Cut, State};
-use super::{Recorded, Script, say};
+use super::{Job, Recorded, say};
 use crate::lockstep;
 use crate::model::{Model, tree_hash};
 use crate::ops::Op;
-use crate::rig::{Rig, Shape};
+use crate::rig::Rig;
 use crate::target;
 use crate::workload::Rng;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -103,6 +103,8 @@ pub struct Tally {
     pub resumed: u64,
     /// Blocks moved between tiers, in the workloads.
     pub moved: u64,
+    /// Blocks of metadata that went to slower tiers, in the workloads.
+    pub cooled: u64,
 }
 
 impl Tally {
@@ -118,6 +120,7 @@ impl Tally {
         self.mediated += other.mediated;
         self.resumed += other.resumed;
         self.moved += other.moved;
+        self.cooled += other.cooled;
         for (kind, count) in &other.by_kind {
             *self.by_kind.entry(kind).or_default() += count;
         }
@@ -212,6 +215,28 @@ struct Trial<'k> {
     effort: &'k Effort,
     rng: Rng,
     tally: Tally,
+    /// A recovery is being crashed.
+    of_recovery: bool,
+}
+
+/// What was found wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// Where.
+    pub(super) at: Moment,
+    /// The workload, the crash and what differs.
+    pub(super) why: String,
+}
+
+/// When something was wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    /// Nothing had crashed.
+    Run,
+    /// After a crash.
+    Crash,
+    /// After a crash of a recovery.
+    Recovery,
 }
 
 impl Recorded {
@@ -238,6 +263,12 @@ impl Recorded {
     /// As `explore`.
     #[expect(clippy::result_large_err, reason = "once a run, and both are printed")]
     pub fn explore_knowing(&self, effort: &Effort, known: &Known) -> Result<Tally, (Tally, String)> {
+        self.explore_marked(effort, known)
+            .map_err(|(tally, wrong)| (tally, wrong.why))
+    }
+
+    #[expect(clippy::result_large_err, reason = "once a run, and both are printed")]
+    fn explore_marked(&self, effort: &Effort, known: &Known) -> Result<Tally, (Tally, Wrong)> {
         let mut trial = Trial {
             known,
             effort,
@@ -247,12 +278,21 @@ impl Recorded {
                 mediated: self.mediated,
                 resumed: self.resumed,
                 moved: self.moved,
+                cooled: self.cooled,
                 ..Tally::default()
             },
+            of_recovery: false,
         };
         match self.explore_points(&mut trial) {
             Ok(()) => Ok(trial.tally),
-            Err(why) => Err((trial.tally, why)),
+            Err(why) => {
+                let at = if trial.of_recovery {
+                    Moment::Recovery
+                } else {
+                    Moment::Crash
+                };
+                Err((trial.tally, Wrong { at, why }))
+            }
         }
     }
 
@@ -311,7 +351,9 @@ impl Recorded {
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
             let found = self.judge(rig.map_err(say)?, &bounds)?;
+            trial.of_recovery = true;
             self.crash_recovery(&recovery, &bounds, found.0, trial, 2)?;
+            trial.of_recovery = false;
             found
         } else {
             self.judge(Rig::start(world, self.shape).map_err(say)?, &bounds)?
@@ -461,26 +503,37 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(8)
 }
 
+/// Records and explores one workload.
+pub(super) fn explore_job((script, shape, effort): &Job, known: &Known) -> Result<Tally, Wrong> {
+    let recorded = script
+        .record(*shape)
+        .map_err(|why| Wrong { at: Moment::Run, why })?;
+    recorded.explore_marked(effort, known).map_err(|(_, wrong)| wrong)
+}
+
 /// Records and explores workloads, several at once. No image is recovered twice.
 ///
 /// # Errors
 /// The first image that was found wrong, with its workload.
-pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
+pub fn explore_all(jobs: &[Job]) -> Result<Tally, String> {
+    explore_jobs(jobs).map_err(|(_, wrong)| wrong.why)
+}
+
+/// The same; which job was wrong, and how.
+pub(super) fn explore_jobs(jobs: &[Job]) -> Result<Tally, (usize, Wrong)> {
     let (known, next, stop) = (Known::default(), AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
         let mut sum = Tally::default();
         while !stop.load(Ordering::Relaxed) {
-            let Some((script, shape, effort)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = jobs.get(index) else {
                 break;
             };
-            let explored = script
-                .record(*shape)
-                .and_then(|recorded| recorded.explore_knowing(effort, &known).map_err(|(_, why)| why));
-            match explored {
+            match unwound(|| explore_job(job, &known)) {
                 Ok(tally) => sum.add(&tally),
-                Err(why) => {
+                Err(wrong) => {
                     stop.store(true, Ordering::Relaxed);
-                    return Err(why);
+                    return Err((index, wrong));
                 }
             }
         }
@@ -490,10 +543,12 @@ pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
         let threads: Vec<_> = (0..threads()).map(|_| scope.spawn(work)).collect();
         let mut sum = Ok(Tally::default());
         for thread in threads {
-            let part = thread.join().unwrap_or_else(|_| Err("a thread panicked".into()));
+            let part = thread
+                .join()
+                .unwrap_or_else(|payload| std::panic::resume_unwind(payload));
             match (&mut sum, part) {
                 (Ok(sum), Ok(part)) => sum.add(&part),
-                (sum @ Ok(_), Err(why)) => *sum = Err(why),
+                (sum @ Ok(_), Err(wrong)) => *sum = Err(wrong),
                 (Err(_), _) => {}
             }
         }
@@ -502,4 +557,16 @@ pub fn explore_all(jobs: &[(Script, Shape, Effort)]) -> Result<Tally, String> {
     let mut tried = TRIED.lock().unwrap_or_else(PoisonError::into_inner);
     tried.get_or_insert_default().extend(known.lock().keys());
     sum
+}
+
+/// A panic of what is tested is wrong as any other thing is.
+pub(super) fn unwound(work: impl FnOnce() -> Result<Tally, Wrong>) -> Result<Tally, Wrong> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|payload| {
+        let said = payload.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| payload.downcast_ref::<&str>().copied());
+        Err(Wrong {
+            at: Moment::Crash,
+            why: format!("panic: {}", said.unwrap_or("without a word")),
+        })
+    })
 }

@@ -18,6 +18,44 @@ pub enum Flavour {
     All,
 }
 
+/// Where the operations of a sequence are made durable, beside its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Syncs {
+    /// Nowhere.
+    Nowhere,
+    /// After each operation but the last one.
+    Between,
+    /// After the last operation.
+    After,
+    /// After each operation.
+    Each,
+}
+
+impl Syncs {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Nowhere, Self::Between, Self::After, Self::Each];
+}
+
+/// The operations with `fsync`s among them.
+#[must_use]
+pub fn sequence(ops: &[Op], syncs: Syncs) -> Vec<Act> {
+    let mut acts = Vec::with_capacity(2 * ops.len());
+    for (index, op) in ops.iter().enumerate() {
+        acts.push(Act::Op(op.clone()));
+        let last = index + 1 == ops.len();
+        let synced = match syncs {
+            Syncs::Nowhere => false,
+            Syncs::Between => !last,
+            Syncs::After => last,
+            Syncs::Each => true,
+        };
+        if synced {
+            acts.push(Act::Op(Op::Fsync(Vec::new())));
+        }
+    }
+    acts
+}
+
 /// A random workload of `sessions` sessions with `count` acts.
 #[must_use]
 pub fn company(seed: u64, sessions: usize, count: usize, flavour: Flavour) -> Script {
@@ -69,7 +107,25 @@ pub fn company(seed: u64, sessions: usize, count: usize, flavour: Flavour) -> Sc
 
 #[cfg(test)]
 mod tests {
-    use super::{Act, Flavour, company};
+    use super::{Act, Flavour, Syncs, company, sequence};
+    use crate::ops::Op;
+
+    #[test]
+    fn sequence_is_synced_where_it_is_asked_for() {
+        let ops = [Op::Create(vec!["a"]), Op::Create(vec!["b"])];
+        let synced = Syncs::ALL.map(|syncs| {
+            let acts = sequence(&ops, syncs);
+            let text: Vec<_> = acts.iter().map(Act::to_string).collect();
+            text.join(", ")
+        });
+        let want = [
+            "create /a, create /b",
+            "create /a, fsync /, create /b",
+            "create /a, create /b, fsync /",
+            "create /a, fsync /, create /b, fsync /",
+        ];
+        assert_eq!(synced, want);
+    }
 
     #[test]
     fn company_is_the_same_for_the_same_seed_and_uses_everything() {

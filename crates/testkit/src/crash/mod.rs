@@ -5,9 +5,13 @@
 mod explore;
 mod generate;
 mod oracle;
+mod shrink;
+mod text;
 
 pub use explore::{Effort, Known, Tally, explore_all, tried};
-pub use generate::{Flavour, company};
+pub use generate::{Flavour, Syncs, company, sequence};
+pub use shrink::{Shrunk, explore_or_shrink, shrink};
+pub use text::NotAScript;
 
 use crate::lockstep;
 use crate::model::Model;
@@ -15,7 +19,7 @@ use crate::ops::{Op, Path};
 use crate::rig::{MountNo, Rig, Shape};
 use crate::target;
 use oracle::History;
-use std::fmt;
+use std::fmt::Display;
 use varve_libfs::{Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
@@ -30,7 +34,7 @@ pub enum Act {
     Digest,
     /// The daemon looks around: frees, forgets.
     Tick,
-    /// A step of placement: data moves between tiers.
+    /// A step of placement: data moves between tiers, and metadata to slower ones.
     Place,
     /// The journal is emptied.
     Checkpoint,
@@ -56,16 +60,6 @@ pub enum Act {
     Restart,
 }
 
-impl fmt::Display for Act {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Op(op) => write!(f, "{op}"),
-            Self::By(session, op) => write!(f, "{session}: {op}"),
-            other => write!(f, "{other:?}"),
-        }
-    }
-}
-
 impl Act {
     /// What is going on, for counting.
     const fn activity(&self) -> &'static str {
@@ -84,6 +78,9 @@ impl Act {
         }
     }
 }
+
+/// A workload, the pool that it runs on, and how much of it is tried.
+pub type Job = (Script, Shape, Effort);
 
 /// What is done before, and while, the machine is recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,11 +106,16 @@ pub struct Recorded {
     pub resumed: u64,
     /// Blocks moved between tiers.
     pub moved: u64,
+    /// Blocks of metadata that went to slower tiers.
+    pub cooled: u64,
 }
 
-fn say(error: impl fmt::Display) -> String {
+fn say(error: impl Display) -> String {
     error.to_string()
 }
+
+/// Most blocks of metadata that go with a step of placement.
+const COOLED: u64 = 24;
 
 /// A client, as long as it lives.
 struct Client {
@@ -130,6 +132,7 @@ struct Stage {
     mediated: u64,
     resumed: u64,
     moved: u64,
+    cooled: u64,
 }
 
 impl Script {
@@ -152,12 +155,7 @@ impl Script {
     /// # Errors
     /// When the file system does not agree with the model although nothing crashed.
     pub fn record(&self, shape: Shape) -> Result<Recorded, String> {
-        let list = |acts: &[Act]| acts.iter().map(Act::to_string).collect::<Vec<_>>().join(", ");
-        let (before, acts) = (list(&self.before), list(&self.acts));
-        let what = format!(
-            "[{before}] then [{acts}] on {:?}, {:?}",
-            shape.medium, shape.policy
-        );
+        let what = format!("{self} on {shape}");
         self.record_as(shape, &what)
             .map_err(|why| format!("{what}\n  without a crash: {why}"))
     }
@@ -173,6 +171,7 @@ impl Script {
             mediated: 0,
             resumed: 0,
             moved: 0,
+            cooled: 0,
         };
         for _ in 0..sessions {
             stage.join()?;
@@ -234,6 +233,7 @@ impl Script {
             mediated: stage.mediated,
             resumed: stage.resumed,
             moved: stage.moved,
+            cooled: stage.cooled,
         })
     }
 }
@@ -265,7 +265,11 @@ impl Stage {
             Act::By(session, op) => return lockstep::both(&mut self.model, &self.clients[*session].fs, op),
             Act::Digest => self.rig.kernel().digest_all().map_err(say)?,
             Act::Tick => self.rig.settle(),
-            Act::Place => self.moved += self.rig.kernel().place(),
+            Act::Place => {
+                let kernel = self.rig.kernel();
+                self.moved += kernel.place();
+                self.cooled += kernel.store().cool(COOLED).map_err(say)?;
+            }
             Act::Checkpoint => self.rig.kernel().store().checkpoint().map_err(say)?,
             Act::Seal => self.rig.seal_all(),
             Act::SealOne(session) => self.rig.seal(self.clients[*session].no),

@@ -249,6 +249,7 @@ fn work(rig: &Weak<Rig>) {
                     // Noted where it failed.
                     let _ = kernel.digest_all();
                     kernel.place();
+                    let _ = kernel.store().cool(16);
                 }
             }
         });

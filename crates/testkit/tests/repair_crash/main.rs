@@ -400,6 +400,18 @@ fn repair_of_a_full_pool_that_is_cut_off_or_refused_loses_no_more() {
     conclude("repairs of full pools", &tally, &failures);
 }
 
+#[test]
+fn repair_of_a_pool_whose_metadata_is_on_slower_tiers_is_taken_up_and_loses_no_more() {
+    let mut tally = Tally::default();
+    let mut failures = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let pool = Pool::cold(medium);
+        let turns = number("VARVE_REPAIR_PAIRS", 1);
+        failures.extend(try_pool(&pool, medium, turns, &mut tally));
+    }
+    conclude("repairs of cold metadata", &tally, &failures);
+}
+
 /// What a table says is computed anew from what can be found, and what can be found depends on tables: were the repair cut off between, what
 /// is new must not hide what is still to be saved.
 #[test]

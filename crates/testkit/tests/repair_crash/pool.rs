@@ -67,7 +67,26 @@ impl Pool {
             blocks_bytes: 2 << 20,
             ..Shape::tiny(medium)
         };
-        Self::made(shape, |_, _| ())
+        Self::made(shape, false, |_, _| ())
+    }
+
+    /// The same with all of its metadata on slower tiers.
+    pub fn cold(medium: SimMedium) -> Self {
+        let shape = Shape {
+            nvm_bytes: 4 << 20,
+            blocks_bytes: 3 << 20,
+            ..Shape::tiny(medium)
+        };
+        let pool = Self::made(shape, true, |_, _| ());
+        for kind in [
+            "inode images on ssd",
+            "ExtentLeaf on ssd",
+            "DirLeaf on ssd",
+            "XattrLeaf on ssd",
+        ] {
+            assert!(pool.places.contains_key(kind), "{kind}: {:?}", pool.places.keys());
+        }
+        pool
     }
 
     /// One without slower tiers, whose NVM is full.
@@ -77,7 +96,7 @@ impl Pool {
             blocks_bytes: 0,
             ..Shape::tiny(medium)
         };
-        Self::made(shape, |rig, run| {
+        Self::made(shape, false, |rig, run| {
             run(&Op::Create(vec!["filler"]));
             for part in 0.. {
                 // Digested before it does not fit, so that the model and the pool agree.
@@ -92,7 +111,7 @@ impl Pool {
         })
     }
 
-    fn made(shape: Shape, more: impl FnOnce(&Rig, &mut dyn FnMut(&Op))) -> Self {
+    fn made(shape: Shape, cold: bool, more: impl FnOnce(&Rig, &mut dyn FnMut(&Op))) -> Self {
         let rig = Rig::new(shape).expect("a pool");
         let fs = rig.mount().expect("a mount");
         let mut model = Model::new();
@@ -146,6 +165,11 @@ impl Pool {
         };
         if shape.blocks_bytes > 0 {
             pool.spread();
+        }
+        if cold {
+            let store = pool.open();
+            assert!(store.cool(u64::MAX).expect("there is room") > 10);
+            store.checkpoint().expect("sound");
         }
         pool.places = pool.structures();
         pool
@@ -206,7 +230,10 @@ impl Pool {
                 if bytes.iter().all(|byte| *byte == 0) {
                     continue;
                 }
-                if varve_format::verify_block(&bytes).is_ok() && header.block.get() == block {
+                let number = BlockNo::on(tier, block);
+                if varve_format::verify_block(&bytes).is_ok()
+                    && [number.0, block].contains(&header.block.get())
+                {
                     let kind = BlockKind::from_u16(header.kind.get()).expect("one of them");
                     let of = match kind {
                         // Tables lie on NVM; which tier they are of counts.
@@ -216,9 +243,17 @@ impl Pool {
                         BlockKind::UnitFooter => format!(" on {device}"),
                         _ => String::new(),
                     };
+                    let of = if tier == Tier::Nvm || !of.is_empty() {
+                        of
+                    } else {
+                        format!(" on {device}")
+                    };
                     add(&format!("{kind:?}{of}"), device, block);
                 } else if holds_images(&bytes) {
-                    add("inode images", device, block);
+                    match tier {
+                        Tier::Nvm => add("inode images", device, block),
+                        _ => add(&format!("inode images on {device}"), device, block),
+                    }
                 } else if store.verify_block(tier, BlockNo(block)).is_ok() {
                     add(&format!("data on {device}"), device, block);
                 }

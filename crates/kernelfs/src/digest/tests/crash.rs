@@ -166,3 +166,61 @@ fn digest_happens_exactly_once_when_it_crashes_anywhere() {
         assert!(unfinished > 5, "the crashes came after the work");
     }
 }
+
+#[test]
+fn digest_happens_exactly_once_when_its_metadata_is_on_flash_and_it_crashes_anywhere() {
+    for seed in [21, 22] {
+        let mut machine = Machine::with_flash();
+        write_log(&mut machine, seed * 104_729, 40);
+        machine.digest(usize::MAX).unwrap();
+        assert!(machine.store.cool(u64::MAX).unwrap() > 0);
+        machine.store.checkpoint().unwrap();
+        write_more(&mut machine, seed);
+        let world = machine.world.clone();
+        let (recording, expected) = world.record(|| {
+            machine.digest(6).unwrap();
+            machine.store.cool(u64::MAX).unwrap();
+            machine.dump()
+        });
+        assert!(machine.store.cooled().back > 0);
+        let points = recording.durability_points();
+        assert!(points.len() > 10);
+        let mut unfinished = 0;
+        for (at, point) in points.iter().enumerate() {
+            for crash in [
+                Crash::PowerNone,
+                Crash::PowerSeeded(seed + at as u64),
+                Crash::Kill,
+            ] {
+                let mut after = Machine::open(recording.image(point.index, crash).into_world());
+                unfinished += usize::from(!after.digest(9).unwrap().is_empty());
+                assert_eq!(after.dump(), expected, "seed {seed}, {point:?}, {crash:?}");
+                assert_eq!(after.store.check().unwrap(), []);
+            }
+        }
+        assert!(unfinished > 5, "the crashes came after the work");
+    }
+}
+
+/// Changes of what is there and new files, beside it.
+fn write_more(machine: &mut Machine, seed: u64) {
+    let keys = machine.numbers(8);
+    for (number, key) in (0_u64..).zip(keys) {
+        let name = format!("more {number}");
+        let data = vec![number as u8 + 1; 3000 + (seed * number) as usize];
+        let write = LogOp::Write {
+            key,
+            offset: number * 100,
+            data: &data,
+        };
+        machine.write(&[(NONE, create(ROOT, name.as_bytes(), key, FILE)), (NONE, write)]);
+        if number % 3 == 0 {
+            let unlink = LogOp::Unlink {
+                dir: ROOT,
+                name: name.as_bytes(),
+                key,
+            };
+            machine.write(&[(EntryFlags::LAST_CLOSED, unlink)]);
+        }
+    }
+}

@@ -73,7 +73,7 @@ fn devices(world: &SimWorld) -> Devices {
     Devices {
         nvm: world.region("nvm").unwrap(),
         journal: world.region("journal").unwrap(),
-        ssd: None,
+        ssd: world.block("ssd").map(|device| device as _),
         hdd: None,
     }
 }
@@ -87,7 +87,17 @@ impl Machine {
     }
 
     pub(super) fn with_journal(journal_bytes: u64) -> Self {
+        Self::in_world(SimWorld::new(), journal_bytes)
+    }
+
+    /// One with a slower tier, where metadata can go.
+    pub(super) fn with_flash() -> Self {
         let world = SimWorld::new();
+        world.add_block("ssd", 16 << 20);
+        Self::in_world(world, 4 << 20)
+    }
+
+    fn in_world(world: SimWorld, journal_bytes: u64) -> Self {
         world.add_region("nvm", SimMedium::File, NVM_BYTES, NVM_BYTES);
         world.add_region("journal", SimMedium::Dax, journal_bytes, journal_bytes);
         world.add_region("log", SimMedium::Dax, LOG_BYTES, LOG_BYTES);
