@@ -45,11 +45,26 @@ pub enum Policy {
     Rotate,
     /// The product's policy, with low marks, so that a small pool has something to move.
     Hierarchy,
+    /// The product's policy with the product's marks and steps: a tier is left at 95 percent.
+    Product,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Scatter, Self::Rotate, Self::Hierarchy];
+    pub const ALL: [Self; 4] = [Self::Scatter, Self::Rotate, Self::Hierarchy, Self::Product];
+
+    /// Settings, of which those of placement count.
+    fn config(self) -> Config {
+        match self {
+            Self::Product => Config::default(),
+            Self::Scatter | Self::Rotate | Self::Hierarchy => Config {
+                placement_high_percent: 20,
+                placement_low_percent: 10,
+                placement_step_blocks: 64,
+                ..Config::default()
+            },
+        }
+    }
 }
 
 impl Shape {
@@ -367,11 +382,8 @@ impl Rig {
             digest_percent: 5,
             // A stopped client is waited for until it is late, whatever the machine does meanwhile.
             wait_ms: 600_000,
-            placement_high_percent: 20,
-            placement_low_percent: 10,
-            placement_step_blocks: 64,
             verify_nvm_reads: shape.verify_nvm,
-            ..Config::default()
+            ..shape.policy.config()
         };
         let manual = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
         let turns = Turns::new(schedule, Arc::clone(&manual));
@@ -416,7 +428,7 @@ impl Rig {
         match self.shape.policy {
             Policy::Scatter => parts.placement = Box::new(Scatter { rotate: false }),
             Policy::Rotate => parts.placement = Box::new(Scatter { rotate: true }),
-            Policy::Hierarchy => {}
+            Policy::Hierarchy | Policy::Product => {}
         }
         let kernel = KernelFs::open(parts)?;
         let mut gate = self.door.lock();

@@ -353,6 +353,91 @@ fn big_files_on_all_tiers_are_whole_when_it_crashes() {
     assert!(sum.images > 100, "{sum:?}");
 }
 
+/// A pool that the product's own policy fills soon: 4 MiB of NVM, 2 MiB of SSD in units of 256 KiB.
+const fn brim(medium: SimMedium) -> Shape {
+    Shape {
+        nvm_bytes: 4 << 20,
+        blocks_bytes: 2 << 20,
+        ..Shape::tiny(medium).with(Policy::Product)
+    }
+}
+
+/// Files `n0` and on, of 96 KiB, and behind the first `large` ones of 8 KiB, each digested by itself: they go where the policy says.
+fn filled(files: std::ops::Range<usize>, large: usize) -> Vec<Act> {
+    let one = |index: usize| {
+        let name: &'static str = Box::leak(format!("n{index}").into_boxed_str());
+        let kib = if index < large { 96 } else { 8 };
+        [
+            Act::Op(Op::Create(vec![name])),
+            Act::Op(write(name, 0, kib << 10, index as u8)),
+            Act::Digest,
+        ]
+    };
+    files.flat_map(one).collect()
+}
+
+/// So many large files leave less room on NVM below its mark than another one needs; with so many, on the SSD too.
+const NVM_LARGE: usize = 35;
+const SSD_LARGE: usize = 52;
+
+#[test]
+fn tiers_that_the_products_policy_fills_and_empties_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        // Full to the mark, so that data moves down; what has moved is changed and deleted.
+        let down = Script {
+            before: [setup(true), filled(0..NVM_LARGE + 9, NVM_LARGE)].concat(),
+            acts: [
+                filled(NVM_LARGE + 9..NVM_LARGE + 11, NVM_LARGE),
+                vec![Act::Place, Act::Checkpoint, Act::Tick, Act::Place],
+                ops(&[write("n0", 5000, 9000, 90), Op::Unlink(vec!["n1"])]),
+                vec![Act::Digest, Act::Tick],
+            ]
+            .concat(),
+        };
+        // What is read again moves up, and is changed there.
+        let read = [Act::Read(1, vec!["n0"]), Act::Remount(1), Act::Place];
+        let up = Script {
+            before: [
+                setup(true),
+                filled(0..NVM_LARGE + 11, NVM_LARGE),
+                vec![Act::Place, Act::Place, Act::Tick],
+                read.to_vec(),
+            ]
+            .concat(),
+            acts: [
+                read.to_vec(),
+                ops(&[write("n0", 5000, 9000, 91)]),
+                vec![Act::Digest, Act::Tick, Act::Place, Act::Checkpoint],
+            ]
+            .concat(),
+        };
+        // Both are full: what comes goes through the SSD, whose units are sealed and emptied.
+        let through = Script {
+            before: [setup(true), filled(0..SSD_LARGE + 12, SSD_LARGE)].concat(),
+            acts: [
+                ops(&["f", "d", "e"].map(|name| Op::SetXattr(vec![name], 3000, 92))),
+                vec![Act::Digest, Act::Place, Act::Tick],
+                vec![Act::Place, Act::Place, Act::Checkpoint, Act::Place],
+            ]
+            .concat(),
+        };
+        for script in [down, up, through] {
+            jobs.push((script, brim(medium), effort(Effort::thorough(seed()))));
+        }
+        // And all kinds of work on a pool that is full to the mark.
+        for run in 0..2 * scale() {
+            let seed = seed() * 1000 + run;
+            let mut script = company(seed, 2, 20, Flavour::Moving);
+            script.before.extend(filled(0..NVM_LARGE + 11, NVM_LARGE));
+            jobs.push((script, brim(medium), effort(Effort::ordinary(seed))));
+        }
+    }
+    let sum = explore("tiers filled by the product's policy", &jobs);
+    assert!(sum.by_activity["migration"] > 100, "{sum:?}");
+    assert!(sum.promoted > 20 && sum.moved > 5 * sum.promoted, "{sum:?}");
+}
+
 #[test]
 fn session_that_is_sealed_amid_a_call_does_it_once() {
     let mut jobs = Vec::new();

@@ -103,6 +103,8 @@ pub struct Tally {
     pub resumed: u64,
     /// Blocks moved between tiers, in the workloads.
     pub moved: u64,
+    /// Of these, blocks moved to NVM.
+    pub promoted: u64,
     /// Blocks of metadata that went to slower tiers, in the workloads.
     pub cooled: u64,
 }
@@ -120,6 +122,7 @@ impl Tally {
         self.mediated += other.mediated;
         self.resumed += other.resumed;
         self.moved += other.moved;
+        self.promoted += other.promoted;
         self.cooled += other.cooled;
         for (kind, count) in &other.by_kind {
             *self.by_kind.entry(kind).or_default() += count;
@@ -278,6 +281,7 @@ impl Recorded {
                 mediated: self.mediated,
                 resumed: self.resumed,
                 moved: self.moved,
+                promoted: self.promoted,
                 cooled: self.cooled,
                 ..Tally::default()
             },

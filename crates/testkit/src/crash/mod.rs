@@ -54,7 +54,9 @@ pub enum Act {
     Thaw(usize),
     /// The first session opens a file and keeps it open.
     Hold(Path),
-    /// It closes all that it keeps open.
+    /// A session reads a whole file, which makes it warm.
+    Read(usize, Path),
+    /// The first session closes all that it keeps open.
     LetGo,
     /// The daemon is killed and starts again.
     Restart,
@@ -70,6 +72,7 @@ impl Act {
             Self::Digest => "digest",
             Self::Tick | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
+            Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
             Self::Seal | Self::SealOne(_) | Self::Amid(_) | Self::Freeze(_) | Self::Thaw(_) => "seal",
             Self::Die(_) => "death of a client",
@@ -106,6 +109,8 @@ pub struct Recorded {
     pub resumed: u64,
     /// Blocks moved between tiers.
     pub moved: u64,
+    /// Of these, blocks moved to NVM.
+    pub promoted: u64,
     /// Blocks of metadata that went to slower tiers.
     pub cooled: u64,
 }
@@ -132,6 +137,7 @@ struct Stage {
     mediated: u64,
     resumed: u64,
     moved: u64,
+    promoted: u64,
     cooled: u64,
 }
 
@@ -144,7 +150,8 @@ impl Script {
             | Act::Die(session)
             | Act::Remount(session)
             | Act::Freeze(session)
-            | Act::Thaw(session) => session + 1,
+            | Act::Thaw(session)
+            | Act::Read(session, _) => session + 1,
             _ => 1,
         });
         used.max().unwrap_or(1)
@@ -171,6 +178,7 @@ impl Script {
             mediated: 0,
             resumed: 0,
             moved: 0,
+            promoted: 0,
             cooled: 0,
         };
         for _ in 0..sessions {
@@ -233,6 +241,7 @@ impl Script {
             mediated: stage.mediated,
             resumed: stage.resumed,
             moved: stage.moved,
+            promoted: stage.promoted,
             cooled: stage.cooled,
         })
     }
@@ -258,6 +267,16 @@ impl Stage {
         Ok(())
     }
 
+    fn place(&mut self) -> Result<(), String> {
+        let kernel = self.rig.kernel();
+        let promoted = || kernel.status().tiers[0].moved_in_bytes / varve_format::BLOCK_BYTES;
+        let before = promoted();
+        self.moved += kernel.place();
+        self.promoted += promoted() - before;
+        self.cooled += kernel.store().cool(COOLED).map_err(say)?;
+        Ok(())
+    }
+
     /// Does it; `false`: an operation that the model refuses too.
     fn perform(&mut self, act: &Act) -> Result<bool, String> {
         match act {
@@ -265,10 +284,10 @@ impl Stage {
             Act::By(session, op) => return lockstep::both(&mut self.model, &self.clients[*session].fs, op),
             Act::Digest => self.rig.kernel().digest_all().map_err(say)?,
             Act::Tick => self.rig.settle(),
-            Act::Place => {
-                let kernel = self.rig.kernel();
-                self.moved += kernel.place();
-                self.cooled += kernel.store().cool(COOLED).map_err(say)?;
+            Act::Place => self.place()?,
+            Act::Read(session, path) => {
+                let read = target::content(&self.clients[*session].fs, path);
+                read.map_err(|errno| format!("read: {errno:?}"))?;
             }
             Act::Checkpoint => self.rig.kernel().store().checkpoint().map_err(say)?,
             Act::Seal => self.rig.seal_all(),

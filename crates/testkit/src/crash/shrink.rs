@@ -40,7 +40,7 @@ impl Script {
                 stopped = None;
                 true
             }
-            Act::By(session, _) => stopped != Some(*session),
+            Act::By(session, _) | Act::Read(session, _) => stopped != Some(*session),
             Act::Op(_) | Act::Hold(_) | Act::LetGo => stopped != Some(0),
             Act::Freeze(session) => stopped.replace(*session).is_none(),
             Act::Digest | Act::Place | Act::Checkpoint => true,

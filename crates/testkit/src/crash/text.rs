@@ -43,6 +43,7 @@ impl fmt::Display for Act {
             Self::Freeze(session) => write!(f, "freeze {session}"),
             Self::Thaw(session) => write!(f, "thaw {session}"),
             Self::Hold(path) => write!(f, "hold {}", show(path)),
+            Self::Read(session, path) => write!(f, "read {session} {}", show(path)),
             Self::LetGo => f.write_str("let-go"),
             Self::Restart => f.write_str("restart"),
         }
@@ -256,6 +257,7 @@ impl FromStr for Act {
             "freeze" => Self::Freeze(words.value()?),
             "thaw" => Self::Thaw(words.value()?),
             "hold" => Self::Hold(words.path()?),
+            "read" => Self::Read(words.value()?, words.path()?),
             "let-go" => Self::LetGo,
             "restart" => Self::Restart,
             _ => return text.parse().map(Self::Op),
@@ -356,7 +358,12 @@ mod tests {
     #[test]
     fn workload_is_read_back_as_it_was_written() {
         let singles = Script {
-            before: vec![Act::Hold(vec!["d", "f"]), Act::LetGo, Act::Seal],
+            before: vec![
+                Act::Hold(vec!["d", "f"]),
+                Act::LetGo,
+                Act::Seal,
+                Act::Read(1, vec!["f"]),
+            ],
             acts: [
                 vec![Act::Amid(3), Act::Op(Op::Together(workload::setup()))],
                 workload::singles().into_iter().map(Act::Op).collect(),
