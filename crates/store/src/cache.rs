@@ -21,8 +21,8 @@ pub(crate) struct MetaCache {
     shards: Vec<Mutex<LruCache<u64, Arc<Block>>>>,
     inode_file: InodeFile,
     used: Used,
-    /// Blocks read from slower tiers.
-    cold_reads: AtomicU64,
+    /// Blocks read from slower tiers, by tier.
+    cold_reads: [AtomicU64; 3],
 }
 
 /// Blocks of NVM that were used since they were last asked for, a bit each. A hint.
@@ -88,7 +88,7 @@ impl MetaCache {
             shards,
             inode_file: InodeFile::default(),
             used: Used::new(layout.blocks(Tier::Nvm)),
-            cold_reads: AtomicU64::new(0),
+            cold_reads: Default::default(),
         }
     }
 
@@ -96,9 +96,9 @@ impl MetaCache {
         &self.inode_file
     }
 
-    /// Blocks read from slower tiers.
-    pub(crate) fn cold_reads(&self) -> u64 {
-        self.cold_reads.load(Ordering::Relaxed)
+    /// Blocks read from a slower tier.
+    pub(crate) fn cold_reads(&self, tier: Tier) -> u64 {
+        self.cold_reads[tier as usize].load(Ordering::Relaxed)
     }
 
     /// A block is used; nothing if it is not in NVM.
@@ -146,7 +146,7 @@ impl MetaCache {
                     .devices
                     .block_device(tier)
                     .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))?;
-                self.cold_reads.fetch_add(1, Ordering::Relaxed);
+                self.cold_reads[tier as usize].fetch_add(1, Ordering::Relaxed);
                 device.read(number * BLOCK_BYTES, bytes.as_mut_slice())?;
             }
             _ => {

@@ -289,7 +289,10 @@ impl Store {
         CoolingStats {
             away: cooling.away,
             back: cooling.back,
-            reads: self.cache.cold_reads(),
+            reads: [Tier::Ssd, Tier::Hdd]
+                .map(|tier| self.cache.cold_reads(tier))
+                .iter()
+                .sum(),
         }
     }
 
@@ -348,7 +351,11 @@ impl Store {
         while moved < blocks {
             let step = self.cool_some((blocks - moved).min(STEP_BLOCKS))?;
             moved += step.moved;
-            passed = if step.moved > 0 { 0 } else { passed + step.passed };
+            passed = if step.moved > 0 {
+                0
+            } else {
+                passed + step.passed.max(1)
+            };
             if step.moved == 0 && (step.full || self.went_round_twice(passed)?) {
                 break;
             }
@@ -386,7 +393,8 @@ impl Store {
                 passed = 0;
                 continue;
             }
-            passed += step.passed;
+            // At least one, so that it ends whatever happens.
+            passed += step.passed.max(1);
             if !step.full && !self.went_round_twice(passed)? {
                 continue;
             }

@@ -446,8 +446,9 @@ impl Store {
     pub fn io(&self) -> [TierIo; 3] {
         Tier::ALL.map(|tier| {
             let [read, written] = &self.io[tier as usize];
+            let metadata = self.cache.cold_reads(tier) * varve_format::BLOCK_BYTES;
             TierIo {
-                read_bytes: read.load(Ordering::Relaxed),
+                read_bytes: read.load(Ordering::Relaxed) + metadata,
                 written_bytes: written.load(Ordering::Relaxed),
             }
         })
