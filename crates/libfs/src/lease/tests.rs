@@ -11,6 +11,7 @@ use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread;
 use std::time::Duration;
 use varve_format::{FileKind, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{
@@ -295,6 +296,32 @@ fn request_to_give_back_an_older_grant_leaves_a_newer_one() {
     rig.flush();
     assert_eq!(node.held_number(), Some(LeaseNo(1)));
     assert!(rig.released().is_empty());
+}
+
+#[test]
+fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.take(Event::GiveBack {
+        key: DIR,
+        number: LeaseNo(1),
+    });
+    // On its way, not sent yet. A request waits for the grant before, whose place this one took.
+    let waits = {
+        let node = Arc::clone(&node);
+        thread::spawn(move || node.wait_given_back(&SystemClock, LeaseNo(0), Duration::from_secs(60)))
+    };
+    for _ in 0..10 {
+        thread::sleep(Duration::from_millis(10));
+        rig.take(Event::GiveBack {
+            key: DIR,
+            number: LeaseNo(0),
+        });
+    }
+    assert!(!waits.is_finished(), "woken while the lease is still on its way");
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
+    assert!(waits.join().unwrap(), "it is given back");
 }
 
 fn numbers() -> Vec<(InodeKey, LeaseNo)> {

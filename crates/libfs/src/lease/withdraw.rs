@@ -139,9 +139,11 @@ impl Withdrawals {
                 if let Some(node) = self.leases.get(key) {
                     if node.held_number() == Some(number) {
                         self.begin(node, number, around);
-                    } else {
+                    } else if node.state().phase != Phase::Releasing {
                         node.open_gate();
                     }
+                    // Otherwise the gate opens when the daemon has what is on its way. Who waits there would see nothing new before, and only
+                    // ask again, for ever if that kept the worker from sending it.
                 }
             }
             Event::Look(key) => self.look(key, around),
