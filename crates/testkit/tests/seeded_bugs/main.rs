@@ -4,3 +4,4 @@
 #![cfg(debug_assertions)]
 
 mod first;
+mod second;
