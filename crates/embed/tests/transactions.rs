@@ -100,6 +100,42 @@ fn group_is_seen_by_nobody_before_its_commit_and_by_all_after_it() {
     end(embedded, vec![fs, other]);
 }
 
+/// Blocks that a session may still use: as it counts, and as the daemon does when all is digested.
+fn credits(embedded: &Embedded, fs: &Fs) -> (u64, u64) {
+    embedded.kernel().digest_all().unwrap();
+    let sessions = embedded.kernel().status().sessions;
+    (
+        fs.counters().credits,
+        sessions.iter().map(|session| session.credits).sum(),
+    )
+}
+
+#[test]
+fn group_uses_up_what_the_daemon_counts_when_its_writes_begin_anywhere() {
+    let (_world, embedded) = pool();
+    let fs = embedded.mount().unwrap();
+    let me = Cred::root();
+    let (a, b) = (file(&fs, b"a", b"aaaa"), file(&fs, b"b", b"bbbb"));
+    for round in 0..20_u8 {
+        let mut group = fs.transaction(&me);
+        let made = group.create(fs.root(), &[b'x', b'a' + round], 0o600).unwrap();
+        group.append(made, &vec![1; 4096 + usize::from(round)]).unwrap();
+        group.append(made, &[2; 100_000]).unwrap();
+        group.append(&a, &[3; 5000]).unwrap();
+        group.write_at(&b, 4095, &[4; 70_000]).unwrap();
+        group.link(made, fs.root(), &[b'y', b'a' + round]).unwrap();
+        group
+            .rename(fs.root(), &[b'x', b'a' + round], fs.root(), b"last")
+            .unwrap();
+        group.commit().unwrap();
+        let (own, daemons) = credits(&embedded, &fs);
+        assert!(own > 0);
+        assert_eq!(own, daemons, "group {round}");
+    }
+    drop((a, b));
+    end(embedded, vec![fs]);
+}
+
 #[test]
 fn group_of_which_one_call_fails_changes_nothing_and_costs_nothing() {
     let (_world, embedded) = pool();

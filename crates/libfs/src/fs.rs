@@ -31,6 +31,8 @@ pub struct Counters {
     pub names_hit: u64,
     /// Names asked of the daemon.
     pub names_missed: u64,
+    /// Blocks that the session may still use before it asks for more.
+    pub credits: u64,
 }
 
 /// A mounted pool. Cheap to clone; all clones are one mount.
@@ -77,6 +79,7 @@ impl Fs {
             resumed: self.mount.resumed.load(Ordering::Relaxed),
             names_hit: self.mount.names_hit.load(Ordering::Relaxed),
             names_missed: self.mount.names_missed.load(Ordering::Relaxed),
+            credits: self.mount.session().data.credits_left(),
         }
     }
 

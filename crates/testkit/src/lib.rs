@@ -3,6 +3,7 @@
 
 pub mod crash;
 mod group;
+mod helper;
 pub mod kernel;
 pub mod lockstep;
 pub mod model;

@@ -7,7 +7,7 @@ use crate::rig::{Rig, Shape};
 use crate::target;
 use crate::workload::{Rng, likely_op};
 use std::fmt;
-use varve_libfs::Fs;
+use varve_libfs::{Errno, Fs};
 
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,8 +122,20 @@ fn compare(model: &Model, sessions: &[Fs], rig: &Rig) -> Outcome<usize> {
 /// # Errors
 /// Both results.
 pub fn both(model: &mut Model, fs: &Fs, op: &Op) -> Result<bool, String> {
+    both_by(model, op, || target::apply(fs, op))
+}
+
+/// The same; `carry_out` does it on the file system, in whatever thread.
+///
+/// # Errors
+/// Both results.
+pub(crate) fn both_by(
+    model: &mut Model,
+    op: &Op,
+    carry_out: impl FnOnce() -> Result<(), Errno>,
+) -> Result<bool, String> {
     let want = model.apply(op);
-    let got = target::apply(fs, op).map_err(|errno| errno.0);
+    let got = carry_out().map_err(|errno| errno.0);
     if want == got {
         Ok(got.is_ok())
     } else {
@@ -185,6 +197,10 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
                     .map_err(|error| (at, error.to_string()))?;
             }
             Step::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
+        }
+        if at + 1 == steps.len() && *step == Step::Compare {
+            let counted = rig.check_credits(mounts.iter());
+            counted.map_err(|error| (at, error.to_string()))?;
         }
         if at + 1 == steps.len() {
             mounts.iter().for_each(|fs| note(fs, &mut stats));

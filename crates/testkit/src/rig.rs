@@ -47,17 +47,25 @@ pub enum Policy {
     Hierarchy,
     /// The product's policy with the product's marks and steps: a tier is left at 95 percent.
     Product,
+    /// New data to SSD and HDD while they have room, by turns; nothing moves.
+    Slow,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Scatter, Self::Rotate, Self::Hierarchy, Self::Product];
+    pub const ALL: [Self; 5] = [
+        Self::Scatter,
+        Self::Rotate,
+        Self::Hierarchy,
+        Self::Product,
+        Self::Slow,
+    ];
 
     /// Settings, of which those of placement count.
     fn config(self) -> Config {
         match self {
             Self::Product => Config::default(),
-            Self::Scatter | Self::Rotate | Self::Hierarchy => Config {
+            Self::Scatter | Self::Rotate | Self::Hierarchy | Self::Slow => Config {
                 placement_high_percent: 20,
                 placement_low_percent: 10,
                 placement_step_blocks: 64,
@@ -125,6 +133,19 @@ pub enum RigError {
     /// Structures or data are damaged.
     #[error("check: {0}")]
     Check(String),
+}
+
+/// See [`Policy::Slow`].
+struct Slow;
+
+impl Placement for Slow {
+    fn target(&self, key: InodeKey, _: u64, _: &SpaceStats) -> DataTarget {
+        DataTarget::prefer([Tier::Ssd, Tier::Hdd][(key.ino.0 % 2) as usize]).with_reserve()
+    }
+
+    fn plan(&self, _: &SpaceStats, _: &dyn Catalog, _: u64) -> Vec<Job> {
+        Vec::new()
+    }
 }
 
 /// See [`Policy::Scatter`] and [`Policy::Rotate`].
@@ -428,6 +449,7 @@ impl Rig {
         match self.shape.policy {
             Policy::Scatter => parts.placement = Box::new(Scatter { rotate: false }),
             Policy::Rotate => parts.placement = Box::new(Scatter { rotate: true }),
+            Policy::Slow => parts.placement = Box::new(Slow),
             Policy::Hierarchy | Policy::Product => {}
         }
         let kernel = KernelFs::open(parts)?;
@@ -441,6 +463,16 @@ impl Rig {
     pub fn settle(&self) {
         self.clock.advance_ms(self.config.grace_ms + 1);
         self.kernel().tick();
+    }
+
+    /// Lets all threads go on that have something to do, until none has.
+    pub fn rest(&self) {
+        let now_ms = || varve_ipc::Clock::monotonic_ms(&*self.clock);
+        let until_ms = now_ms() + 1;
+        while now_ms() < until_ms {
+            // Time moves when nobody can go on.
+            self.turns.pause(Duration::from_millis(1));
+        }
     }
 
     /// The daemon.
@@ -602,6 +634,23 @@ impl Rig {
             mount,
         };
         Ok((Fs::mount(Arc::new(entrance), options)?, MountNo(mount)))
+    }
+
+    /// Requires that what is reserved for sessions is what these clients, who are all, may still use. Digests all logs.
+    ///
+    /// # Errors
+    /// Both, or the digest's.
+    pub fn check_credits<'f>(&self, clients: impl Iterator<Item = &'f Fs>) -> Result<(), RigError> {
+        let kernel = self.kernel();
+        kernel.digest_all().map_err(KernelError::from)?;
+        let left: u64 = clients.map(|fs| fs.counters().credits).sum();
+        let reserved: u64 = kernel.status().sessions.iter().map(|s| s.credits).sum();
+        if left == reserved {
+            return Ok(());
+        }
+        Err(RigError::Check(format!(
+            "{reserved} blocks are reserved for sessions, which count with {left}"
+        )))
     }
 
     /// Requires that all structures are sound, and that data matches its checksums.

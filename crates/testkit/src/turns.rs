@@ -13,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use varve_format::seeded;
 use varve_ipc::{Clock, ManualClock};
 
 /// Turns after which a run counts as one that does not end.
@@ -293,7 +294,7 @@ impl Turns {
         }
     }
 
-    /// Starts a thread of `process`, which gets its first turn when it is drawn.
+    /// Starts a thread of `process`, which gets its first turn when it is drawn. A bug that the calling thread has armed is armed in it too.
     ///
     /// # Errors
     /// The system has none to spare.
@@ -315,7 +316,9 @@ impl Turns {
             index
         };
         let turns = Arc::clone(self);
+        let bug = seeded::current();
         let started = std::thread::Builder::new().name(name.into()).spawn(move || {
+            seeded::arm(bug);
             PARTS.with(|parts| parts.borrow_mut().push((turns.number, me)));
             drop(turns.await_turn(turns.lock(), me));
             let ended = catch_unwind(AssertUnwindSafe(work));

@@ -153,7 +153,7 @@ const SUITES: &[Suite] = &[
         ..suite(
             "seeded bugs",
             &["-p", "varve-testkit", "--test", "seeded_bugs"],
-            "crates/testkit/tests/seeded_bugs.rs",
+            "crates/testkit/tests/seeded_bugs/main.rs",
         )
     },
     Suite {

@@ -67,6 +67,12 @@ impl DataPlane {
         Ok(())
     }
 
+    /// Blocks left: in the common stock and in the lanes. Exact while nobody writes.
+    pub(crate) fn credits_left(&self) -> u64 {
+        let lanes = self.log.as_ref().map_or(0, crate::log::Log::credits);
+        self.credits.load(Ordering::Relaxed) + lanes
+    }
+
     fn ask(&self, least: u64) -> Result<u32, IpcError> {
         let least = u32::try_from(least).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
         match self.call(Request::Credits {

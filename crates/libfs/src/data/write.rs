@@ -10,10 +10,9 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::{Inode, InodeWrite};
 use crate::log::{Committed, Receipt, Slot, Stamp, TX_BYTES_MAX, slots};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use varve_format::log::{HEADER_SIZE, PAYLOAD_MAX, entry_size};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, charge,
+    BLOCK_BYTES, BLOCK_SIZE, EntryFlags, FILE_SIZE_MAX, FallocateMode, InodeKey, LogOp, LogSeq, charge,
 };
 
 /// Largest write that is copied under the inode's lock.
@@ -49,6 +48,29 @@ impl Drop for InPlace {
 enum Place {
     At(u64),
     End,
+}
+
+impl Place {
+    /// Blocks that one entry for it may cost at most.
+    fn worst(self, key: InodeKey, data: &[u8]) -> u32 {
+        match self {
+            Self::At(offset) => write_charge(key, offset, data),
+            Self::End => write_charge(key, BLOCK_BYTES - 1, data),
+        }
+    }
+}
+
+/// Blocks that a write costs at most, as the daemon counts it.
+fn write_charge(key: InodeKey, offset: u64, data: &[u8]) -> u32 {
+    charge(&LogOp::Write { key, offset, data })
+}
+
+/// A large write's entries, copied to the log and not committed yet.
+struct Parts<'d> {
+    /// Offset (of an append: from its beginning) and bytes of each.
+    pieces: Vec<(u64, &'d [u8])>,
+    /// What was consumed for them.
+    blocks: u32,
 }
 
 impl DataPlane {
@@ -113,12 +135,8 @@ impl DataPlane {
             return self.write_large(inode, Place::End, data, clear);
         }
         // The offset is known only under the lock: credits for the worst one.
-        let worst = LogOp::Write {
-            key: inode.key,
-            offset: BLOCK_BYTES - 1,
-            data,
-        };
-        let slot = self.begin(entry_size(data.len()), charge(&worst))?;
+        let worst = Place::End.worst(inode.key, data);
+        let slot = self.begin(entry_size(data.len()), worst)?;
         touch(data);
         self.write_locked(inode, slot, Place::End, data, clear)
     }
@@ -173,7 +191,7 @@ impl DataPlane {
         let Some(mut body) = inode.try_write() else {
             return self.write_behind(inode, slot, place, data, clear);
         };
-        let offset = self.settle(&body, &slot, place, data.len())?;
+        let offset = self.settle(&body, &slot, place, data)?;
         let op = LogOp::Write { key, offset, data };
         let receipt = slot.append_one(&op, &[], clear, stamp).map_err(OpError::Failed)?;
         if receipt.live {
@@ -204,19 +222,19 @@ impl DataPlane {
         clear: EntryFlags,
     ) -> OpResult<(u64, usize)> {
         let offset = if let Place::At(offset) = place { offset } else { 0 };
+        let op = LogOp::Write {
+            key: inode.key,
+            offset,
+            data,
+        };
         // The slot may have no room left: an abandoned number took some.
-        slot.stage(
-            self,
-            &LogOp::Write {
-                key: inode.key,
-                offset,
-                data,
-            },
-            clear,
-        )?;
+        if let Err(error) = slot.stage(self, &op, clear) {
+            slot.pay_back(place.worst(inode.key, data));
+            return Err(error);
+        }
         let mut body = inode.write();
         let stamp = self.stamp();
-        let at = self.settle(&body, &slot, place, data.len())?;
+        let at = self.settle(&body, &slot, place, data)?;
         let committed = slot.commit(stamp, at - offset)?;
         self.publish(inode, &mut body, &committed, stamp, clear);
         committed.check((at, data.len()))
@@ -229,19 +247,20 @@ impl DataPlane {
         body: &InodeWrite<'_>,
         slot: &Slot<'_>,
         place: Place,
-        len: usize,
+        data: &[u8],
     ) -> OpResult<u64, (u64, usize)> {
         match place {
             Place::At(offset) => Ok(offset),
             Place::End => {
                 let offset = body.attr.size_bytes;
-                if offset.saturating_add(len as u64) > FILE_SIZE_MAX {
+                if offset.saturating_add(data.len() as u64) > FILE_SIZE_MAX {
+                    slot.pay_back(place.worst(body.attr.key, data));
                     return Err(OpError::Failed(Errno(libc::EFBIG)));
                 }
-                let blocks = |offset: u64| (offset + len as u64).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES;
+                let blocks =
+                    |offset: u64| (offset + data.len() as u64).div_ceil(BLOCK_BYTES) - offset / BLOCK_BYTES;
                 let back = blocks(BLOCK_BYTES - 1) - blocks(offset % BLOCK_BYTES);
-                slot.credits()
-                    .store(slot.credits().load(Ordering::Relaxed) + back, Ordering::Relaxed);
+                slot.pay_back(back as u32);
                 Ok(offset)
             }
         }
@@ -303,34 +322,11 @@ impl DataPlane {
             Place::At(offset) => offset,
             Place::End => inode.size_hint() % BLOCK_BYTES,
         };
-        let mut pieces = 0_u32;
         let log = self.log().map_err(OpError::Failed)?;
         let _room = log.room_for(self, data.len());
         let mut slot = self.begin(entry_size(BLOCK_SIZE), 0)?;
-        let mut done = 0;
-        let mut blocks = 0_u64;
-        while done < data.len() {
-            let at = guess + done as u64;
-            let len = cut(at, data.len() - done, slot.room());
-            let piece = &data[done..done + len];
-            let offset = if matches!(place, Place::End) {
-                done as u64
-            } else {
-                at
-            };
-            let op = LogOp::Write {
-                key: inode.key,
-                offset,
-                data: piece,
-            };
-            // An append may turn out to begin elsewhere in its block.
-            blocks += u64::from(charge(&op)) + u64::from(matches!(place, Place::End));
-            self.consume(&slot, charge(&op) + u32::from(matches!(place, Place::End)))?;
-            slot.stage(self, &op, clear)?;
-            pieces += 1;
-            done += len;
-        }
-        debug_assert!(pieces > 0 && blocks > 0);
+        let Parts { pieces, blocks } = self.stage_parts(&mut slot, inode.key, place, guess, data, clear)?;
+        debug_assert!(!pieces.is_empty() && blocks > 0);
         let stamp = self.stamp();
         let mut body = inode.write();
         let offset = match place {
@@ -338,12 +334,56 @@ impl DataPlane {
             Place::End => body.attr.size_bytes,
         };
         if offset.saturating_add(data.len() as u64) > FILE_SIZE_MAX {
+            slot.pay_back(blocks);
             return Err(OpError::Failed(Errno(libc::EFBIG)));
         }
         let add = if matches!(place, Place::End) { offset } else { 0 };
+        // Where it begins is known only now, and with it what it costs.
+        let real = pieces
+            .iter()
+            .map(|(at, data)| write_charge(inode.key, at + add, data));
+        slot.pay_back(blocks - real.sum::<u32>());
         let committed = slot.commit(stamp, add)?;
         self.publish(inode, &mut body, &committed, stamp, clear);
         committed.check((offset, data.len()))
+    }
+
+    /// Copies the entries of one transaction to the log, each with the credits that it costs at most. Of one that fails none are kept.
+    fn stage_parts<'d>(
+        &self,
+        slot: &mut Slot<'_>,
+        key: InodeKey,
+        place: Place,
+        guess: u64,
+        data: &'d [u8],
+        clear: EntryFlags,
+    ) -> OpResult<Parts<'d>, (u64, usize)> {
+        let is_append = matches!(place, Place::End);
+        let (mut pieces, mut blocks, mut done) = (Vec::new(), 0, 0);
+        while done < data.len() {
+            let at = guess + done as u64;
+            let len = cut(at, data.len() - done, slot.room());
+            let piece = &data[done..done + len];
+            let offset = if is_append { done as u64 } else { at };
+            // An append may turn out to begin elsewhere in its block.
+            let most = write_charge(key, offset, piece) + u32::from(is_append);
+            let op = LogOp::Write {
+                key,
+                offset,
+                data: piece,
+            };
+            let staged = self.consume(slot, most).and_then(|()| {
+                blocks += most;
+                slot.stage(self, &op, clear)
+            });
+            if let Err(error) = staged {
+                slot.pay_back(blocks);
+                return Err(error);
+            }
+            pieces.push((offset, piece));
+            done += len;
+        }
+        Ok(Parts { pieces, blocks })
     }
 
     /// Makes committed writes visible. Nothing is published in a lost session: its inodes are read anew.
@@ -422,7 +462,10 @@ impl DataPlane {
         let slot = self.begin(entry_size(16), charge(&op))?;
         let stamp = self.stamp();
         let mut body = inode.write();
-        body.check_alive().map_err(OpError::Failed)?;
+        if let Err(errno) = body.check_alive() {
+            slot.pay_back(charge(&op));
+            return Err(OpError::Failed(errno));
+        }
         let committed = slot.append(&op, clear, stamp)?;
         if committed.live {
             self.list(inode);

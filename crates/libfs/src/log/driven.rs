@@ -209,6 +209,16 @@ fn chunk_is_not_given_back_under_a_number_that_is_in_flight() {
     shuttle::check_pct(unpublished_is_not_dropped, 2_000, 3);
 }
 
+#[test]
+fn number_that_is_taken_before_it_is_in_flight_is_caught() {
+    let works = [
+        unpublished_is_not_dropped as fn(),
+        acknowledged_is_scanned as fn(),
+    ];
+    let found = seeded::is_found(Bug::NumberBeforeFlight, &works);
+    assert!(found, "the seeded bug is not found");
+}
+
 /// `fsync` returns when what was committed before is synced, whoever's round it was.
 fn sync_covers_what_was_committed() {
     let world = SimWorld::new();

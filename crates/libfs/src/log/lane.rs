@@ -54,6 +54,11 @@ impl Lane {
         }
     }
 
+    /// Its space credits, in blocks.
+    pub(super) fn credits(&self) -> u64 {
+        self.own.credits.load(Ordering::Relaxed)
+    }
+
     /// Lowest number in flight, `u64::MAX` if none.
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {

@@ -240,6 +240,11 @@ impl Log {
         &*self.region
     }
 
+    /// Space credits in all lanes, in blocks.
+    pub(crate) fn credits(&self) -> u64 {
+        self.lanes.iter().map(Lane::credits).sum()
+    }
+
     /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from `next_seq` before.
     #[inline]
     fn stable(&self, own: usize, bound: u64) -> u64 {

@@ -250,9 +250,12 @@ fn commit_once<T>(
     let olds: Vec<_> = keys.iter().filter_map(|key| pins.node(*key).ok()).collect();
     let mut fresh: Vec<(Arc<Node>, LeaseNo)> = Vec::new();
     let mut locked = Locked::new(&olds);
-    if !holds(pins, &mut locked, shadow)? {
-        slot.pay_back(blocks);
-        return Ok(None);
+    match holds(pins, &mut locked, shadow) {
+        Ok(true) => {}
+        other => {
+            slot.pay_back(blocks);
+            return other.map(|_| None).map_err(OpError::from);
+        }
     }
     let stamp = Stamp {
         time_ns: session.now_ns(),
@@ -281,6 +284,13 @@ fn commit_once<T>(
         nodes.insert(node.key(), Arc::clone(node));
         locked.guards.push((node.key(), node.inode.write()));
     }
+    // The daemon counts what was logged: the rest of what they may have cost at most would be taken for nothing.
+    let real: u32 = ops.iter().map(|(op, _)| charge(op)).sum();
+    debug_assert!(
+        real <= blocks,
+        "{real} blocks may be used, {blocks} were counted on"
+    );
+    slot.pay_back(blocks.saturating_sub(real));
     let committed = match slot.append_all(&ops, stamp) {
         Ok(committed) => committed,
         Err(error) => {

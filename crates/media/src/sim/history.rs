@@ -73,6 +73,9 @@ pub enum Crash {
     /// The power fails; pending unit `k` (in order of device and offset, see `Recording::pending_units`) is there iff bit `k mod 64` is
     /// set. With at most 64 units, counting through the bits is exhaustive for whole units.
     PowerUnits(u64),
+    /// The power fails; of everything pending each piece that is never torn (8 bytes of a line, a sector) chooses for itself, by the seed: all
+    /// that is pending is torn.
+    PowerWords(u64),
 }
 
 /// A store that a power cut may still undo: bytes, or `zeros` of a trim.
@@ -332,6 +335,10 @@ impl Replay {
                 self.apply_units(&mut pages, bits);
                 self.lose_shm(&mut pages);
             }
+            Crash::PowerWords(seed) => {
+                self.apply_words(&mut pages, seed);
+                self.lose_shm(&mut pages);
+            }
         }
         (pages, self.lens.clone())
     }
@@ -353,6 +360,25 @@ impl Replay {
                     .is_some_and(|k| bits >> (k % 64) & 1 == 1)
             };
             pending.apply_where(&mut pages[pending.device], unit, chosen);
+        }
+    }
+
+    /// Each atom takes all stores before a cut of its own.
+    fn apply_words(&self, pages: &mut [Pages], seed: u64) {
+        let stores = self.pending.len() as u64;
+        for (index, pending) in self.pending.iter().enumerate() {
+            let atom = self.media[pending.device].atom_bytes();
+            let device_seed = mix(seed ^ mix(pending.device as u64));
+            let chosen = |at: u64| {
+                let dice = mix(device_seed ^ mix(at / atom));
+                let cut = match dice % 3 {
+                    0 => 0,
+                    1 => stores,
+                    _ => mix(dice) % (stores + 1),
+                };
+                (index as u64) < cut
+            };
+            pending.apply_where(&mut pages[pending.device], atom, chosen);
         }
     }
 

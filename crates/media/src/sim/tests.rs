@@ -71,6 +71,26 @@ fn dax_seeds_reach_old_new_and_torn_lines_but_never_tear_a_word() {
 }
 
 #[test]
+fn dax_words_choose_for_themselves_in_all_lines_at_once() {
+    let world = SimWorld::new();
+    let nvm = world.add_region("nvm", SimMedium::Dax, 4096, 4096);
+    let (recording, ()) = world.record(|| {
+        nvm.write(0, &[0xFF; 64]).unwrap();
+        nvm.write(1024, &[0xFF; 64]).unwrap();
+    });
+    let torn = (0..100).filter(|seed| {
+        let world = recording.image(2, Crash::PowerWords(*seed)).into_world();
+        [0, 1024].into_iter().all(|at| {
+            let line = read::<64>(&world, "nvm", at);
+            let whole = |word: &[u8]| word == [0; 8] || word == [0xFF; 8];
+            assert!(line.chunks_exact(8).all(whole), "a word is torn: {line:?}");
+            line != [0; 64] && line != [0xFF; 64]
+        })
+    });
+    assert!(torn.count() > 80);
+}
+
+#[test]
 fn dax_word_is_never_older_than_what_it_was_when_fenced_by_another_thread() {
     let world = SimWorld::new();
     let nvm = world.add_region("nvm", SimMedium::Dax, 4096, 4096);

@@ -19,11 +19,13 @@ use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
 pub struct Effort {
     /// All points, instead of those before fences, syncs, flushes and at the end.
     pub every_point: bool,
+    /// At each point before a store also so many kills amid it.
+    pub torn: u64,
     /// Only one in so many points (from a seeded start).
     pub stride: usize,
     /// Seeded subsets at each point.
     pub seeds: u64,
-    /// Where at most four units are pending: every combination of them.
+    /// Where at most four units are pending: every combination of them, and two images in which each word or sector chooses for itself.
     pub combinations: bool,
     /// One in so many images is also crashed during its recovery; 0: none. Which ones depends on their workload, point and crash alone.
     pub recovery_stride: usize,
@@ -37,6 +39,7 @@ impl Effort {
     pub const fn ordinary(seed: u64) -> Self {
         Self {
             every_point: false,
+            torn: 0,
             stride: 1,
             seeds: 1,
             combinations: false,
@@ -50,6 +53,7 @@ impl Effort {
     pub const fn thorough(seed: u64) -> Self {
         Self {
             every_point: true,
+            torn: 1,
             seeds: 2,
             combinations: true,
             ..Self::ordinary(seed)
@@ -183,8 +187,8 @@ fn kinds_of_crash(
     rng: &mut Rng,
 ) -> Vec<Crash> {
     let mut crashes = vec![Crash::Kill];
-    if effort.every_point && point.next == PointKind::Store {
-        crashes.push(Crash::KillTorn(rng.next_u64()));
+    if point.next == PointKind::Store {
+        crashes.extend((0..effort.torn).map(|_| Crash::KillTorn(rng.next_u64())));
     }
     // On memory a power cut leaves nothing to recover.
     if medium == SimMedium::Shm {
@@ -197,6 +201,8 @@ fn kinds_of_crash(
         if pending <= 4 {
             // None and all are there already.
             crashes.extend((1..(1_u64 << pending).saturating_sub(1)).map(Crash::PowerUnits));
+            let words = if pending > 0 { 2 } else { 0 };
+            crashes.extend((0..words).map(|_| Crash::PowerWords(rng.next_u64())));
         }
     }
     crashes
@@ -354,13 +360,14 @@ impl Recorded {
         let world = image.into_world();
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
-            let found = self.judge(rig.map_err(say)?, &bounds)?;
+            let found = self.judge(rig.map_err(say)?, &bounds, self.keeps_sealed(crash))?;
             trial.of_recovery = true;
             self.crash_recovery(&recovery, &bounds, found.0, trial, 2)?;
             trial.of_recovery = false;
             found
         } else {
-            self.judge(Rig::start(world, self.shape).map_err(say)?, &bounds)?
+            let rig = Rig::start(world, self.shape).map_err(say)?;
+            self.judge(rig, &bounds, self.keeps_sealed(crash))?
         };
         if trial.known.put(content, hash) {
             let tally = &mut trial.tally;
@@ -375,9 +382,28 @@ impl Recorded {
         Ok(())
     }
 
-    /// Judges a recovered pool; the hash of its tree, and the operations that count.
-    fn judge(&self, rig: Rig, bounds: &(Cut, Cut)) -> Result<(u64, Cut), String> {
+    /// Whether what a seal says is in a log is there after this crash. A seal may be durable and the log's end not, where a log is durable only
+    /// when it is synced: nothing that was promised is lost then, but the recovery finds fewer entries than the seal named.
+    const fn keeps_sealed(&self, crash: Crash) -> bool {
+        let is_kill = matches!(crash, Crash::Kill | Crash::KillTorn(_));
+        is_kill || !self.seals || !matches!(self.shape.medium, SimMedium::File)
+    }
+
+    /// Judges a recovered pool; the hash of its tree, and the operations that count. `all_count`: the digest may leave nothing out.
+    fn judge(&self, rig: Rig, bounds: &(Cut, Cut), all_count: bool) -> Result<(u64, Cut), String> {
         rig.check().map_err(|error| format!("after recovery: {error}"))?;
+        // Nobody came back to hold them.
+        let orphans = rig.kernel().store().orphans().map_err(say)?;
+        if !orphans.is_empty() {
+            return Err(format!(
+                "after recovery files without a name are left: {orphans:?}"
+            ));
+        }
+        // Clients that keep the rules log nothing that a digest may refuse, and nothing twice.
+        let refused = rig.kernel().status().digest.refused;
+        if all_count && refused > 0 {
+            return Err(format!("recovery left {refused} operations out of the digest"));
+        }
         let fs = rig.mount().map_err(say)?;
         let got = target::tree(&fs).map_err(|errno| format!("the tree cannot be read: {errno:?}"))?;
         let hash = tree_hash(&got);
@@ -413,6 +439,7 @@ impl Recorded {
     ) -> Result<(), String> {
         let effort = Effort {
             every_point: false,
+            torn: 0,
             combinations: false,
             seeds: trial.effort.seeds,
             ..*trial.effort
@@ -440,7 +467,9 @@ impl Recorded {
                     (None, Rig::start(world, self.shape))
                 };
                 let rig = rig.map_err(|error| told(say(error)))?;
-                let (found, _) = self.judge(rig, bounds).map_err(told)?;
+                // A recovery seals all sessions.
+                let all_count = !matches!(self.shape.medium, SimMedium::File);
+                let (found, _) = self.judge(rig, bounds, all_count).map_err(told)?;
                 if found != tree {
                     return Err(told("another state than without that crash".into()));
                 }

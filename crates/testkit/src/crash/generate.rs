@@ -6,7 +6,7 @@ use crate::ops::Op;
 use crate::workload::{self, Rng, likely_op};
 
 /// What happens beside operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Flavour {
     /// Digests and `fsync`s, leases passed on.
     Calm,

@@ -6,13 +6,16 @@ mod explore;
 mod generate;
 mod oracle;
 mod shrink;
+mod strain;
 mod text;
 
 pub use explore::{Effort, Known, Tally, explore_all, tried};
 pub use generate::{Flavour, Syncs, company, sequence};
 pub use shrink::{Shrunk, explore_or_shrink, shrink};
+pub use strain::Strain;
 pub use text::NotAScript;
 
+use crate::helper::Helper;
 use crate::lockstep;
 use crate::model::Model;
 use crate::ops::{Op, Path};
@@ -20,7 +23,7 @@ use crate::rig::{MountNo, Rig, Shape};
 use crate::target;
 use oracle::History;
 use std::fmt::Display;
-use varve_libfs::{Fs, OpenFile, OpenFlags};
+use varve_libfs::{Errno, Fs, OpenFile, OpenFlags};
 use varve_media::sim::Recording;
 
 /// What is done while the machine is recorded.
@@ -30,8 +33,14 @@ pub enum Act {
     Op(Op),
     /// An operation of one of the sessions.
     By(usize, Op),
+    /// An operation of a second thread of one of the sessions: in another lane of its log.
+    Beside(usize, Op),
     /// Everything in the logs is digested.
     Digest,
+    /// The same by a second thread of the daemon.
+    DigestBeside,
+    /// Threads that have something to do go on until none has: what the daemon asks of sessions is done.
+    Rest,
     /// The daemon looks around: frees, forgets.
     Tick,
     /// A step of placement: data moves between tiers, and metadata to slower ones.
@@ -63,14 +72,28 @@ pub enum Act {
 }
 
 impl Act {
+    /// Whether it ends a session, or the next daemon does, or who waits for one that is stopped.
+    const fn seals(&self) -> bool {
+        matches!(
+            self,
+            Self::Seal
+                | Self::SealOne(_)
+                | Self::Amid(_)
+                | Self::Die(_)
+                | Self::Remount(_)
+                | Self::Restart
+                | Self::Freeze(_)
+        )
+    }
+
     /// What is going on, for counting.
     const fn activity(&self) -> &'static str {
         match self {
-            Self::Op(Op::Fsync(_)) | Self::By(_, Op::Fsync(_)) => "fsync",
-            Self::Op(_) => "operation",
+            Self::Op(Op::Fsync(_)) | Self::By(_, Op::Fsync(_)) | Self::Beside(_, Op::Fsync(_)) => "fsync",
+            Self::Op(_) | Self::Beside(..) => "operation",
             Self::By(..) => "operation with leases passed on",
-            Self::Digest => "digest",
-            Self::Tick | Self::Hold(_) | Self::LetGo => "tick",
+            Self::Digest | Self::DigestBeside => "digest",
+            Self::Tick | Self::Rest | Self::Hold(_) | Self::LetGo => "tick",
             Self::Place => "migration",
             Self::Read(..) => "reading",
             Self::Checkpoint => "checkpoint",
@@ -101,6 +124,8 @@ pub struct Recorded {
     history: History,
     /// Last event of each act, and what it was.
     activities: Vec<(usize, &'static str)>,
+    /// Sessions are sealed in it.
+    seals: bool,
     /// The workload, for people.
     what: String,
     /// Operations that the daemon did for the sessions.
@@ -126,6 +151,8 @@ const COOLED: u64 = 24;
 struct Client {
     fs: Fs,
     no: MountNo,
+    /// Its second thread, once it was needed.
+    second: Option<Helper>,
 }
 
 /// A pool with its clients, and the model beside it.
@@ -139,6 +166,8 @@ struct Stage {
     moved: u64,
     promoted: u64,
     cooled: u64,
+    /// A second thread of the daemon, once it was needed.
+    second: Option<Helper>,
 }
 
 impl Script {
@@ -146,6 +175,7 @@ impl Script {
     fn sessions(&self) -> usize {
         let used = self.before.iter().chain(&self.acts).map(|act| match act {
             Act::By(session, _)
+            | Act::Beside(session, _)
             | Act::SealOne(session)
             | Act::Die(session)
             | Act::Remount(session)
@@ -180,6 +210,7 @@ impl Script {
             moved: 0,
             promoted: 0,
             cooled: 0,
+            second: None,
         };
         for _ in 0..sessions {
             stage.join()?;
@@ -193,12 +224,13 @@ impl Script {
         let mut activities = Vec::new();
         for act in &self.acts {
             let begin = world.events_len();
-            let before = matches!(act, Act::Op(_) | Act::By(..)).then(|| stage.model.clone());
+            let before =
+                matches!(act, Act::Op(_) | Act::By(..) | Act::Beside(..)).then(|| stage.model.clone());
             let done = stage.perform(act)?;
             let end = world.events_len();
             if let Some(before) = before {
                 let (session, op) = match act {
-                    Act::By(session, op) => (*session, op),
+                    Act::By(session, op) | Act::Beside(session, op) => (*session, op),
                     Act::Op(op) => (0, op),
                     _ => continue,
                 };
@@ -209,7 +241,7 @@ impl Script {
                 }
             }
             match act {
-                Act::Digest | Act::Seal | Act::Restart => history.durable(None, end),
+                Act::Digest | Act::DigestBeside | Act::Seal | Act::Restart => history.durable(None, end),
                 Act::SealOne(session) | Act::Die(session) | Act::Remount(session) => {
                     history.durable(Some(*session), end);
                 }
@@ -231,12 +263,15 @@ impl Script {
         }
         stage.held.clear();
         stage.rig.check().map_err(say)?;
+        let clients = stage.clients.iter().map(|client| &client.fs);
+        stage.rig.check_credits(clients).map_err(say)?;
         (0..sessions).for_each(|index| stage.note(index));
         Ok(Recorded {
             recording,
             shape,
             history,
             activities,
+            seals: self.acts.iter().any(Act::seals),
             what: what.to_owned(),
             mediated: stage.mediated,
             resumed: stage.resumed,
@@ -250,7 +285,7 @@ impl Script {
 impl Stage {
     fn join(&mut self) -> Result<(), String> {
         let (fs, no) = self.rig.mount_no().map_err(say)?;
-        self.clients.push(Client { fs, no });
+        self.clients.push(Client { fs, no, second: None });
         Ok(())
     }
 
@@ -277,12 +312,42 @@ impl Stage {
         Ok(())
     }
 
+    /// An operation of the second thread of a session.
+    fn beside(&mut self, session: usize, op: &Op) -> Result<bool, String> {
+        let turns = &self.rig.turns;
+        let client = &mut self.clients[session];
+        let second = match client.second.take() {
+            Some(second) => second,
+            None => Helper::start(turns, Some(client.no.number())).map_err(say)?,
+        };
+        let (fs, own) = (client.fs.clone(), op.clone());
+        let done = lockstep::both_by(&mut self.model, op, || {
+            // A thread that came to no end has no errno.
+            let done = second.run(move || target::apply(&fs, &own));
+            done.unwrap_or(Err(Errno(libc::EINTR)))
+        });
+        client.second = Some(second);
+        done
+    }
+
     /// Does it; `false`: an operation that the model refuses too.
     fn perform(&mut self, act: &Act) -> Result<bool, String> {
         match act {
             Act::Op(op) => return lockstep::both(&mut self.model, &self.clients[0].fs, op),
             Act::By(session, op) => return lockstep::both(&mut self.model, &self.clients[*session].fs, op),
+            Act::Beside(session, op) => return self.beside(*session, op),
             Act::Digest => self.rig.kernel().digest_all().map_err(say)?,
+            Act::DigestBeside => {
+                let second = match self.second.take() {
+                    Some(second) => second,
+                    None => Helper::start(&self.rig.turns, None).map_err(say)?,
+                };
+                let kernel = self.rig.kernel();
+                let done = second.run(move || kernel.digest_all().map_err(say));
+                self.second = Some(second);
+                done.unwrap_or_else(|| Err("a thread of the daemon came to no end".into()))?;
+            }
+            Act::Rest => self.rig.rest(),
             Act::Tick => self.rig.settle(),
             Act::Place => self.place()?,
             Act::Read(session, path) => {

@@ -31,7 +31,10 @@ impl fmt::Display for Act {
         match self {
             Self::Op(op) => write!(f, "{op}"),
             Self::By(session, op) => write!(f, "{session}: {op}"),
+            Self::Beside(session, op) => write!(f, "{session} beside: {op}"),
             Self::Digest => f.write_str("digest"),
+            Self::DigestBeside => f.write_str("digest-beside"),
+            Self::Rest => f.write_str("rest"),
             Self::Tick => f.write_str("tick"),
             Self::Place => f.write_str("place"),
             Self::Checkpoint => f.write_str("checkpoint"),
@@ -78,6 +81,7 @@ impl fmt::Display for Effort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             every_point,
+            torn,
             stride,
             seeds,
             combinations,
@@ -86,7 +90,7 @@ impl fmt::Display for Effort {
         } = self;
         write!(
             f,
-            "every-point={every_point} stride={stride} seeds={seeds} combinations={combinations} recovery={recovery_stride} seed={seed}"
+            "every-point={every_point} torn={torn} stride={stride} seeds={seeds} combinations={combinations} recovery={recovery_stride} seed={seed}"
         )
     }
 }
@@ -238,14 +242,19 @@ impl FromStr for Act {
     type Err = NotAScript;
 
     fn from_str(text: &str) -> Result<Self, NotAScript> {
-        if let Some((session, op)) = text.split_once(": ")
-            && let Ok(session) = session.parse()
-        {
-            return Ok(Self::By(session, op.parse()?));
+        if let Some((who, op)) = text.split_once(": ") {
+            if let Ok(session) = who.parse() {
+                return Ok(Self::By(session, op.parse()?));
+            }
+            if let Some(Ok(session)) = who.strip_suffix(" beside").map(str::parse) {
+                return Ok(Self::Beside(session, op.parse()?));
+            }
         }
         let mut words = Words::of("an act", text);
         let act = match words.word()? {
             "digest" => Self::Digest,
+            "digest-beside" => Self::DigestBeside,
+            "rest" => Self::Rest,
             "tick" => Self::Tick,
             "place" => Self::Place,
             "checkpoint" => Self::Checkpoint,
@@ -317,6 +326,7 @@ impl FromStr for Effort {
         let mut words = Words::of("an effort", text);
         let effort = Self {
             every_point: words.field("every-point")?,
+            torn: words.field("torn")?,
             stride: words.field("stride")?,
             seeds: words.field("seeds")?,
             combinations: words.field("combinations")?,
@@ -349,7 +359,7 @@ impl Script {
 #[cfg(test)]
 mod tests {
     use super::{Script, job_text};
-    use crate::crash::{Act, Effort, Flavour, company};
+    use crate::crash::{Act, Effort, Flavour, Strain, company};
     use crate::ops::Op;
     use crate::rig::{Policy, Shape};
     use crate::workload;
@@ -371,7 +381,12 @@ mod tests {
             .concat(),
         };
         let companies = (0..40).map(|seed| company(seed, 3, 30, Flavour::All));
-        for (index, script) in std::iter::once(singles).chain(companies).enumerate() {
+        let strains = Strain::ALL.iter().map(|strain| strain.script(3));
+        for (index, script) in std::iter::once(singles)
+            .chain(companies)
+            .chain(strains)
+            .enumerate()
+        {
             let medium = [SimMedium::Dax, SimMedium::File, SimMedium::Shm][index % 3];
             let shape = Shape::tiny(medium).with(Policy::ALL[index % Policy::ALL.len()]);
             let effort = Effort::all(index as u64);

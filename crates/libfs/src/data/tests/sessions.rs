@@ -3,7 +3,7 @@
 use super::{Rig, contents};
 use crate::errno::{Errno, OpError};
 use std::sync::atomic::Ordering;
-use varve_format::{EntryFlags, FallocateMode, LogSeq, Tier};
+use varve_format::{EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, Tier, charge};
 
 const NONE: EntryFlags = EntryFlags::empty();
 
@@ -22,6 +22,65 @@ fn write_fails_with_enospc_before_it_is_logged_when_there_are_no_credits() {
     // What frees space needs none.
     assert_eq!(rig.plane.truncate(&inode, 0, NONE), Ok(()));
     assert_eq!(rig.plane.write(&inode, 0, &[2; 4096], NONE), Ok(4096));
+}
+
+/// Blocks that the daemon counts for what is in the log.
+fn counted(rig: &Rig) -> u64 {
+    let entries = super::fake::scan(&*rig.fake.log);
+    let charged = entries.values().map(|found| {
+        let op = LogOp::parse(&found.header, &found.payload).unwrap();
+        u64::from(charge(&op))
+    });
+    charged.sum()
+}
+
+/// Blocks that the session was given and counts as used.
+fn used(rig: &Rig) -> u64 {
+    u64::MAX - rig.fake.credits.load(Ordering::SeqCst) - rig.plane.credits_left()
+}
+
+#[test]
+fn session_uses_up_what_the_daemon_counts_wherever_writes_begin_in_their_blocks() {
+    // Direct, staged, and in several transactions; each of them at several places in a block.
+    for len in [1, 100, 4095, 4096, 5000, 16 << 10, 40_960, 100_000, (9 << 20) + 5] {
+        for shift in [0, 1, 7, 4000] {
+            let rig = Rig::new(4, 16);
+            // All entries stay in the log.
+            rig.fake.obeys.store(false, Ordering::SeqCst);
+            let inode = Rig::inode(2);
+            rig.plane.append(&inode, &vec![3; shift as usize], NONE).unwrap();
+            rig.plane.append(&inode, &vec![1; len], NONE).unwrap();
+            assert_eq!(used(&rig), counted(&rig), "an append of {len} bytes at {shift}");
+            rig.plane.write(&inode, shift, &vec![2; len], NONE).unwrap();
+            assert_eq!(used(&rig), counted(&rig), "a write of {len} bytes at {shift}");
+        }
+    }
+}
+
+#[test]
+fn session_uses_up_nothing_when_an_append_would_pass_the_largest_size() {
+    let rig = Rig::new(2, 4);
+    let inode = Rig::inode(2);
+    rig.plane.truncate(&inode, FILE_SIZE_MAX - 1, NONE).unwrap();
+    for len in [2, 5000, 100_000] {
+        let done = rig.plane.append(&inode, &vec![1; len], NONE);
+        assert_eq!(done, Err(OpError::Failed(Errno(libc::EFBIG))));
+        assert_eq!(used(&rig), 0, "{len} bytes");
+    }
+}
+
+#[test]
+fn session_uses_up_nothing_when_it_runs_out_of_credits_amid_a_write() {
+    let rig = Rig::new(2, 4);
+    let inode = Rig::inode(2);
+    rig.fake.credits.store(30, Ordering::SeqCst);
+    let done = rig.plane.write(&inode, 0, &vec![1; 200_000], NONE);
+    assert_eq!(done, Err(OpError::Failed(Errno(libc::ENOSPC))));
+    assert_eq!(
+        rig.fake.credits.load(Ordering::SeqCst) + rig.plane.credits_left(),
+        30
+    );
+    assert_eq!(rig.plane.write(&inode, 0, &[1; 60_000], NONE), Ok(60_000));
 }
 
 #[test]
