@@ -21,6 +21,10 @@
 //! on, logs keep what was not digested for the next start.
 #![forbid(unsafe_code)]
 
+// The world of `tests/common` serves the tests in here, too.
+#[cfg(test)]
+extern crate self as varve_kernelfs;
+
 mod ahead;
 mod asked;
 pub mod config;
