@@ -23,6 +23,9 @@
 
 // The world of `tests/common` serves the tests in here, too.
 #[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
 extern crate self as varve_kernelfs;
 
 mod ahead;

@@ -1,12 +1,9 @@
 //! When blocks that were replaced may be used again: not before every message about them was obeyed, in whatever order that is.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
 use super::BARRIER_KEYS_MAX;
+use crate::common::{Client, ROOT, World, want};
 use crate::digest::Applied;
-use common::{Client, ROOT, World, want};
 use varve_format::{FileBlock, FileKind, InodeAttr, InodeKey, TxId};
 use varve_ipc::{ITEMS_MAX, LeaseMode, Link, Request, Response, Upcall};
 

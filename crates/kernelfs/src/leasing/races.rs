@@ -1,11 +1,8 @@
 //! Sessions that end between the commit of a row and its place in memory, where threads meet rarely: step by step.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../tests/common/mod.rs"]
-mod common;
-
+use crate::common::{Client, ROOT, World, want};
 use crate::session::Session;
-use common::{Client, ROOT, World, want};
 use std::sync::Arc;
 use varve_ipc::{LeaseMode, Service};
 use varve_store::StoreError;
