@@ -360,6 +360,25 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
 }
 
 #[test]
+fn a_program_that_is_another_user_for_a_while_is_served_afterwards() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0", "--allow-other"]);
+    let counts = run_c(&pool, "ids");
+    // Of 300 files that are made after it, each is opened, written and closed.
+    assert!(counts["served"]["write"].as_u64() >= Some(300), "{counts}");
+    assert!(
+        counts["fell_back"]["write"].as_u64().unwrap_or(0) < 20,
+        "{counts}"
+    );
+}
+
+#[test]
 fn open_files_are_served_in_parents_and_children_after_a_fork() {
     if cannot_run() || !has("cc") {
         return;

@@ -5,9 +5,12 @@
 //! `fuzz/run TARGET SECONDS` runs one under libFuzzer; `cargo test -p varve-fuzz` runs all on their corpus and on seeded changes of it.
 #![forbid(unsafe_code)]
 
+mod pool;
+mod ram;
 mod settings;
 mod trees;
 
+pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
 
@@ -35,6 +38,9 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("dir_nodes", dir_nodes),
     ("inode", inode),
     ("rows", rows),
+    ("unit_rows", unit_rows),
+    ("unit_footers", unit_footers),
+    ("pool_state", pool_state),
     ("messages", messages),
     ("settings", settings),
 ];

@@ -14,9 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -268,6 +271,71 @@ static void handlers_write_while_the_program_writes(void) {
     CHECK(hits > 0 && stat("signals", &stat_) == 0 && stat_.st_size == dots + hits);
 }
 
+static int drained;
+static volatile sig_atomic_t drained_bytes;
+
+static void drain(int number) {
+    static char bytes[1 << 16];
+    ssize_t got;
+    (void)number;
+    while ((got = read(drained, bytes, sizeof bytes)) > 0) drained_bytes += got;
+}
+
+static void handlers_read_what_the_program_sends(void) {
+    enum { LEN = 1 << 20 };
+    static char bytes[LEN];
+    int ends[2], fd = open("sent", O_CREAT | O_RDWR | O_TRUNC, 0644);
+    struct itimerval often = {{0, 2000}, {0, 2000}}, never = {{0, 0}, {0, 0}};
+    struct sigaction action = {.sa_handler = drain};
+    pid_t self = getpid();
+    long sent = 0;
+    CHECK(write(fd, bytes, LEN) == LEN && lseek(fd, 0, SEEK_SET) == 0);
+    CHECK(pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0);
+    drained = ends[0];
+    /* Whoever sends waits until the pipe has room: only the handler makes some. */
+    pid_t patience = fork();
+    if (patience == 0) {
+        sleep(30);
+        kill(self, SIGKILL);
+        _exit(0);
+    }
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    while (sent < LEN) {
+        ssize_t some = sendfile(ends[1], fd, NULL, LEN - sent);
+        if (some < 0 && errno == EINTR) continue;
+        CHECK(some > 0);
+        if (some <= 0) break;
+        sent += some;
+    }
+    setitimer(ITIMER_REAL, &never, NULL);
+    drain(0);
+    CHECK(sent == LEN && drained_bytes == LEN && lseek(fd, 0, SEEK_CUR) == LEN);
+    CHECK(kill(patience, SIGKILL) == 0 && WIFSIGNALED(status_of(patience)));
+    close(ends[0]), close(ends[1]), close(fd);
+}
+
+static void what_runs_or_has_a_mount_on_it_is_busy(void) {
+    pid_t child;
+    char *arguments[] = {"./running", "60", NULL};
+    CHECK(system("cp $(command -v sleep) running && chmod 755 running") == 0);
+    CHECK(posix_spawn(&child, "./running", NULL, NULL, arguments, environ) == 0);
+    CHECK(open("running", O_WRONLY) < 0 && errno == ETXTBSY);
+    CHECK(open("running", O_RDWR | O_TRUNC) < 0 && errno == ETXTBSY);
+    CHECK(truncate("running", 0) < 0 && errno == ETXTBSY);
+    CHECK(access("running", X_OK) == 0);
+    CHECK(kill(child, SIGKILL) == 0 && WIFSIGNALED(status_of(child)));
+    CHECK(truncate("running", 0) == 0 && unlink("running") == 0);
+    CHECK(mkdir("point", 0755) == 0);
+    if (mount("none", "point", "tmpfs", 0, NULL) == 0) {
+        CHECK(rmdir("point") < 0 && errno == EBUSY);
+        CHECK(umount2("point", MNT_DETACH) == 0);
+    } else {
+        fprintf(stderr, "SKIPPED: nothing may be mounted\n");
+    }
+    CHECK(rmdir("point") == 0);
+}
+
 static void shared_maps_and_reads_agree(void) {
     char text[6] = {0};
     int fd = open("map", O_CREAT | O_RDWR, 0644);
@@ -323,6 +391,8 @@ int main(void) {
     descriptors_are_the_kernels_numbers();
     places_are_directories_to_start_from();
     handlers_write_while_the_program_writes();
+    handlers_read_what_the_program_sends();
+    what_runs_or_has_a_mount_on_it_is_busy();
     shared_maps_and_reads_agree();
     an_unlinked_file_lives_on_in_parent_and_child();
     if (failures == 0) puts("good");

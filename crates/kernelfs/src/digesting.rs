@@ -447,3 +447,6 @@ impl KernelFs {
         }
     }
 }
+
+#[cfg(test)]
+mod barriers;

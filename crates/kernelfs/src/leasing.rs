@@ -228,10 +228,20 @@ impl KernelFs {
 
     /// Writes the rows of a decision, then lets it count.
     fn make_durable(&self, session: &Arc<Session>, decision: &Decision) -> Result<Vec<Grant>, StoreError> {
-        let attempt = self.write_grants(session, decision);
+        let written = self.write_grants(session, decision);
+        self.settle_grants(session, decision, written)
+    }
+
+    /// Lets the rows of a decision count that are on media, if the session is still there.
+    fn settle_grants(
+        &self,
+        session: &Session,
+        decision: &Decision,
+        written: Result<(Vec<Grant>, Vec<GrantRow>), StoreError>,
+    ) -> Result<Vec<Grant>, StoreError> {
         let now_ms = self.now_ms();
         let mut core = self.locked();
-        match attempt {
+        match written {
             Ok((_, rows)) if !core.members.contains_key(&session.id) => {
                 // Sealed and ended meanwhile: nobody else would remove them.
                 drop(core);
@@ -374,6 +384,15 @@ impl KernelFs {
             rows.push(batch);
         }
         tx.commit()?;
+        self.settle_numbers(session, rows)
+    }
+
+    /// Lets the rows of new numbers count that are on media, if the session is still there.
+    fn settle_numbers(
+        &self,
+        session: &Session,
+        rows: Vec<(GrantRow, Vec<InodeKey>)>,
+    ) -> Result<Vec<(InodeKey, LeaseNo)>, StoreError> {
         let now_ms = self.now_ms();
         let mut core = self.locked();
         if core.live(session.id).is_none() {
@@ -384,12 +403,16 @@ impl KernelFs {
                 }
             } else {
                 drop(core);
-                let gone: Vec<_> = rows.iter().map(|(row, _)| RowChange::Remove(row.lease)).collect();
-                self.write_rows(&gone)?;
+                // The numbers too: nobody else knows of them.
+                let gone = rows.iter().flat_map(|(row, keys)| {
+                    let numbers = keys.iter().map(|key| RowChange::FreeNumber(*key));
+                    numbers.chain([RowChange::Remove(row.lease)])
+                });
+                self.write_rows(&gone.collect::<Vec<_>>())?;
             }
             return Err(StoreError::NoSession(session.id));
         }
-        let mut leases = Vec::with_capacity(usize::from(count));
+        let mut leases = Vec::new();
         for (row, keys) in rows {
             core.rows.insert_batch(row, &keys);
             for key in keys {
@@ -672,3 +695,6 @@ fn grant_row(session: &Session, granted: &GrantedLease, attr: &InodeAttr, first_
         batch: 0,
     }
 }
+
+#[cfg(test)]
+mod races;

@@ -21,6 +21,13 @@
 //! on, logs keep what was not digested for the next start.
 #![forbid(unsafe_code)]
 
+// The world of `tests/common` serves the tests in here, too.
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+#[cfg(test)]
+extern crate self as varve_kernelfs;
+
 mod ahead;
 mod asked;
 pub mod config;

@@ -6,12 +6,13 @@ mod common;
 use common::{Client, ROOT, World, hello, want};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
-use varve_format::{EntryFlags, InodeKey, LeaseNo, LogOp, LogSeq};
+use varve_format::{EntryFlags, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Tier};
 use varve_ipc::{
     Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, NUMBERS_MAX, Peer, ReleaseItem,
     Request, Response, Service, SessionPage, Upcall,
 };
 use varve_kernelfs::{Config, Status};
+use varve_store::{DataTarget, Progress, StoreError};
 
 /// Makes `name` with `data` in the log, under the leases that it takes.
 fn write_file(client: &mut Client, name: &[u8], data: &[u8]) -> InodeKey {
@@ -1203,4 +1204,135 @@ fn ended_sessions_make_room_when_one_process_opens_more_and_more() {
     );
     assert!(resumed.welcome.seal.is_some());
     kept.read_lease(ROOT);
+}
+
+/// Takes all space, and the reserve, behind the sessions' backs.
+fn take_all(world: &World) -> InodeKey {
+    let store = world.kernel.store();
+    let mut tx = store.begin().unwrap();
+    let hog = tx.alloc_inodes(ROOT.ino, 1).unwrap()[0];
+    tx.create(&InodeAttr::new(hog, 0o100_600, 0), &[]).unwrap();
+    tx.commit().unwrap();
+    let mut at = 0;
+    for len in [1 << 20, 4096] {
+        loop {
+            let mut tx = store.begin().unwrap();
+            tx.use_reserve();
+            let target = DataTarget::only(Tier::Nvm).with_reserve();
+            match tx.allocate(hog.ino, at, len, true, target) {
+                Ok(Progress::Done) => at += len,
+                Ok(Progress::More) => {}
+                Err(StoreError::NoSpace { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+            tx.commit().unwrap();
+        }
+    }
+    hog
+}
+
+fn give_back(world: &World, hog: InodeKey) {
+    let store = world.kernel.store();
+    let mut progress = Progress::More;
+    while progress == Progress::More {
+        let mut tx = store.begin().unwrap();
+        tx.edit(hog.ino, |attr| attr.nlink = 0).unwrap();
+        progress = tx.continue_free(hog.ino, 10_000).unwrap();
+        tx.commit().unwrap();
+    }
+    store.checkpoint().unwrap();
+}
+
+/// What a client appends after its seal it does again in its next session: from the old log it must not count, too.
+#[test]
+fn sealed_log_that_waits_for_space_is_digested_up_to_its_seal_only() {
+    let world = World::new();
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"old");
+    world.kernel.digest_all().unwrap();
+    let hog = take_all(&world);
+    let data = vec![1; 512 << 10];
+    let covered = a.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: &data,
+    });
+    world.kernel.gone(a.id());
+    assert!(!a.is_live());
+    assert_eq!(world.kernel.status().ended_sessions, 0, "its log waits for space");
+    let late = a.log_op(&LogOp::Write {
+        key,
+        offset: 0,
+        data: b"late",
+    });
+    give_back(&world, hog);
+    // Somebody asks for a digest of all before the log's end is taken up again.
+    world.kernel.digest_all().unwrap();
+    assert!(a.page.digested() <= covered);
+    world.clock.advance_ms(1000);
+    world.kernel.tick();
+    let a = a.resume(&world.kernel, vec![key]);
+    let seal = a.welcome.seal.clone().unwrap();
+    assert!(seal.covers(covered) && !seal.covers(late), "{seal:?}");
+    a.read_lease(key);
+    assert_eq!(a.read(key, 4), [1; 4]);
+    world.check();
+}
+
+/// While clients of before may come back, every file counts as held.
+#[test]
+fn file_that_nobody_holds_is_freed_after_the_grace_time_in_which_it_was_deleted() {
+    let world = World::new();
+    let mut a = world.client();
+    write_file(&mut a, b"f", b"x");
+    let inodes = world.kernel.status().inodes_used;
+    // A client of before may come back: this one.
+    let world = world.restart();
+    let mut b = world.client();
+    let lease = b.read_lease(ROOT).lease;
+    let key = b.lookup(b"f").unwrap().key;
+    b.release(ROOT, lease, false);
+    b.mediate(&LogOp::Unlink {
+        dir: ROOT,
+        name: b"f",
+        key,
+    })
+    .unwrap();
+    world.kernel.tick();
+    assert_eq!(
+        world.kernel.status().inodes_used,
+        inodes,
+        "its client may come back"
+    );
+    world.clock.advance_ms(world.config.grace_ms + 1);
+    world.kernel.tick();
+    assert_eq!(world.kernel.status().inodes_used, inodes - 1);
+    world.check();
+}
+
+#[test]
+fn stranger_keeps_nothing_alive_by_saying_that_it_has_it_open() {
+    let world = World::new();
+    let inodes = world.kernel.status().inodes_used;
+    let mut a = world.client();
+    let key = write_file(&mut a, b"f", b"secret");
+    chmod(&mut a, key, 0o600);
+    world.kernel.digest_all().unwrap();
+    let claims = Hello {
+        held: vec![key],
+        ..hello()
+    };
+    let b = world.client_as(stranger(), claims);
+    let _ = b.link.call(Request::Hold { keys: vec![key] });
+    a.log_flagged(
+        &LogOp::Unlink {
+            dir: ROOT,
+            name: b"f",
+            key,
+        },
+        EntryFlags::LAST_CLOSED,
+    );
+    world.kernel.digest_all().unwrap();
+    assert_eq!(world.kernel.status().inodes_used, inodes, "the file is gone");
+    world.check();
 }

@@ -4,10 +4,14 @@
 mod fake;
 
 use fake::Fake;
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use varve_format::InodeKey;
 use varve_ipc::{Cred, ManualClock};
-use varve_libfs::{AttrChange, Errno, Fs, FsOptions, OpenFlags, Posix, RenameFlags};
+use varve_libfs::{
+    AttrChange, CacheObserver, Errno, Fs, FsOptions, KernelCall, OpenFlags, PageUse, Posix, RenameFlags,
+};
 
 const FILE: u32 = libc::S_IFREG | 0o644;
 const DIR: u32 = libc::S_IFDIR | 0o755;
@@ -607,4 +611,54 @@ fn lease_that_came_ahead_too_late_is_not_believed() {
     assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o600);
     private(&c, 0o400);
     assert_eq!(b.getattr(y.key).unwrap().mode & 0o777, 0o400);
+}
+
+/// A kernel's page cache above a mount: which files it was told to drop.
+#[derive(Default)]
+struct PageCache(Mutex<BTreeSet<InodeKey>>);
+
+impl CacheObserver for PageCache {
+    fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64) {
+        assert_eq!((offset, len), (0, 0), "all of it");
+        self.0.lock().unwrap().insert(key);
+    }
+
+    fn invalidate_unless_locked(&self, _: InodeKey, _: u64, _: u64) {}
+
+    fn company(&self) {}
+
+    fn solo(&self) {}
+}
+
+/// After the seal others write to them: the kernel would show what was there before for ever.
+#[test]
+fn kernel_drops_what_it_read_under_leases_of_a_session_that_was_sealed() {
+    let fake = Fake::new();
+    let kernel = Arc::new(PageCache::default());
+    let options = FsOptions {
+        observer: Some(Arc::clone(&kernel) as _),
+        ..FsOptions::default()
+    };
+    let fs = Fs::mount(fake.connector(), options).unwrap();
+    let mut keys = Vec::new();
+    for name in [b"read", b"made"] {
+        let key = fs.create(fs.root(), name, FILE, 0, &me()).unwrap().key;
+        let file = fs.open(key, RW, &me()).unwrap();
+        file.write_at(0, b"before", &me()).unwrap();
+        keys.push(key);
+    }
+    let file = fs.open(keys[0], OpenFlags::READ, &me()).unwrap();
+    let mut out = [0; 6];
+    let call = KernelCall::new(PageUse::Read, 1, 0, out.len());
+    assert_eq!(file.read_pages(&call, 0, &mut out).unwrap(), 6);
+    assert_eq!(*kernel.0.lock().unwrap(), BTreeSet::new());
+    fake.seal_all();
+    let began = std::time::Instant::now();
+    while kernel.0.lock().unwrap().is_empty() {
+        assert!(began.elapsed().as_secs() < 20, "its pages stay");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert_eq!(*kernel.0.lock().unwrap(), BTreeSet::from([keys[0]]));
+    drop(file);
+    fs.unmount().unwrap();
 }

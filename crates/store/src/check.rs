@@ -340,7 +340,7 @@ impl Store {
     }
 
     fn verify_extent(&self, ino: Ino, extent: &Extent, findings: &mut Vec<Finding>) {
-        for at in 0..u64::from(extent.len) {
+        for at in self.layout.to_look_at(extent) {
             let block = BlockNo(extent.block.0 + at);
             let Err(error) = self.verify_block(extent.tier, block) else {
                 continue;
@@ -386,7 +386,7 @@ impl Store {
         }
         let mut blocks = 0;
         for extent in extents {
-            for at in 0..u64::from(extent.len) {
+            for at in self.layout.to_look_at(&extent) {
                 usage.claim(self, extent.tier, extent.block.0 + at, POOL_INO);
             }
             blocks += u64::from(extent.len);
@@ -489,7 +489,7 @@ impl Store {
             self.claim_node(lens, usage, block, ino);
         }
         for extent in extents {
-            for at in 0..u64::from(extent.len) {
+            for at in self.layout.to_look_at(&extent) {
                 usage.claim(self, extent.tier, extent.block.0 + at, ino);
             }
         }

@@ -5,8 +5,9 @@ use varve_format::inode::INODES_PER_BLOCK;
 use varve_format::journal::JOURNAL_MIN_BYTES;
 use varve_format::session::{GRANT_ROWS_PER_BLOCK, SESSION_ROWS_PER_BLOCK};
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UNIT_ROWS_PER_BLOCK, UnitRow, footer_blocks};
+use varve_format::state::PoolState;
 use varve_format::superblock::{Area, FORMAT_VERSION, NVM_MIN_BYTES, Superblock, TierLayout};
-use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Tier};
+use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Extent, Tier};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U32, U64};
 
@@ -26,6 +27,8 @@ pub(crate) struct Layout {
 const SSD_UNIT_BLOCKS: u64 = (64 << 20) / BLOCK_BYTES;
 const HDD_UNIT_BLOCKS: u64 = (256 << 20) / BLOCK_BYTES;
 const UNIT_MIN_BLOCKS: u64 = 16;
+/// More sessions or leases than this were never given out.
+const NUMBERS_MAX: u64 = 1 << 62;
 
 impl Layout {
     /// Plans a new pool.
@@ -201,6 +204,37 @@ impl Layout {
     pub(crate) fn footer_start(&self, tier: Tier, unit: u64, footer: u8) -> u64 {
         let blocks = self.unit_blocks(tier);
         unit * blocks + self.unit_data_blocks(tier) + u64::from(footer) * footer_blocks(blocks)
+    }
+
+    /// The blocks of an extent that its tier has, and the first that it has not: of an extent that cannot be there may be billions of those.
+    pub(crate) fn to_look_at(&self, extent: &Extent) -> std::ops::Range<u64> {
+        let there = self.blocks(extent.tier).saturating_sub(extent.block.0);
+        0..u64::from(extent.len).min(there + 1)
+    }
+
+    /// What cannot be so in a pool state, whatever else the pool holds. All that counts up to one of its numbers rests on this.
+    pub(crate) fn doubt(&self, state: &PoolState) -> Option<String> {
+        let all: u64 = Tier::ALL.map(|tier| self.blocks(tier)).iter().sum();
+        let inode_blocks = state.inode_blocks.get();
+        if inode_blocks > all {
+            return Some(format!(
+                "{inode_blocks} blocks of the inode file in a pool of {all}"
+            ));
+        }
+        let inodes = inode_blocks * INODES_PER_BLOCK;
+        for (count, what) in [(state.inodes_used, "in use"), (state.orphans, "without a name")] {
+            if count.get() > inodes {
+                return Some(format!("{count} of {inodes} inodes {what}"));
+            }
+        }
+        if state.next_session.get().max(state.next_lease.get()) > NUMBERS_MAX {
+            return Some("numbers of sessions or leases are used up".into());
+        }
+        Tier::ALL.into_iter().find_map(|tier| {
+            let units = self.blocks(tier).checked_div(self.unit_blocks(tier)).unwrap_or(0);
+            let open = state.open_unit[tier as usize].get();
+            (open > units).then(|| format!("{}: open unit beyond the tier", tier.name()))
+        })
     }
 
     /// First NVM block that can be allocated.

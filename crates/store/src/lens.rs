@@ -39,8 +39,7 @@ impl<V: View> Lens<'_, V> {
         let block = self.state_block();
         self.view.read(block, |bytes| {
             expect(bytes, BlockKind::PoolState, POOL_INO, block)?;
-            PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
-                .map_err(|_| StoreError::Damaged("pool state block".into()))
+            state_in(self.layout, bytes)
         })?
     }
 
@@ -300,6 +299,16 @@ impl<V: View> Lens<'_, V> {
             expect(bytes, kind, POOL_INO, place.block)?;
             Ok(f(&bytes[place.offset..]))
         })?
+    }
+}
+
+/// The pool state in its block.
+pub(crate) fn state_in(layout: &Layout, bytes: &Block) -> Result<PoolState> {
+    let state = PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
+        .map_err(|_| StoreError::Damaged("pool state block".into()))?;
+    match layout.doubt(&state) {
+        None => Ok(state),
+        Some(doubt) => Err(StoreError::Damaged(format!("pool state: {doubt}"))),
     }
 }
 

@@ -199,15 +199,7 @@ impl Store {
                 first += BITS_PER_BLOCK;
             }
             if tier != Tier::Nvm && blocks > 0 {
-                let units = blocks / self.layout.unit_blocks(tier);
-                let open = state.open_unit[tier as usize].get().checked_sub(1);
-                if open.is_some_and(|unit| unit >= units) {
-                    return Err(StoreError::Damaged(format!(
-                        "{}: open unit beyond the tier",
-                        tier.name()
-                    )));
-                }
-                space.set_open(tier, open);
+                space.set_open(tier, state.open_unit[tier as usize].get().checked_sub(1));
             }
         }
         Ok(())

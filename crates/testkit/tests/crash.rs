@@ -5,7 +5,10 @@
 //! chooses other parts; `VARVE_CRASH_EVERY=1` tries much more; `VARVE_CRASH_SCALE=n` does n times as many random workloads. What fails is made
 //! small and printed with the command that repeats it (`VARVE_CRASH_SCRIPT`).
 
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::io::Write;
+use std::sync::{Mutex, PoisonError};
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{
     Act, Effort, Flavour, Job, Known, Script, Syncs, Tally, company, explore_or_shrink, sequence,
@@ -53,7 +56,46 @@ fn explore(what: &str, jobs: &[Job]) -> Tally {
         varve_testkit::crash::tried()
     );
     println!("{what}: {tally:?}");
+    println!("{}", by_medium(what, &tally));
     tally
+}
+
+/// Media with their rules, in the order of columns.
+const RULES: [&str; 3] = ["dax", "file", "shm"];
+
+/// Adds the images of a test to those of all until now; a line about the test, and the table of all.
+fn by_medium(what: &str, tally: &Tally) -> String {
+    static ALL: Mutex<BTreeMap<&str, [usize; 3]>> = Mutex::new(BTreeMap::new());
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mine = [0; 3];
+    for ((activity, medium), images) in &tally.by_medium {
+        let column = RULES.iter().position(|rules| rules == medium);
+        let column = column.expect("a medium");
+        all.entry(activity).or_default()[column] += images;
+        mine[column] += images;
+    }
+    let cells = |images: [usize; 3]| images.map(|images| images.to_string()).join(" | ");
+    let mut table = format!("| {what} | {} |\n\n", cells(mine));
+    let _ = write!(
+        table,
+        "| during | {} |\n| --- | --- | --- | --- |",
+        RULES.join(" | ")
+    );
+    for (activity, images) in all.iter() {
+        let _ = write!(table, "\n| {activity} | {} |", cells(*images));
+    }
+    table
+}
+
+/// At least so many images during an activity, by the rules of `dax` and by those of `file` each.
+fn on_both(tally: &Tally, activity: &'static str, least: usize) {
+    for rules in ["dax", "file"] {
+        let images = tally.by_medium.get(&(activity, rules)).copied().unwrap_or(0);
+        assert!(
+            images >= least,
+            "{images} images of {rules} during {activity}: {tally:?}"
+        );
+    }
 }
 
 fn setup(digested: bool) -> Vec<Act> {
@@ -107,6 +149,8 @@ fn every_single_operation_is_atomic_when_it_crashes() {
     let sum = explore("single operations", &jobs);
     assert!(sum.images > 2_000 && sum.ahead > 50, "{sum:?}");
     assert_eq!(sum.workloads, workload::singles().len() * 8);
+    on_both(&sum, "operation", 100);
+    on_both(&sum, "digest", 300);
 }
 
 /// Where an `fsync` makes a difference, all of `syncs`; elsewhere none is done.
@@ -148,6 +192,8 @@ fn pairs_of_operations_keep_their_order_when_they_crash() {
         sum.workloads >= workload::pairs().len() * 5 && sum.images > 5_000,
         "{sum:?}"
     );
+    on_both(&sum, "operation", 1000);
+    on_both(&sum, "digest", 5000);
 }
 
 #[test]
@@ -203,6 +249,7 @@ fn sessions_that_pass_leases_on_keep_a_causal_prefix_when_they_crash() {
         effort,
     );
     assert!(sum.images > 1_000 && sum.behind > 20, "{sum:?}");
+    on_both(&sum, "operation with leases passed on", 500);
 }
 
 #[test]
@@ -214,6 +261,8 @@ fn sessions_that_are_sealed_die_or_hang_lose_nothing_when_it_crashes() {
     let sum = companies("rough company", Flavour::Rough, Policy::Scatter, 24, 24, effort);
     assert!(sum.images > 1_000 && sum.resumed > 0, "{sum:?}");
     assert!(sum.by_activity.contains_key("death of a client"), "{sum:?}");
+    on_both(&sum, "death of a client", 10);
+    on_both(&sum, "unmount", 10);
 }
 
 #[test]
@@ -225,6 +274,7 @@ fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
     let sum = companies("moving data", Flavour::Moving, Policy::Rotate, 24, 24, effort);
     assert!(sum.moved > 100 && sum.by_activity["migration"] > 300, "{sum:?}");
     assert!(sum.cooled > 50, "{sum:?}");
+    on_both(&sum, "migration", 50);
 }
 
 #[test]
@@ -235,6 +285,7 @@ fn restart_of_the_daemon_can_crash_too() {
     };
     let sum = companies("restarts", Flavour::All, Policy::Rotate, 24, 30, effort);
     assert!(sum.by_activity["restart"] > 100, "{sum:?}");
+    on_both(&sum, "restart", 50);
 }
 
 #[test]
@@ -242,6 +293,7 @@ fn recovery_can_crash_again_and_again() {
     let effort = Effort::ordinary(0).with_recovery(12);
     let sum = companies("recovery", Flavour::All, Policy::Rotate, 8, 20, effort);
     assert!(sum.of_recovery > 500, "{sum:?}");
+    on_both(&sum, "recovery", 200);
 }
 
 /// Three sessions with their own threads, messages, deaths and restarts: all of it comes again, to the byte, and is looked at in the same places.
@@ -308,6 +360,10 @@ fn deletion_of_big_files_can_crash_between_its_records() {
     }
     let sum = explore("deletion", &jobs);
     assert!(sum.images > 100, "{sum:?}");
+    on_both(&sum, "digest", 30);
+    on_both(&sum, "tick", 1);
+    on_both(&sum, "checkpoint", 5);
+    on_both(&sum, "recovery", 50);
 }
 
 #[test]
@@ -351,6 +407,7 @@ fn big_files_on_all_tiers_are_whole_when_it_crashes() {
     }
     let sum = explore("big files", &jobs);
     assert!(sum.images > 100, "{sum:?}");
+    on_both(&sum, "digest", 20);
 }
 
 /// A pool that the product's own policy fills soon: 4 MiB of NVM, 2 MiB of SSD in units of 256 KiB.
@@ -435,6 +492,7 @@ fn tiers_that_the_products_policy_fills_and_empties_are_whole_when_it_crashes() 
     }
     let sum = explore("tiers filled by the product's policy", &jobs);
     assert!(sum.by_activity["migration"] > 100, "{sum:?}");
+    on_both(&sum, "migration", 40);
     assert!(sum.promoted > 20 && sum.moved > 5 * sum.promoted, "{sum:?}");
 }
 

@@ -138,6 +138,20 @@ impl Drop for Server {
     }
 }
 
+/// Whether one more connection of `uid` is taken beside those of `users`, where there are `most`.
+pub(super) fn has_room(users: impl Iterator<Item = u32>, uid: u32, privileged: bool, most: usize) -> bool {
+    let (mut all, mut own) = (0, 0);
+    for user in users {
+        all += 1;
+        own += usize::from(user == uid);
+    }
+    if privileged {
+        all < most
+    } else {
+        all < most - most / 4 && own < most.div_ceil(4)
+    }
+}
+
 fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
     let own_uid = rustix::process::geteuid().as_raw();
     let mut next = 0_u64;
@@ -164,13 +178,10 @@ fn accept_all(shared: &Arc<Shared>, listener: &UnixListener) {
             gid: cred.gid.as_raw(),
         };
         let privileged = peer.uid == 0 || peer.uid == own_uid;
-        let most = shared.options.connections_max;
-        let bound = if privileged { most } else { most - most / 4 };
         let patience = Some(shared.options.patience);
         let mut connections = lock(&shared.connections);
-        let of_user = connections.values().filter(|(_, uid)| *uid == peer.uid).count();
-        if connections.len() >= bound
-            || (!privileged && of_user >= most.div_ceil(4))
+        let users = connections.values().map(|(_, uid)| *uid);
+        if !has_room(users, peer.uid, privileged, shared.options.connections_max)
             || stream.set_write_timeout(patience).is_err()
             || stream.set_read_timeout(patience).is_err()
         {

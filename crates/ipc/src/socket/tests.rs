@@ -365,3 +365,17 @@ fn connect_says_gone_when_nobody_listens() {
         Err(IpcError::Gone(_))
     ));
 }
+
+#[test]
+fn ordinary_user_has_a_quarter_of_the_connections_and_leaves_a_quarter_to_root() {
+    let admits = |users: &[(u32, usize)], uid| {
+        let users = users.iter().flat_map(|(uid, count)| vec![*uid; *count]);
+        super::server::has_room(users, uid, uid == 0, 16)
+    };
+    assert!(admits(&[(7, 3)], 7));
+    assert!(!admits(&[(7, 4)], 7), "a quarter is his");
+    assert!(admits(&[(7, 4)], 8), "the others have theirs");
+    assert!(!admits(&[(7, 4), (8, 4), (9, 4)], 10), "a quarter is root's");
+    assert!(admits(&[(7, 4), (8, 4), (9, 4)], 0));
+    assert!(!admits(&[(0, 16)], 0));
+}

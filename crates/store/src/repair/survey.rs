@@ -1,7 +1,7 @@
 //! What a damaged pool still holds: every image, tree and claim on a block that can be read. Changes nothing.
 
 use crate::cache::View;
-use crate::lens::{Lens, POOL_INO, dir_root};
+use crate::lens::{Lens, POOL_INO, dir_root, state_in};
 use crate::store::Store;
 use crate::{Result, StoreError};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -196,10 +196,13 @@ impl Store {
             for number in area.start.get()..area.end() {
                 let at = BlockNo(number);
                 let fault = match self.cache.load(at, false) {
-                    Ok(bytes) => BlockHeader::of(&bytes)
-                        .expect(kind, POOL_INO, at)
-                        .err()
-                        .map(|fault| fault.to_string()),
+                    Ok(bytes) => match BlockHeader::of(&bytes).expect(kind, POOL_INO, at) {
+                        Err(fault) => Some(fault.to_string()),
+                        Ok(()) if kind == BlockKind::PoolState => state_in(&self.layout, &bytes)
+                            .err()
+                            .map(|fault| fault.to_string()),
+                        Ok(()) => None,
+                    },
                     Err(error @ StoreError::Block { .. }) => Some(error.to_string()),
                     Err(error) => return Err(error),
                 };
@@ -243,7 +246,7 @@ impl Store {
                     let map = &mut survey.inode_file;
                     let mut strange = None;
                     ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| {
-                        for at in 0..u64::from(extent.len) {
+                        for at in self.layout.to_look_at(&extent) {
                             let block = extent.block.0.saturating_add(at);
                             if self.layout.usable(extent.tier, block) {
                                 map.insert(extent.file_block.0 + at, BlockNo::on(extent.tier, block));

@@ -1,11 +1,17 @@
 //! Devices that fail, and readers beside the writer.
 use super::*;
 use crate::StoreError;
+use crate::check::Finding;
+use crate::repair::RepairOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use varve_format::FileBlock;
+use varve_extent_tree::ExtentTree;
+use varve_format::state::{POOL_STATE_SIZE, PoolState};
+use varve_format::{BLOCK_HEADER_SIZE, Block, BlockNo, Extent, ExtentFlags, FileBlock, seal_block};
+use varve_media::Region;
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice, FaultyRegion};
+use zerocopy::{FromBytes, IntoBytes};
 
 const EIO: i32 = 5;
 
@@ -161,4 +167,86 @@ fn readers_see_one_state_while_blocks_are_reused() {
     });
     assert_clean(&rig.store);
     rig.reopen();
+}
+
+/// Numbers that all counting rests on: with a right checksum around them, looks at everything would never end, or find nothing.
+#[test]
+fn pool_state_that_cannot_be_is_refused_and_made_anew() {
+    type Spoil = fn(&mut PoolState);
+    let spoils: [(&str, Spoil); 4] = [
+        ("inode file", |state| state.inode_blocks = (1 << 60).into()),
+        ("in use", |state| state.inodes_used = u64::MAX.into()),
+        ("open unit", |state| state.open_unit[1] = 1000.into()),
+        ("used up", |state| state.next_session = u64::MAX.into()),
+    ];
+    for (what, spoil) in spoils {
+        let rig = Rig::new();
+        let mut tx = rig.store.begin().unwrap();
+        let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+        tx.write_bytes(file, &[(0, &pattern(50_000, 1))], SSD).unwrap();
+        tx.commit().unwrap();
+        rig.store.checkpoint().unwrap();
+        let before = dump(&rig.store);
+        let at = rig.store.snapshot().lens().state_block().offset_bytes();
+        let Rig { world, store } = rig;
+        drop(store);
+        let nvm = world.region("nvm").unwrap();
+        let mut block: Box<Block> = Box::new([0; 4096]);
+        nvm.read(at, &mut block[..]).unwrap();
+        let body = BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE;
+        let mut state = PoolState::read_from_bytes(&block[body.clone()]).unwrap();
+        spoil(&mut state);
+        block[body].copy_from_slice(state.as_bytes());
+        seal_block(&mut block);
+        nvm.write(at, &block[..]).unwrap();
+        let error = open(&world).err().expect("it is opened").to_string();
+        assert!(error.contains(what), "{error}");
+        let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
+        assert_eq!(report.left, [], "{what}: {report:?}");
+        let store = open(&world).unwrap();
+        assert_eq!(dump(&store), before, "{what}");
+        assert_clean(&store);
+    }
+}
+
+/// It may say that it has billions of blocks: one finding for each filled the memory.
+#[test]
+fn extent_beyond_its_tier_is_named_once_and_dropped_by_a_repair() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.write_bytes(file, &[(0, &pattern(50_000, 1))], NVM).unwrap();
+    let mut inode = tx.get(file).unwrap();
+    let Content::File(root) = &mut inode.content else {
+        panic!("not a file")
+    };
+    let extent = Extent {
+        file_block: FileBlock(100),
+        len: 1 << 29,
+        tier: Tier::Ssd,
+        block: BlockNo(SSD_UNIT),
+        flags: ExtentFlags::empty(),
+    };
+    let range = extent.file_block..extent.end();
+    ExtentTree::of(file)
+        .replace(&mut tx.core, root, range, &[extent])
+        .unwrap();
+    tx.core.put(&inode).unwrap();
+    tx.commit().unwrap();
+    let beyond = |finding: &&Finding| matches!(finding, Finding::OutOfBounds { owner, .. } if *owner == file);
+    let found = rig.store.check().unwrap();
+    // In each unit of the tier its footers, and what is behind the last.
+    let most = (8 << 20) / 4096 / SSD_UNIT * 2 + 1;
+    let count = found.iter().filter(beyond).count() as u64;
+    assert!((1..=most).contains(&count), "{count}");
+    assert!(rig.store.check_data().unwrap().len() <= (8 << 20) / 4096 + 1);
+    let Rig { world, store } = rig;
+    drop(store);
+    let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
+    assert_eq!(report.left, [], "{report:?}");
+    let store = open(&world).unwrap();
+    let mut bytes = vec![0; 50_000];
+    assert_eq!(store.read(file, 0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes == pattern(50_000, 1));
+    assert_clean(&store);
 }

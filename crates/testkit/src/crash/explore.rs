@@ -97,6 +97,8 @@ pub struct Tally {
     pub by_kind: BTreeMap<&'static str, usize>,
     /// Images by what was going on.
     pub by_activity: BTreeMap<&'static str, usize>,
+    /// Images by what was going on and whose rules the NVM had.
+    pub by_medium: BTreeMap<(&'static str, &'static str), usize>,
     /// Images whose state has an operation that had not returned.
     pub ahead: usize,
     /// Images whose state lacks a returned operation (allowed where that was not durable).
@@ -134,6 +136,17 @@ impl Tally {
         for (activity, count) in &other.by_activity {
             *self.by_activity.entry(activity).or_default() += count;
         }
+        for (place, count) in &other.by_medium {
+            *self.by_medium.entry(*place).or_default() += count;
+        }
+    }
+
+    /// One more image.
+    fn note(&mut self, next: PointKind, activity: &'static str, medium: SimMedium) {
+        self.images += 1;
+        *self.by_kind.entry(kind_name(next)).or_default() += 1;
+        *self.by_activity.entry(activity).or_default() += 1;
+        *self.by_medium.entry((activity, medium_name(medium))).or_default() += 1;
     }
 }
 
@@ -176,6 +189,15 @@ const fn kind_name(kind: PointKind) -> &'static str {
         PointKind::Trim => "trim",
         PointKind::Device => "device",
         PointKind::End => "end",
+    }
+}
+
+const fn medium_name(medium: SimMedium) -> &'static str {
+    match medium {
+        SimMedium::Dax => "dax",
+        SimMedium::File => "file",
+        SimMedium::Shm => "shm",
+        SimMedium::Block => "block",
     }
 }
 
@@ -371,9 +393,7 @@ impl Recorded {
         };
         if trial.known.put(content, hash) {
             let tally = &mut trial.tally;
-            tally.images += 1;
-            *tally.by_kind.entry(kind_name(point.next)).or_default() += 1;
-            *tally.by_activity.entry(self.activity(point.index)).or_default() += 1;
+            tally.note(point.next, self.activity(point.index), self.shape.medium);
             let returned = self.history.returned(point.index);
             let mut pairs = cut.iter().zip(&returned);
             tally.ahead += usize::from(pairs.clone().any(|(cut, returned)| cut > returned));
@@ -478,10 +498,8 @@ impl Recorded {
                         .map_err(told)?;
                 }
                 if trial.known.put(content, found) {
-                    trial.tally.images += 1;
                     trial.tally.of_recovery += 1;
-                    *trial.tally.by_kind.entry(kind_name(point.next)).or_default() += 1;
-                    *trial.tally.by_activity.entry("recovery").or_default() += 1;
+                    trial.tally.note(point.next, "recovery", self.shape.medium);
                 }
             }
         }

@@ -185,6 +185,17 @@ struct Tally {
     of_second: u64,
     lossy: u64,
     refused: BTreeMap<String, u64>,
+    /// Images by the rules of the NVM.
+    by_medium: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    /// The images since the last medium were of this one.
+    fn was_on(&mut self, medium: SimMedium) {
+        let others: u64 = self.by_medium.values().sum();
+        let name = format!("{medium:?}").to_lowercase();
+        self.by_medium.insert(name, self.images - others);
+    }
 }
 
 /// Who says where a failure was.
@@ -368,6 +379,8 @@ fn try_pool(pool: &Pool, medium: SimMedium, turns: u64, tally: &mut Tally) -> Ve
 fn conclude(what: &str, tally: &Tally, failures: &[String]) {
     println!("{what}: {tally:?}");
     assert!(tally.images > 100 && tally.of_second > 20, "{what}: {tally:?}");
+    let both = tally.by_medium.values().filter(|images| **images > 40).count();
+    assert_eq!(both, 2, "{what}: {:?}", tally.by_medium);
     let seed = number("VARVE_SEED", 1);
     assert!(
         failures.is_empty(),
@@ -384,6 +397,7 @@ fn repair_that_is_cut_off_anywhere_is_taken_up_and_loses_no_more() {
         let pool = Pool::new(medium);
         let turns = number("VARVE_REPAIR_PAIRS", 1);
         failures.extend(try_pool(&pool, medium, turns, &mut tally));
+        tally.was_on(medium);
     }
     conclude("repairs cut off", &tally, &failures);
 }
@@ -396,6 +410,7 @@ fn repair_of_a_full_pool_that_is_cut_off_or_refused_loses_no_more() {
         let pool = Pool::full(medium);
         let turns = number("VARVE_REPAIR_PAIRS", 1).div_ceil(4);
         failures.extend(try_pool(&pool, medium, turns, &mut tally));
+        tally.was_on(medium);
     }
     conclude("repairs of full pools", &tally, &failures);
 }
@@ -408,6 +423,7 @@ fn repair_of_a_pool_whose_metadata_is_on_slower_tiers_is_taken_up_and_loses_no_m
         let pool = Pool::cold(medium);
         let turns = number("VARVE_REPAIR_PAIRS", 1);
         failures.extend(try_pool(&pool, medium, turns, &mut tally));
+        tally.was_on(medium);
     }
     conclude("repairs of cold metadata", &tally, &failures);
 }
@@ -428,6 +444,7 @@ fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
                 }
             }
         }
+        tally.was_on(medium);
     }
     conclude("tables and trees", &tally, &failures);
 }
