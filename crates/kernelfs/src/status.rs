@@ -31,6 +31,8 @@ pub(crate) struct Counters {
     pub(crate) no_space_ms: AtomicU64,
     /// When that was last told.
     pub(crate) no_space_told_ms: AtomicU64,
+    /// When the log of a session that is over could last not be digested for another reason, by the same clock.
+    pub(crate) stuck_ms: AtomicU64,
 }
 
 impl Counters {
