@@ -327,7 +327,7 @@ impl KernelFs {
         }
         if get(&counters.no_space_ms) == 0 && !core.unfinished.is_empty() {
             jobs.push(format!(
-                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged; `fsck` names it)",
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or cannot be read; `fsck` names it)",
                 core.unfinished.len()
             ));
         }
