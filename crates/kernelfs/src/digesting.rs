@@ -11,6 +11,7 @@ use crate::session::{Reader, Session};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use varve_format::log::HEADER_SIZE;
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LogSeq, Seal, SessionId};
 use varve_ipc::{PageState, SessionPage, Upcall};
@@ -88,7 +89,8 @@ impl KernelFs {
         }
     }
 
-    /// Digests a session's log as far as it is contiguous and, if given, up to `upto`. Answers how far it is digested. Durable.
+    /// Digests a session's log as far as it is contiguous and, if given, up to `upto`: at least what is in it now. Answers how far it is digested.
+    /// Durable.
     ///
     /// # Errors
     /// The store's. A device's error latches the pool.
@@ -129,11 +131,13 @@ impl KernelFs {
         let Some(log) = session.log.as_deref() else {
             return Ok(reader.digested);
         };
-        let limits = batch_limits(log.len_bytes());
+        let len_bytes = log.len_bytes();
+        let limits = batch_limits(len_bytes);
         let gather = |reading: &SessionLog, digested| {
             let newest_tx = || limit.newest(&self.store);
             reading.gather(log, digested, &newest_tx, cut, &limits)
         };
+        let mut done_bytes = 0;
         let result = std::thread::scope(|scope| {
             let mut ahead = Ahead::new(scope, gather);
             loop {
@@ -144,20 +148,30 @@ impl KernelFs {
                     Ok(batch) => batch,
                     Err(error) => {
                         self.log_failed(session.id, Some(&**session), &error);
-                        break Err(StoreError::from(error));
+                        let error = StoreError::from(error);
+                        // Its entries are nowhere else: who waits for its leases would wait for ever.
+                        if error.is_device() {
+                            self.stop_writing(&error);
+                        }
+                        break Err(error);
                     }
                 };
                 if batch.upto <= reader.digested {
                     break Ok(reader.digested);
                 }
-                if batch.more {
+                let entries = batch.upto.0 - reader.digested.0;
+                done_bytes += batch.log_bytes.max(entries * HEADER_SIZE as u64);
+                // What was in the log at the beginning is in these batches, so this is all that was asked for. A client may log as fast as this goes
+                // on, and there are others, and a seal, that wait for the thread and the reader.
+                let enough = done_bytes >= len_bytes && matches!(cut, Cut::Live(_));
+                if batch.more && !enough {
                     ahead.begin(&reader.log, &batch);
                 }
                 let before = reader.digested;
                 if let Err(error) = self.apply_batch(session, reader, &batch) {
                     break Err(error);
                 }
-                if !batch.more || reader.digested == before {
+                if !batch.more || enough || reader.digested == before {
                     break Ok(reader.digested);
                 }
             }
@@ -392,7 +406,7 @@ impl KernelFs {
                 true
             }
             // One that is damaged, or that there is no space for, keeps no other.
-            Err(error) if keys.len() > 1 && !error.is_device() => {
+            Err(error) if keys.len() > 1 && !error.stops_writing() => {
                 let kept = keys
                     .iter()
                     .position(|key| !self.free_these(std::slice::from_ref(key)));
@@ -409,7 +423,7 @@ impl KernelFs {
             Err(error) => {
                 tracing::error!("inode {:?} without a name cannot be freed: {error}", keys.first());
                 self.note_error(&error);
-                !error.is_device()
+                !error.stops_writing()
             }
         }
     }

@@ -455,9 +455,7 @@ impl KernelFs {
     /// Logs and latches as needed; what the client is told. That something cannot be read, also of the metadata on slower tiers, is no reason to
     /// write nothing any more; the device has counted it.
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
-        if !error.is_failed_read() || self.store.latched().is_some() {
-            self.note_error(error);
-        }
+        self.note_error(error);
         refuse(error)
     }
 }

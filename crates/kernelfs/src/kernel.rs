@@ -223,12 +223,17 @@ impl KernelFs {
         self.now_ms() < self.grace_until_ms.load(Ordering::Acquire)
     }
 
-    /// Makes the pool read-only after a device's error, and ends every wait. Damage is counted; other errors do nothing.
+    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is counted; other errors do nothing: what
+    /// cannot be read, its device has counted.
     pub(crate) fn note_error(&self, error: &StoreError) {
         self.note_damage(error);
-        if !error.is_device() {
-            return;
+        if error.stops_writing() {
+            self.stop_writing(error);
         }
+    }
+
+    /// Makes the pool read-only, and ends every wait.
+    pub(crate) fn stop_writing(&self, error: &StoreError) {
         if self.store.latched().is_none() {
             self.store.latch(&error.to_string());
         }

@@ -18,6 +18,9 @@ use varve_store::{InodeSlot, StoreError};
 /// Pause before a sealed log that found no space is tried again, in milliseconds.
 const NO_SPACE_RETRY_MS: u64 = 200;
 
+/// The same where something that the log rests on is damaged, or cannot be read.
+const STUCK_RETRY_MS: u64 = 1000;
+
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
 
@@ -72,6 +75,10 @@ impl KernelFs {
                 // The log stays as it is, and its leases with it: the next start seals it. Nobody waits for them: the pool is read-only.
                 tracing::error!(session = %id, "the seal cannot be made durable: {error}");
                 self.note_error(&error);
+                // A log that cannot be read, too.
+                if error.is_device() {
+                    self.stop_writing(&error);
+                }
                 session.upcalls.close();
             }
         }
@@ -121,9 +128,10 @@ impl KernelFs {
                 } else {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
                     self.note_error(&error);
+                    self.counters.stuck_ms.store(self.now_ms(), Ordering::Relaxed);
                 }
                 session.upcalls.close();
-                if !error.is_device() {
+                if !error.stops_writing() {
                     // Out of space, most likely: again when there is some.
                     self.locked().unfinished.push((session, seal, keep));
                 }
@@ -252,9 +260,11 @@ impl KernelFs {
 
     /// Forgets ended sessions whose process is gone, or that are too many; ends sessions whose process is gone.
     pub(crate) fn reap(&self, now_ms: u64) {
-        // Logs that found no space are tried again, but not at every tick.
+        // Logs that found no space, or needed what cannot be read, are tried again, but not at every tick.
         let no_space_ms = self.counters.no_space_ms.load(Ordering::Relaxed);
-        if no_space_ms == 0 || now_ms >= no_space_ms + NO_SPACE_RETRY_MS {
+        let stuck_ms = self.counters.stuck_ms.load(Ordering::Relaxed);
+        let ready = |tried_ms: u64, pause_ms| tried_ms == 0 || now_ms >= tried_ms + pause_ms;
+        if ready(no_space_ms, NO_SPACE_RETRY_MS) && ready(stuck_ms, STUCK_RETRY_MS) {
             let mut core = self.locked();
             let retry = std::mem::take(&mut core.unfinished);
             core.to_finish.extend(retry);
@@ -351,7 +361,7 @@ impl KernelFs {
         let result = self.recover_all(BaseLimit::AtStart(base_limit));
         match result {
             Err(error) if error.is_device() => {
-                self.note_error(&error);
+                self.stop_writing(&error);
                 Ok(())
             }
             other => other,
@@ -410,7 +420,7 @@ impl KernelFs {
         for (session, seal) in sealed {
             match self.finish_session(&session, &seal, true, limit) {
                 Ok(()) => {}
-                Err(error) if error.is_device() => return Err(error),
+                Err(error) if error.stops_writing() => return Err(error),
                 Err(error) => {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
                     self.note_damage(&error);
@@ -453,11 +463,14 @@ impl KernelFs {
         let mut keys = Vec::new();
         let held = self.locked().rows.held(session.id);
         for (ino, known) in held {
-            let generation = match (known, self.store.slot(ino)?) {
-                (Some(generation), _) => Some(generation),
-                (None, InodeSlot::Used(inode)) => Some(inode.attr.key.generation),
-                (None, InodeSlot::Reserved(generation)) => Some(generation),
-                (None, InodeSlot::Free(_)) => None,
+            // Its image may be what cannot be read.
+            let generation = match known {
+                Some(generation) => Some(generation),
+                None => match self.store.slot(ino)? {
+                    InodeSlot::Used(inode) => Some(inode.attr.key.generation),
+                    InodeSlot::Reserved(generation) => Some(generation),
+                    InodeSlot::Free(_) => None,
+                },
             };
             keys.extend(generation.map(|generation| InodeKey { ino, generation }));
         }

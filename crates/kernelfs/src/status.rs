@@ -31,6 +31,8 @@ pub(crate) struct Counters {
     pub(crate) no_space_ms: AtomicU64,
     /// When that was last told.
     pub(crate) no_space_told_ms: AtomicU64,
+    /// When the log of a session that is over could last not be digested for another reason, by the same clock.
+    pub(crate) stuck_ms: AtomicU64,
 }
 
 impl Counters {
@@ -325,7 +327,7 @@ impl KernelFs {
         }
         if get(&counters.no_space_ms) == 0 && !core.unfinished.is_empty() {
             jobs.push(format!(
-                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged; `fsck` names it)",
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or cannot be read; `fsck` names it)",
                 core.unfinished.len()
             ));
         }

@@ -1,6 +1,7 @@
 //! Committed metadata blocks in DRAM, from every tier. Verifies what it loads; never writes. Remembers which blocks of NVM were used lately.
 
 use crate::layout::Layout;
+use crate::lens::Lens;
 use crate::store::Store;
 use crate::{Devices, Result, StoreError};
 use lru::LruCache;
@@ -134,6 +135,16 @@ impl MetaCache {
         if let Some(found) = self.shard(block.0).lock().get(&block.0) {
             return Ok(Arc::clone(found));
         }
+        let bytes = self.read_medium(block)?;
+        check(&bytes)?;
+        let loaded: Arc<Block> = Arc::from(bytes);
+        // Another reader may have been faster; both read the same committed bytes.
+        self.shard(block.0).lock().put(block.0, Arc::clone(&loaded));
+        Ok(loaded)
+    }
+
+    /// The bytes of a block as they lie on its medium.
+    fn read_medium(&self, block: BlockNo) -> Result<Box<Block>> {
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
         match block.home() {
             Some((Tier::Nvm, number)) if number < self.layout.blocks(Tier::Nvm) => {
@@ -155,11 +166,7 @@ impl MetaCache {
                 )));
             }
         }
-        check(&bytes)?;
-        let loaded: Arc<Block> = Arc::from(bytes);
-        // Another reader may have been faster; both read the same committed bytes.
-        self.shard(block.0).lock().put(block.0, Arc::clone(&loaded));
-        Ok(loaded)
+        Ok(bytes)
     }
 
     /// Puts committed content.
@@ -190,15 +197,46 @@ pub(crate) trait View: MetaRead<Error = StoreError> {
     fn store(&self) -> &Store;
 }
 
+/// A block with a header, as it is committed. On a slower tier it must have the checksum that its tier has of it: a block of the same owner whose
+/// write was lost there looks whole.
+pub(crate) fn load_node<V: View>(view: &V, block: BlockNo, trusting: bool) -> Result<Arc<Block>> {
+    let store = view.store();
+    if !block.is_cold() {
+        return store.cache.load(block, false);
+    }
+    let lens = Lens {
+        view,
+        layout: &store.layout,
+    };
+    let whole = |bytes: &Block| verify_block(bytes).map_err(|fault| StoreError::Block { block, fault });
+    let loaded = store.cache.load_checked(block, |bytes| {
+        whole(bytes)?;
+        lens.check_cold(block, bytes)
+    });
+    match loaded {
+        // What it holds is of use to a repair all the same, also where the checksums are lost. It is not kept, or others would take it from here.
+        Err(error) if trusting && !matches!(error, StoreError::Media(_)) => {
+            let bytes = store.cache.read_medium(block)?;
+            whole(&bytes)?;
+            Ok(Arc::from(bytes))
+        }
+        other => other,
+    }
+}
+
 /// The committed state; valid while the publishing lock is held for reading.
 #[derive(Clone, Copy)]
-pub(crate) struct Committed<'c>(pub(crate) &'c Store);
+pub(crate) struct Committed<'c> {
+    pub(crate) store: &'c Store,
+    /// Nodes on slower tiers are shown although they have another checksum than their tier has of them: who reads looks at that.
+    pub(crate) trusting: bool,
+}
 
 impl MetaRead for Committed<'_> {
     type Error = StoreError;
     fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
-        self.0.cache.note_used(block);
-        self.0.cache.load(block, false).map(|content| f(&content))
+        self.store.cache.note_used(block);
+        load_node(self, block, self.trusting).map(|content| f(&content))
     }
 }
 
@@ -209,15 +247,18 @@ impl View for Committed<'_> {
         check: impl FnOnce(&Block) -> Result<()>,
         f: impl FnOnce(&Block) -> R,
     ) -> Result<R> {
-        self.0.cache.note_used(block);
-        self.0.cache.load_checked(block, check).map(|content| f(&content))
+        self.store.cache.note_used(block);
+        self.store
+            .cache
+            .load_checked(block, check)
+            .map(|content| f(&content))
     }
 
     fn inode_file(&self) -> Option<&InodeFile> {
-        Some(self.0.cache.inode_file())
+        Some(self.store.cache.inode_file())
     }
 
     fn store(&self) -> &Store {
-        self.0
+        self.store
     }
 }

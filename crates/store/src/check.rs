@@ -5,7 +5,7 @@ use crate::lens::{Lens, POOL_INO, dir_root};
 use crate::store::{Snapshot, Store};
 use crate::{Result, StoreError};
 use std::collections::{HashMap, HashSet};
-use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
+use varve_extent_tree::{CheckVisitor, ExtentTree, MetaRead, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::{
@@ -237,7 +237,7 @@ impl Store {
     /// Only if not even the pool state can be read, or a device fails; everything else is a finding.
     pub fn check(&self) -> Result<Vec<Finding>> {
         let _writer = self.writer.lock();
-        let snapshot = self.snapshot();
+        let snapshot = self.trusting_snapshot();
         let mut usage = Usage {
             used: Tier::ALL.map(|tier| vec![0; self.layout.blocks(tier).div_ceil(64) as usize]),
             findings: self.check_fixed()?,
@@ -314,7 +314,7 @@ impl Store {
                     inos.push(ino);
                 }
                 Ok(_) => {}
-                Err(error @ StoreError::Inode { .. }) => {
+                Err(error) if is_one_block(&error) => {
                     self.note_damage(&error);
                     let what = error.to_string();
                     findings.push(Finding::Image { ino, what });
@@ -324,7 +324,21 @@ impl Store {
         }
         for ino in inos {
             let mut from = varve_format::FileBlock(0);
-            while let Ok(batch) = self.map(ino, from, 64) {
+            loop {
+                let batch = match self.map(ino, from, 64) {
+                    Ok(batch) => batch,
+                    // Removed meanwhile.
+                    Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => break,
+                    Err(error) => {
+                        self.note_damage(&error);
+                        findings.push(Finding::Tree {
+                            owner: ino,
+                            block: None,
+                            what: error.to_string(),
+                        });
+                        break;
+                    }
+                };
                 let Some(last) = batch.last() else { break };
                 from = last.end();
                 for extent in batch
@@ -432,8 +446,7 @@ impl Store {
         usage.claim(self, tier, number, owner);
         // That it can be read is known, or named already.
         if tier != Tier::Nvm
-            && let Ok(bytes) = self.cache.load(block, false)
-            && let Err(error) = lens.check_cold(block, &bytes)
+            && let Ok(Err(error)) = lens.view.read(block, |bytes| lens.check_cold(block, bytes))
         {
             usage.findings.push(Finding::Tree {
                 owner,
@@ -658,6 +671,15 @@ impl Seen {
             dir: None,
         }
     }
+}
+
+/// Whether an error is about an image, or the block that it is in, and not about all of them.
+fn is_one_block(error: &StoreError) -> bool {
+    let damaged = matches!(
+        error,
+        StoreError::Inode { .. } | StoreError::DataChecksum { .. } | StoreError::Footer { .. }
+    );
+    damaged || error.is_failed_read()
 }
 
 fn leaked(tier: Tier, run: Option<(u64, u64)>) -> Option<Finding> {

@@ -45,15 +45,27 @@ pub struct CoolingStats {
     pub reads: u64,
 }
 
+/// Blocks of NVM that the end of a transaction may need which freed something: images, and nodes of the inode file.
+const PAUSE_BLOCKS: u64 = 8;
+
 /// What is remembered between transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Cooling {
     /// Block of the inode file that is looked at next.
     hand: u64,
-    /// Nothing could go; not tried again before this transaction.
-    futile: Option<TxId>,
+    /// Nothing could go.
+    futile: Option<Futile>,
     away: u64,
     back: u64,
+}
+
+/// Until when it is not tried again.
+#[derive(Debug, Clone, Copy)]
+struct Futile {
+    /// Not before this transaction…
+    until: TxId,
+    /// …unless slower tiers have more blocks than these by then: they were full.
+    room: u64,
 }
 
 /// What one transaction moves.
@@ -118,6 +130,12 @@ impl Core<'_> {
         self.insert_fresh(new.0, content.into(), raw);
         self.moves.away += 1;
         Ok(Some(new))
+    }
+
+    /// Whether a transaction that frees much must leave the rest to another one: what it brought back for that has nearly used up the NVM, and
+    /// goes, or can go away again, only after it.
+    pub(crate) fn must_pause(&self) -> bool {
+        self.moves.back > 0 && self.store.space.lock().nvm_now() < PAUSE_BLOCKS
     }
 
     /// A block of the inode file, in NVM.
@@ -377,8 +395,22 @@ impl Store {
     }
 
     fn is_futile(&self) -> bool {
-        let newest = self.newest_tx();
-        self.cooling.lock().futile.is_some_and(|until| newest < until)
+        let (newest, room) = (self.newest_tx(), self.space.lock().slower_room());
+        let futile = self.cooling.lock().futile;
+        futile.is_some_and(|futile| newest < futile.until && room <= futile.room)
+    }
+
+    /// Nothing can go now. What full tiers had is little enough that those who free space must find it there: for each block that comes back to
+    /// NVM to be changed another one can go.
+    fn note_futile(&self, full: bool) {
+        let room = if full {
+            self.space.lock().slower_room()
+        } else {
+            u64::MAX
+        };
+        let until = TxId(self.newest_tx().0 + FUTILE_TX);
+        self.cooling.lock().futile = Some(Futile { until, room });
+        tracing::debug!("no metadata can go to a slower tier now");
     }
 
     /// Sends metadata away until so many blocks of NVM are left for it, or nothing can go any more.
@@ -400,8 +432,7 @@ impl Store {
             }
             // What came back from the slower tiers may only wait for the journal there.
             if released || !self.space.lock().waits_for_tail() {
-                self.cooling.lock().futile = Some(TxId(self.newest_tx().0 + FUTILE_TX));
-                tracing::debug!("no metadata can go to a slower tier now");
+                self.note_futile(step.full);
                 return Ok(());
             }
             self.checkpoint()?;
@@ -429,7 +460,7 @@ impl Store {
                     step.full = true;
                     return Ok(step);
                 }
-                if error.is_device() && !error.is_failed_read() {
+                if error.stops_writing() {
                     self.latch_on(&error);
                     return Err(error);
                 }

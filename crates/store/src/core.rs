@@ -1,6 +1,6 @@
 //! The heart of a transaction: dirty blocks, allocations, frees, the commit. Knows no files.
 
-use crate::cache::{InodeFile, View};
+use crate::cache::{InodeFile, View, load_node};
 use crate::cold::Moves;
 use crate::journal::Payload;
 use crate::layout::{Layout, Place};
@@ -12,6 +12,7 @@ use crate::{DataTarget, Result, Store, StoreError};
 use hashbrown::HashMap;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use varve_extent_tree::{MetaIo, MetaRead};
 use varve_format::journal::RANGE_HEADER_SIZE;
 use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
@@ -845,6 +846,7 @@ impl<'s> Core<'s> {
             .drain(..)
             .for_each(|block| store.cache.forget(block));
         *newest = tx;
+        store.newest_number.store(tx.0, Ordering::Release);
         Ok(())
     }
 
@@ -885,7 +887,7 @@ impl MetaRead for Core<'_> {
         }
         match self.dirty.get(&block.0) {
             Some(dirty) => Ok(f(&dirty.content)),
-            None => self.store.cache.load(block, false).map(|content| f(&content)),
+            None => load_node(self, block, self.store.trusting).map(|content| f(&content)),
         }
     }
 }

@@ -441,7 +441,7 @@ impl Core<'_> {
             let Some(first) = next.first() else {
                 return Ok(Progress::Done);
             };
-            if *budget == 0 || self.room() < 2 * OP_ROOM {
+            if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
                 return Ok(Progress::More);
             }
             let start = first.file_block.0;

@@ -144,7 +144,7 @@ impl StoreError {
         }
     }
 
-    /// Whether a device failed, so that the pool must stop writing.
+    /// Whether a device failed, in whatever it was to do.
     #[must_use]
     pub fn is_device(&self) -> bool {
         match self {
@@ -152,6 +152,13 @@ impl StoreError {
             Self::Latched(_) => true,
             _ => false,
         }
+    }
+
+    /// Whether nothing more may be written: a device failed to, or is gone. What cannot be read is not there for those who need it, and a
+    /// transaction that needs it never was; what others write is not touched by that.
+    #[must_use]
+    pub fn stops_writing(&self) -> bool {
+        self.is_device() && !self.is_failed_read()
     }
 
     /// Whether a device could not read. For whoever only reads that is no reason to write nothing any more.

@@ -12,9 +12,9 @@ use varve_media::Region;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Why a whole journal of another pool is refused.
 /// Bytes of the ring that are read at once when it is looked through.
 const SCAN_BYTES: u64 = 1 << 20;
+/// Why a whole journal of another pool is refused.
 pub(crate) const STRANGER: &str = "it belongs to another pool";
 
 /// The journal of an open pool; used under the writer's lock.

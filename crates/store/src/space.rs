@@ -523,6 +523,17 @@ impl Space {
             .map_or((0, 0), |nvm| (nvm.free + self.waiting_nvm, nvm.total))
     }
 
+    /// Blocks of slower tiers that are free, or will be when the journal's tail has moved and readers are done.
+    pub(crate) fn slower_room(&self) -> u64 {
+        let slower = self.tiers[1..].iter().flatten();
+        slower.map(|tier| tier.free + tier.pending).sum()
+    }
+
+    /// Blocks of NVM that can be given out now, the reserve included.
+    pub(crate) fn nvm_now(&self) -> u64 {
+        self.tiers[0].as_ref().map_or(0, |nvm| nvm.free)
+    }
+
     /// Whether the next unit of a tier will be one that was in use before, if data may not take the last empty one.
     pub(crate) fn is_short_of_units(&self, tier: Tier) -> bool {
         self.tiers[tier as usize]

@@ -43,10 +43,14 @@ pub struct Store {
     pub(crate) cache: MetaCache,
     /// Newest committed transaction. Read-locked: the committed metadata does not change meanwhile.
     pub(crate) newest: RwLock<TxId>,
+    /// The same number, for those who want no more than that: the lock is held while metadata is read, from a disk perhaps.
+    pub(crate) newest_number: AtomicU64,
     pub(crate) space: Mutex<Space>,
     pub(crate) writer: Mutex<Writer>,
     pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
     pub(crate) verify_nvm: bool,
+    /// It is being repaired: see [`Committed`].
+    pub(crate) trusting: bool,
     /// Bytes read and written, by tier.
     pub(crate) io: [[AtomicU64; 2]; 3],
     /// What went wrong with the media.
@@ -152,6 +156,7 @@ impl Store {
         Self {
             cache,
             newest: RwLock::new(newest),
+            newest_number: AtomicU64::new(newest.0),
             space: Mutex::new(space),
             writer: Mutex::new(Writer {
                 journal,
@@ -161,6 +166,7 @@ impl Store {
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,
+            trusting: false,
             io: Default::default(),
             watches: Watches::default(),
             passes: Mutex::default(),
@@ -249,9 +255,19 @@ impl Store {
     pub(crate) fn snapshot(&self) -> Snapshot<'_> {
         Snapshot {
             guard: self.newest.read(),
-            view: Committed(self),
+            view: Committed {
+                store: self,
+                trusting: self.trusting,
+            },
             layout: &self.layout,
         }
+    }
+
+    /// As [`snapshot`](Self::snapshot), for those who compare nodes on slower tiers with their checksums themselves.
+    pub(crate) fn trusting_snapshot(&self) -> Snapshot<'_> {
+        let mut snapshot = self.snapshot();
+        snapshot.view.trusting = true;
+        snapshot
     }
 
     /// Name of the pool.
@@ -289,10 +305,10 @@ impl Store {
             .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
     }
 
-    /// Newest committed transaction.
+    /// Newest committed transaction. Waits for nobody.
     #[must_use]
     pub fn newest_tx(&self) -> TxId {
-        *self.newest.read()
+        TxId(self.newest_number.load(Ordering::Acquire))
     }
 
     /// Why the pool is read-only, if it is.
@@ -309,7 +325,7 @@ impl Store {
     }
 
     pub(crate) fn latch_on(&self, error: &StoreError) {
-        if error.is_device() {
+        if error.stops_writing() {
             self.latch(&error.to_string());
         }
     }
@@ -606,7 +622,7 @@ impl Store {
     /// Calls `f` for every inode number in use or reserved, ascending, until it says false. Not one consistent state.
     ///
     /// # Errors
-    /// Damage.
+    /// Something could not be read, or is damaged; the first error. All others were shown.
     pub fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
         self.for_each_inode_from(Ino(0), f)
     }
@@ -614,25 +630,40 @@ impl Store {
     /// As [`for_each_inode`](Self::for_each_inode), for numbers from `from` on.
     ///
     /// # Errors
-    /// Damage.
+    /// As `for_each_inode`.
     pub fn for_each_inode_from(&self, from: Ino, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
         let blocks = self.snapshot().lens().state()?.inode_blocks.get();
+        let mut result = Ok(());
         for index in from.0 / INODES_PER_BLOCK..blocks {
-            let slots = {
-                let snapshot = self.snapshot();
-                let lens = snapshot.lens();
-                let numbers = (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK;
-                numbers
-                    .map(|ino| lens.slot(Ino(ino)).map(|slot| (Ino(ino), slot)))
-                    .collect::<Result<Vec<_>>>()?
-            };
+            let (slots, read) = self.slots_at(index);
+            result = result.and(read);
             for (ino, slot) in slots {
                 if ino >= from && !matches!(slot, InodeSlot::Free(_)) && !f(ino, slot) {
-                    return Ok(());
+                    return result;
                 }
             }
         }
-        Ok(())
+        result
+    }
+
+    /// What can be read of a block of the inode file, and the first error.
+    fn slots_at(&self, index: u64) -> (Vec<(Ino, InodeSlot)>, Result<()>) {
+        let snapshot = self.snapshot();
+        let lens = snapshot.lens();
+        let (mut slots, mut result) = (Vec::new(), Ok(()));
+        for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+            match lens.slot(Ino(ino)) {
+                Ok(slot) => slots.push((Ino(ino), slot)),
+                Err(error) => {
+                    let alone = matches!(error, StoreError::Inode { .. });
+                    result = result.and(Err(error));
+                    if !alone {
+                        break;
+                    }
+                }
+            }
+        }
+        (slots, result)
     }
 
     /// All session rows.

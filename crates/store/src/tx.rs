@@ -18,7 +18,7 @@ use zerocopy::little_endian::U64;
 
 /// Hinted, and unseen, blocks of the inode file looked at before it grows.
 const INODE_LOOKS: usize = 8;
-/// Unseen ones where half of the file or more is free.
+/// Unseen ones in NVM where half of the file or more is free.
 const INODE_LOOKS_SPARE: usize = 4096;
 
 /// A transaction: sees its own changes; nobody else sees any before [`commit`](Self::commit). Dropped, it never was.
@@ -379,10 +379,16 @@ impl Core<'_> {
         }
         self.writer.numbers.compare(free, blocks);
         let spare = free >= all / 2;
+        // Blocks that are away are read from where they are, while everybody waits: few, even where there is much to find.
+        let mut away = 0;
         for _ in 0..if spare { INODE_LOOKS_SPARE } else { INODE_LOOKS } {
+            if away == INODE_LOOKS {
+                break;
+            }
             let Some(block) = self.writer.numbers.next_unseen(blocks) else {
                 break;
             };
+            away += usize::from(self.lens().inode_block(block)?.is_some_and(BlockNo::is_cold));
             if let Some(keys) = self.take_in_block(block, count, count)? {
                 return Ok(keys);
             }
@@ -606,7 +612,7 @@ impl Core<'_> {
             Content::Dir(mut root) => {
                 let directory = self.lens().directory(ino);
                 while root.entries() > 0 {
-                    if *budget == 0 || self.room() < 2 * OP_ROOM {
+                    if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
                         inode.content = Content::Dir(root);
                         return Ok(Progress::More);
                     }
@@ -625,7 +631,7 @@ impl Core<'_> {
         }
         let xattrs = self.lens().xattrs(ino);
         while inode.xattrs.entries() > 0 {
-            if *budget == 0 || self.room() < 2 * OP_ROOM {
+            if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
                 return Ok(Progress::More);
             }
             let step = (*budget).min(16);

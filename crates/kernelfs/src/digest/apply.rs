@@ -62,7 +62,8 @@ pub fn digest(
         };
         match stuck {
             Stuck::Before(before) => do_before(store, before)?,
-            Stuck::Store(error) if error.is_device() => return Err(error),
+            Stuck::Store(error) if error.stops_writing() => return Err(error),
+            // What needs metadata that cannot be read waits; what comes before it does not.
             _ if cut.taken > 1 => most = cut.taken / 2,
             Stuck::RecordFull => {
                 return Err(StoreError::RecordFull {
@@ -95,8 +96,8 @@ struct CutPlan<'a> {
 }
 
 /// Whether an error is about the inodes that an operation names, and not about the pool: they are damaged, or they are not what was
-/// checked. What all operations rest on (bitmaps, tables of checksums, …) is mended by a repair: until then the log waits, and nothing that was
-/// acknowledged is left out.
+/// checked. What all operations rest on (bitmaps, tables of checksums, footers of units, …) is mended by a repair: until then the log waits,
+/// and nothing that was acknowledged is left out.
 fn is_confined(store: &Store, error: &StoreError) -> bool {
     if let StoreError::Block { block, .. } = error {
         return !store.is_fixed(*block);
@@ -111,7 +112,6 @@ fn is_confined(store: &Store, error: &StoreError) -> bool {
             | StoreError::Tree(_)
             | StoreError::Inode { .. }
             | StoreError::DataChecksum { .. }
-            | StoreError::Footer { .. }
             | StoreError::Damaged(_)
     )
 }
@@ -174,7 +174,12 @@ fn fold<'a>(
             }
             let last = last_seq(batch, transaction);
             if last > digested {
-                charged += take(tx, &mut fold, &rows, batch, transaction, &mut ops)?;
+                charged += match take(tx, &mut fold, &rows, batch, transaction, &mut ops) {
+                    Ok(charged) => charged,
+                    // It waits, and all that comes after it; what comes before it does not.
+                    Err(error) if error.is_failed_read() && cut.taken > 0 => break,
+                    Err(error) => return Err(error),
+                };
                 upto = last;
                 cut.taken += 1;
             }

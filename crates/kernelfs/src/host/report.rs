@@ -1,6 +1,7 @@
 //! Findings of a check, for people and programs. Words only.
 
 use serde::{Deserialize, Serialize};
+use varve_format::Tier;
 use varve_store::check::Finding;
 use varve_store::repair::Loss;
 use varve_store::{Store, StoreError};
@@ -74,7 +75,10 @@ impl CheckReport {
 pub fn describe(finding: &Finding) -> CheckItem {
     let (kind, text) = match finding {
         Finding::Tree { owner, block, what } => {
-            let at = block.map_or(String::new(), |block| format!(" at NVM block {block}"));
+            let at = block.map_or(String::new(), |block| match block.home() {
+                Some((tier, number)) if tier != Tier::Nvm => format!(" at {} block {number}", tier.name()),
+                _ => format!(" at NVM block {block}"),
+            });
             ("tree", format!("tree of inode {owner}{at}: {what}"))
         }
         Finding::Image { ino, what } => ("image", format!("inode {ino}: {what}")),
@@ -174,4 +178,26 @@ pub fn describe_loss(loss: &Loss) -> String {
     }
     text.push_str(&loss.what);
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::describe;
+    use varve_format::{BlockNo, Ino, Tier};
+    use varve_store::check::Finding;
+
+    #[test]
+    fn finding_names_the_tier_that_a_node_lies_on() {
+        let text = |block| {
+            let finding = Finding::Tree {
+                owner: Ino(9),
+                block: Some(block),
+                what: "gone".into(),
+            };
+            describe(&finding).text
+        };
+        assert_eq!(text(BlockNo(77)), "tree of inode 9 at NVM block 77: gone");
+        let away = BlockNo::on(Tier::Ssd, 77);
+        assert_eq!(text(away), "tree of inode 9 at ssd block 77: gone");
+    }
 }

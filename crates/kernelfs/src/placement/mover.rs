@@ -128,11 +128,6 @@ fn movable(inode: &Inode) -> bool {
 /// A move, and whether it was done: false if its blocks were not there any more.
 type Tried = (Move, bool);
 
-/// Whether nothing more can be moved. Data that cannot be read stays where it is, and the rest moves.
-fn stops(error: &StoreError) -> bool {
-    error.is_device() && !error.is_failed_read()
-}
-
 /// How a transaction of moves ended.
 enum Ended {
     /// So many of the moves were dealt with.
@@ -246,7 +241,7 @@ impl KernelFs {
                     break;
                 }
                 Ended::Bad(error) => {
-                    if stops(&error) {
+                    if error.stops_writing() {
                         self.note_error(&error);
                         job.waiting = Some(format!("waiting: {error}"));
                         break;
@@ -271,7 +266,7 @@ impl KernelFs {
             Ok(done) => done,
             Err((_, StoreError::NoSpace { .. })) => return Ended::NoRoom,
             Err((0, error)) => return Ended::Bad(error),
-            Err((_, error)) if most == 1 || stops(&error) => return Ended::Bad(error),
+            Err((_, error)) if most == 1 || error.stops_writing() => return Ended::Bad(error),
             Err(_) => return Ended::Alone,
         };
         let mut remapped: Vec<_> = done

@@ -115,7 +115,7 @@ impl World {
     }
 }
 
-fn devices(sim: &SimWorld) -> Devices {
+pub fn devices(sim: &SimWorld) -> Devices {
     Devices {
         nvm: sim.region("nvm").unwrap(),
         journal: sim.region("journal").unwrap(),

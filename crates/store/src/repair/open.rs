@@ -51,12 +51,9 @@ impl Store {
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
         let journal = open_journal(devices, &layout, report)?;
-        Ok(Self::assemble(
-            devices.clone(),
-            layout,
-            journal,
-            &OpenOptions::default(),
-        ))
+        let mut store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
+        store.trusting = true;
+        Ok(store)
     }
 }
 

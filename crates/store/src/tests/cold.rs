@@ -410,6 +410,7 @@ fn node_of_an_older_life_is_found_by_its_checksum() {
     };
     let (tier, number) = top(&rig.store).home().unwrap();
     let device = Arc::clone(rig.store.device(tier).unwrap());
+    let before = dump(&rig.store);
     let mut node = vec![0; 4096];
     device.read(number * BLOCK_BYTES, &mut node).unwrap();
     // The same node but for bytes that nothing looks at.
@@ -418,7 +419,6 @@ fn node_of_an_older_life_is_found_by_its_checksum() {
     node[..4].copy_from_slice(&crc.to_le_bytes());
     device.write(number * BLOCK_BYTES, &node).unwrap();
     rig.store.checkpoint().unwrap();
-    let before = dump(&rig.store);
     let Rig { world, store } = rig;
     drop(store);
     let store = open(&world).unwrap();
@@ -459,4 +459,42 @@ fn list_of_orphans_is_changed_while_its_inodes_come_back() {
     assert_eq!(rig.store.orphans().unwrap().len(), 2);
     rig = rig.reopen();
     assert_clean(&rig.store);
+}
+
+/// A daemon that was started anew does not know where free numbers are. It must not read half of the inode file from a disk for one of them.
+#[test]
+fn few_blocks_are_read_from_slower_tiers_for_free_numbers() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let dir = make(&mut tx, ROOT_INO, "dir", 0o040_755).unwrap().ino;
+    for i in 0..3000 {
+        make(&mut tx, dir, &format!("{i}"), 0o100_644).unwrap();
+        if i % 100 == 99 {
+            tx.commit().unwrap();
+            tx = rig.store.begin().unwrap();
+        }
+    }
+    // Most numbers of each block are free, of none all.
+    for i in (0..3000).filter(|i| i % 3 > 0) {
+        unlink(&mut tx, dir, &format!("{i}")).unwrap();
+        if i % 100 == 98 {
+            tx.commit().unwrap();
+            tx = rig.store.begin().unwrap();
+        }
+    }
+    tx.commit().unwrap();
+    rig.store.cool(u64::MAX).unwrap();
+    let rig = rig.reopen();
+    let Rig { world, store } = rig;
+    drop(store);
+    let store = open(&world).unwrap();
+    let blocks = store.snapshot().lens().state().unwrap().inode_blocks.get();
+    assert!(blocks > 150, "{blocks}");
+    let mut tx = store.begin().unwrap();
+    assert!(!tx.alloc_inodes(dir, 16).unwrap().is_empty());
+    tx.commit().unwrap();
+    let reads = store.cooled().reads;
+    assert!(reads < 20, "{reads} blocks were read for one row of numbers");
+    let after = store.snapshot().lens().state().unwrap().inode_blocks.get();
+    assert_eq!(after, blocks, "the file grew although most of it is free");
 }

@@ -3,6 +3,8 @@
 
 mod basic;
 mod cold;
+mod cold_damage;
+mod cold_full;
 mod crash;
 mod faults;
 mod model;
