@@ -1,7 +1,7 @@
 //! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses. No logic.
 
-use varve_format::log::LogFormatError;
 use crate::bytes::{Bytes, Left};
+use varve_format::log::LogFormatError;
 use varve_format::{
     EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs, charge, charge_write,
 };

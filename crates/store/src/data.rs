@@ -326,13 +326,7 @@ impl Core<'_> {
     }
 
     /// Blocks `first..=last` with the pieces laid over what the file holds.
-    fn merge(
-        &self,
-        inode: &Inode,
-        pieces: &[(u64, Bytes<'_>)],
-        first: u64,
-        last: u64,
-    ) -> Result<Vec<u8>> {
+    fn merge(&self, inode: &Inode, pieces: &[(u64, Bytes<'_>)], first: u64, last: u64) -> Result<Vec<u8>> {
         let start = first * BLOCK_BYTES;
         let mut buffer = vec![0; (last - first + 1) as usize * BLOCK_SIZE];
         let end = start + buffer.len() as u64;

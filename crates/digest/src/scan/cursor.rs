@@ -153,7 +153,6 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         head.chunk as u64 * CHUNK_BYTES + self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64
     }
 
-
     /// An entry behind the place where a chunk ends, of those above `last` that say that the number after `last` was committed: something
     /// before it is damaged. A chunk that was never used is not looked at.
     pub(super) fn hidden(

@@ -582,11 +582,7 @@ impl Batch {
     }
 
     /// Whether what was left in the log and no entry says to have been committed before it is whole.
-    fn is_confirmed<L: LogBytes>(
-        &self,
-        log: &L,
-        session: SessionId,
-    ) -> Result<bool, ScanError<L::Error>> {
+    fn is_confirmed<L: LogBytes>(&self, log: &L, session: SessionId) -> Result<bool, ScanError<L::Error>> {
         let below = self.entries.iter().map(|entry| stable_below(&entry.header)).max();
         let behind = self.entries.iter().rev();
         let unsure = behind.take_while(|entry| below.is_none_or(|below| entry.seq() >= below));

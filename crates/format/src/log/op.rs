@@ -441,7 +441,11 @@ impl<'a> LogOp<'a> {
             ino: Ino(header.ino.get()),
             generation: Generation(header.generation.get()),
         };
-        Ok(Self::Write { key, offset, data: &[] })
+        Ok(Self::Write {
+            key,
+            offset,
+            data: &[],
+        })
     }
 
     /// Parses the operation of an entry whose checksum was right. Trusts nothing.
