@@ -14,6 +14,70 @@ pub struct ByteRange {
     pub len: u64,
 }
 
+/// Bytes of a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bytes<'a> {
+    /// Copied out of the log, and what its writer wrote.
+    Here(&'a [u8]),
+    /// In the log still. What they are is seen when they are written to their place.
+    Left(Left),
+}
+
+/// Bytes that were left in a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    /// Which one of the batches that are folded together.
+    pub source: u32,
+    /// Index of the entry in that batch.
+    pub entry: u32,
+    /// First byte of the entry's payload.
+    pub skip: u32,
+    /// Bytes.
+    pub len: u32,
+}
+
+impl<'a> Bytes<'a> {
+    /// How many.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a write of nothing is no operation")]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Here(data) => data.len(),
+            Self::Left(left) => left.len as usize,
+        }
+    }
+
+    /// The first `mid` bytes, and the others. `mid` is at most their length.
+    #[must_use]
+    pub const fn split_at(self, mid: usize) -> (Self, Self) {
+        match self {
+            Self::Here(data) => {
+                let (first, last) = data.split_at(mid);
+                (Self::Here(first), Self::Here(last))
+            }
+            Self::Left(left) => {
+                let mid = mid as u32;
+                let first = Left { len: mid, ..left };
+                let last = Left {
+                    skip: left.skip + mid,
+                    len: left.len - mid,
+                    ..left
+                };
+                (Self::Left(first), Self::Left(last))
+            }
+        }
+    }
+
+    /// The bytes, if they are at hand.
+    #[must_use]
+    pub const fn here(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::Here(data) => Some(data),
+            Self::Left(_) => None,
+        }
+    }
+}
+
 /// What to do with one file's data; in the order of the fields, `size` last.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FilePlan<'a> {
@@ -22,7 +86,7 @@ pub struct FilePlan<'a> {
     /// Holes to make; never where `pieces` write.
     pub holes: Vec<ByteRange>,
     /// Bytes to write, ascending, not overlapping.
-    pub pieces: Vec<(u64, &'a [u8])>,
+    pub pieces: Vec<(u64, Bytes<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
     /// Length in the end.
@@ -47,7 +111,7 @@ impl FilePlan<'_> {
 #[derive(Debug, Clone, Copy)]
 struct Segment<'a> {
     end: u64,
-    data: Option<&'a [u8]>,
+    data: Option<Bytes<'a>>,
 }
 
 /// Segments by their first byte; they do not overlap. All are in one of the two.
@@ -105,7 +169,7 @@ pub(crate) struct FileFold<'a> {
 }
 
 impl<'a> FileFold<'a> {
-    pub(crate) fn write(&mut self, offset: u64, data: &'a [u8]) {
+    pub(crate) fn write(&mut self, offset: u64, data: Bytes<'a>) {
         self.insert(offset, offset + data.len() as u64, Some(data));
         self.writes += 1;
     }
@@ -162,7 +226,7 @@ impl<'a> FileFold<'a> {
         }
     }
 
-    fn insert(&mut self, start: u64, end: u64, data: Option<&'a [u8]>) {
+    fn insert(&mut self, start: u64, end: u64, data: Option<Bytes<'a>>) {
         let last = self.segments.last();
         let joins = |before: Option<&Segment<'_>>| {
             before.is_some_and(|before| before.end == start && before.data.is_some() == data.is_some())
@@ -237,10 +301,10 @@ fn split(segments: &mut BTreeMap<u64, Segment<'_>>, at: u64) {
     let middle = (at - start) as usize;
     let tail = Segment {
         end: segment.end,
-        data: segment.data.map(|data| &data[middle..]),
+        data: segment.data.map(|data| data.split_at(middle).1),
     };
     segment.end = at;
-    segment.data = segment.data.map(|data| &data[..middle]);
+    segment.data = segment.data.map(|data| data.split_at(middle).0);
     segments.insert(at, tail);
 }
 

@@ -191,7 +191,7 @@ impl<'a, V: View> Fold<'a, V> {
             let step = if only_writes && ops.len() > 1 {
                 self.may_write(&at, &op.op)
             } else {
-                self.step(&at, &op.op)
+                self.step(&at, op)
             };
             match step {
                 Ok(()) => {}
@@ -217,16 +217,12 @@ impl<'a, V: View> Fold<'a, V> {
                     time_ns: op.time_ns.min(self.now_ns),
                     flags: op.flags,
                 };
-                self.write(&at, &op.op);
+                self.write(&at, op);
             }
         }
         self.counts.ops += ops.len() as u64;
         for op in ops {
-            self.counts.bytes_in += if let LogOp::Write { data, .. } = op.op {
-                data.len() as u64
-            } else {
-                0
-            };
+            self.counts.bytes_in += op.bytes().len() as u64;
         }
         Ok(Ok(()))
     }
@@ -432,8 +428,9 @@ impl<'a, V: View> Fold<'a, V> {
     }
 
     /// A write that [may](Self::may_write) be done.
-    fn write(&mut self, at: &At<'_>, op: &LogOp<'a>) {
-        if let LogOp::Write { key, offset, data } = *op {
+    fn write(&mut self, at: &At<'_>, op: &Op<'a>) {
+        if let LogOp::Write { key, offset, .. } = op.op {
+            let data = op.bytes();
             self.change(key.ino, |node| {
                 node.file.write(offset, data);
                 node.attr.size_bytes = node.attr.size_bytes.max(offset + data.len() as u64);
@@ -442,11 +439,11 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    fn step(&mut self, at: &At<'_>, op: &LogOp<'a>) -> Step<(), V> {
-        match *op {
+    fn step(&mut self, at: &At<'_>, op: &Op<'a>) -> Step<(), V> {
+        match op.op {
             LogOp::Noop => Ok(()),
             LogOp::Write { .. } => {
-                self.may_write(at, op)?;
+                self.may_write(at, &op.op)?;
                 self.write(at, op);
                 Ok(())
             }
@@ -507,10 +504,10 @@ impl<'a, V: View> Fold<'a, V> {
                 });
                 Ok(())
             }
-            LogOp::Create { .. } => self.create(at, op),
+            LogOp::Create { .. } => self.create(at, &op.op),
             LogOp::Link { dir, name, key } => self.link(at, dir, name, key),
             LogOp::Unlink { dir, name, key } => self.unlink(at, dir, name, key),
-            LogOp::Rename { .. } => self.rename(at, op),
+            LogOp::Rename { .. } => self.rename(at, &op.op),
             LogOp::Forget { key } => {
                 at.need(key, Need::Links)?;
                 if self.live(key)?.attr.nlink > 0 {

@@ -1,7 +1,10 @@
 //! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses. No logic.
 
+use crate::bytes::{Bytes, Left};
 use varve_format::log::LogFormatError;
-use varve_format::{EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs};
+use varve_format::{
+    EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs, charge, charge_write,
+};
 
 /// One operation to fold.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +17,29 @@ pub struct Op<'a> {
     pub flags: EntryFlags,
     /// What it does.
     pub op: LogOp<'a>,
+    /// Of a write whose bytes are in its log still: which they are. `op` has none then.
+    pub left: Option<Left>,
+}
+
+impl<'a> Op<'a> {
+    /// What it writes; nothing, if it is no write.
+    #[must_use]
+    pub const fn bytes(&self) -> Bytes<'a> {
+        match (self.left, self.op) {
+            (Some(left), _) => Bytes::Left(left),
+            (None, LogOp::Write { data, .. }) => Bytes::Here(data),
+            (None, _) => Bytes::Here(&[]),
+        }
+    }
+
+    /// [`charge`](varve_format::charge()) of it.
+    #[must_use]
+    pub fn charge(&self) -> u32 {
+        match (self.left, self.op) {
+            (Some(left), LogOp::Write { offset, .. }) => charge_write(offset, u64::from(left.len)),
+            (_, op) => charge(&op),
+        }
+    }
 }
 
 /// Who did it.

@@ -5,21 +5,29 @@ use crate::{BLOCK_BYTES, LogOp};
 /// Blocks that a small change of one tree may need (new leaf, new parents).
 const TREE_BLOCKS: u32 = 3;
 
+/// Blocks that a range of bytes touches; what can be added to [`TREE_BLOCKS`].
+fn span(offset: u64, len: u64) -> u32 {
+    if len == 0 {
+        return 0;
+    }
+    let first = offset / BLOCK_BYTES;
+    let last = (offset.saturating_add(len) - 1) / BLOCK_BYTES;
+    (last - first)
+        .saturating_add(1)
+        .min(u64::from(u32::MAX) - u64::from(TREE_BLOCKS)) as u32
+}
+
+/// [`charge`] of a write of so many bytes.
+#[must_use]
+pub fn charge_write(offset: u64, len: u64) -> u32 {
+    span(offset, len) + TREE_BLOCKS
+}
+
 /// Most blocks that the digest of `op` allocates. Operations that free space cost nothing: they run on the reserve.
 #[must_use]
 pub fn charge(op: &LogOp<'_>) -> u32 {
-    let span = |offset: u64, len: u64| -> u32 {
-        if len == 0 {
-            return 0;
-        }
-        let first = offset / BLOCK_BYTES;
-        let last = (offset.saturating_add(len) - 1) / BLOCK_BYTES;
-        (last - first)
-            .saturating_add(1)
-            .min(u64::from(u32::MAX) - u64::from(TREE_BLOCKS)) as u32
-    };
     match op {
-        LogOp::Write { offset, data, .. } => span(*offset, data.len() as u64) + TREE_BLOCKS,
+        LogOp::Write { offset, data, .. } => charge_write(*offset, data.len() as u64),
         LogOp::Fallocate {
             mode, offset, len, ..
         } => match mode {

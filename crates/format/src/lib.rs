@@ -25,7 +25,7 @@ pub use block::{
     BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, BLOCK_MAGIC, Block, BlockHeader, BlockKind, HeaderFault, init_block,
     move_block, seal_block, sum_of_metadata, verify_block,
 };
-pub use charge::charge;
+pub use charge::{charge, charge_write};
 pub use dirent::{
     COOKIE_MIN, DirRoot, Dirent, HashKey, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX,
     XATTR_INLINE_MAX, XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,

@@ -3,19 +3,23 @@
 use crate::ahead::Ahead;
 use crate::core::Barrier;
 use crate::digest::{
-    self, Applied, Batch, Client, Cut, Environment, GatherLimits, Leases, SessionLog, Source,
+    self, Applied, Batch, Client, Cut, Digested, Environment, GatherLimits, Leases, SessionLog, Source,
 };
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::rows::RowChange;
 use crate::session::{Reader, Session};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::log::HEADER_SIZE;
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LogSeq, Seal, SessionId};
 use varve_ipc::{PageState, SessionPage, Upcall};
+use varve_media::Region;
 use varve_store::StoreError;
+
+/// Payloads of whole blocks that are so long are copied straight from the log to their place.
+const LEAVE_BYTES: usize = 4096;
 
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;
@@ -34,6 +38,7 @@ fn batch_limits(log_bytes: u64) -> GatherLimits {
     let limits = GatherLimits::default();
     GatherLimits {
         bytes: ((log_bytes / 8) as usize).clamp(limits.bytes / 8, limits.bytes),
+        leave_bytes: LEAVE_BYTES,
         ..limits
     }
 }
@@ -133,8 +138,14 @@ impl KernelFs {
         };
         let len_bytes = log.len_bytes();
         let limits = batch_limits(len_bytes);
+        // Something that was left in the log was not what it seemed to be: from then on all is looked at before it is folded.
+        let unsure = AtomicBool::new(false);
         let gather = |reading: &SessionLog, digested| {
             let newest_tx = || limit.newest(&self.store);
+            let limits = match unsure.load(Ordering::Acquire) {
+                true => limits.copying_all(),
+                false => limits,
+            };
             reading.gather(log, digested, &newest_tx, cut, &limits)
         };
         let mut done_bytes = 0;
@@ -168,8 +179,13 @@ impl KernelFs {
                     ahead.begin(&reader.log, &batch);
                 }
                 let before = reader.digested;
-                if let Err(error) = self.apply_batch(session, reader, &batch) {
-                    break Err(error);
+                match self.apply_batch(session, reader, &batch, log) {
+                    Ok(Digested::All) => {}
+                    Ok(Digested::Unsure) => {
+                        unsure.store(true, Ordering::Release);
+                        continue;
+                    }
+                    Err(error) => break Err(error),
                 }
                 if !batch.more || enough || reader.digested == before {
                     break Ok(reader.digested);
@@ -193,7 +209,8 @@ impl KernelFs {
         session: &Arc<Session>,
         reader: &mut Reader,
         batch: &Batch,
-    ) -> Result<(), StoreError> {
+        log: &dyn Region,
+    ) -> Result<Digested, StoreError> {
         for refused in &batch.refused {
             tracing::warn!(session = %session.id, "left out of the digest: {}", refused.why);
         }
@@ -209,7 +226,7 @@ impl KernelFs {
         let view = LeaseView(self);
         let env = self.environment(&view);
         let change = self.begin_change();
-        let sources = [Source { batch, client }];
+        let sources = [Source { batch, log, client }];
         let mut gone = Vec::new();
         let done = digest::digest(&self.store, &sources, &env, &mut |applied| {
             for (id, upto) in &applied.digested {
@@ -221,13 +238,16 @@ impl KernelFs {
             session.page.set_digested(reader.digested);
         });
         drop(change);
-        done?;
+        let done = done?;
         self.write_rows(&gone)?;
+        if done == Digested::Unsure {
+            return Ok(done);
+        }
         reader.log.digested(batch);
         reader.digested = reader.digested.max(batch.upto);
         session.page.set_digested(reader.digested);
         self.counters.digests.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Ok(done)
     }
 
     /// Logs stay as they are until there is space again: the mover is asked to make some, and it is told once a minute.

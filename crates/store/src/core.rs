@@ -97,6 +97,8 @@ pub(crate) struct Core<'s> {
     /// Bytes written to NVM, counted once: a locked addition after each copy would wait until the copy has left the write buffers.
     nvm_written: usize,
     deferred: Vec<(Tier, u64, Vec<u8>)>,
+    /// Room for bytes that are fetched.
+    pub(crate) fetched: Vec<u8>,
     pub(crate) undo: Vec<Undo>,
     /// The tree of the inode file is not as it is committed.
     pub(crate) inode_file_changed: bool,
@@ -128,6 +130,7 @@ impl<'s> Core<'s> {
             nvm_range: None,
             nvm_written: 0,
             deferred: Vec::new(),
+            fetched: Vec::new(),
             undo: Vec::new(),
             inode_file_changed: false,
             poisoned: false,

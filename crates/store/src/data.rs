@@ -5,7 +5,7 @@ use crate::lens::file_root;
 use crate::read::{fill, plan};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
-use crate::{DataTarget, OP_ROOM, Progress, Result, StoreError, Tx};
+use crate::{Bytes, DataTarget, OP_ROOM, Progress, Result, StoreError, Tx};
 use varve_extent_tree::{ExtentTree, Mapping, Run};
 use varve_format::inode::{Content, Inode};
 use varve_format::{
@@ -19,6 +19,9 @@ const STEP_EXTENTS: usize = 4096;
 const STEP_BLOCKS: u64 = 1 << 16;
 /// Blocks moved to another tier in one buffer.
 const MOVE_BLOCKS: u64 = 1024;
+/// Bytes fetched at once on their way to NVM, and to a device.
+const FETCH_BYTES: usize = 32 << 10;
+const FETCH_FAR_BYTES: usize = 1 << 20;
 /// Blocks merged in one buffer: it stays in the nearer caches.
 const MERGE_BLOCKS: u64 = 64;
 
@@ -55,6 +58,18 @@ impl Tx<'_> {
     /// # Errors
     /// `Invalid`, `NoInode`, `WrongKind`, `NoSpace`, `Unfinished`; `DataChecksum` if an old block is damaged.
     pub fn write_bytes(&mut self, ino: Ino, pieces: &[(u64, &[u8])], target: DataTarget) -> Result<()> {
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|(offset, data)| (*offset, Bytes::Here(data)))
+            .collect();
+        self.write_pieces(ino, &pieces, target)
+    }
+
+    /// [`write_bytes`](Self::write_bytes) of bytes that may have to be fetched: each once, in order, where they cover whole blocks.
+    ///
+    /// # Errors
+    /// The same; `Invalid` where bytes cannot be fetched.
+    pub fn write_pieces(&mut self, ino: Ino, pieces: &[(u64, Bytes<'_>)], target: DataTarget) -> Result<()> {
         let mut end = 0;
         for (offset, data) in pieces {
             if *offset < end || data.is_empty() || offset.saturating_add(data.len() as u64) > FILE_SIZE_MAX {
@@ -74,13 +89,13 @@ impl Tx<'_> {
                 let whole = rest.iter().take_while(|piece| is_whole(piece)).count();
                 let (now, later) = rest.split_at(whole);
                 for (offset, data) in now {
-                    core.put_new(&mut new, offset / BLOCK_BYTES, data)?;
+                    core.put_new(&mut new, offset / BLOCK_BYTES, *data)?;
                 }
                 let parts = later.iter().position(is_whole).unwrap_or(later.len());
                 let (now, later) = later.split_at(parts);
                 for (first, last) in segments(now) {
                     let buffer = core.merge(&inode, now, first, last)?;
-                    core.put_new(&mut new, first, &buffer)?;
+                    core.put_new(&mut new, first, Bytes::Here(&buffer))?;
                 }
                 rest = later;
             }
@@ -216,12 +231,12 @@ fn checked_end(offset: u64, len: u64) -> Result<u64> {
 }
 
 /// Whether a piece is whole blocks.
-fn is_whole((offset, data): &(u64, &[u8])) -> bool {
+fn is_whole((offset, data): &(u64, Bytes<'_>)) -> bool {
     offset.is_multiple_of(BLOCK_BYTES) && data.len().is_multiple_of(BLOCK_SIZE)
 }
 
 /// How many blocks ascending pieces touch.
-fn blocks_of(pieces: &[(u64, &[u8])]) -> u64 {
+fn blocks_of(pieces: &[(u64, Bytes<'_>)]) -> u64 {
     let (mut blocks, mut counted) = (0, 0);
     for (offset, data) in pieces {
         let first = counted.max(offset / BLOCK_BYTES);
@@ -263,7 +278,7 @@ impl NewBlocks {
 }
 
 /// Runs of blocks (first, last) that the pieces touch, each at most [`MERGE_BLOCKS`] long.
-fn segments(pieces: &[(u64, &[u8])]) -> Vec<(u64, u64)> {
+fn segments(pieces: &[(u64, Bytes<'_>)]) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for (offset, data) in pieces {
         let (first, last) = (
@@ -311,19 +326,19 @@ impl Core<'_> {
     }
 
     /// Blocks `first..=last` with the pieces laid over what the file holds.
-    fn merge(&self, inode: &Inode, pieces: &[(u64, &[u8])], first: u64, last: u64) -> Result<Vec<u8>> {
+    fn merge(&self, inode: &Inode, pieces: &[(u64, Bytes<'_>)], first: u64, last: u64) -> Result<Vec<u8>> {
         let start = first * BLOCK_BYTES;
         let mut buffer = vec![0; (last - first + 1) as usize * BLOCK_SIZE];
         let end = start + buffer.len() as u64;
         // Ascending: what lies before and behind is not looked at one by one.
         let from = pieces.partition_point(|(offset, data)| offset + data.len() as u64 <= start);
-        let inside: Vec<(u64, &[u8])> = pieces[from..]
+        let inside: Vec<(u64, Bytes<'_>)> = pieces[from..]
             .iter()
             .take_while(|(offset, _)| *offset < end)
             .map(|(offset, data)| {
                 let skip = start.saturating_sub(*offset);
                 let take = (offset + data.len() as u64).min(end) - offset.max(&start);
-                (offset + skip, &data[skip as usize..(skip + take) as usize])
+                (offset + skip, data.part(skip as usize, take as usize))
             })
             .collect();
         // Only blocks that are not covered whole are read.
@@ -345,19 +360,19 @@ impl Core<'_> {
         }
         for (offset, data) in inside {
             let at = (offset - start) as usize;
-            buffer[at..at + data.len()].copy_from_slice(data);
+            data.copy_to(&mut buffer[at..at + data.len()])?;
         }
         Ok(buffer)
     }
 
     fn write_blocks(&mut self, inode: &mut Inode, at: u64, data: &[u8], target: DataTarget) -> Result<()> {
         let mut new = NewBlocks::new(target, (data.len() / BLOCK_SIZE) as u64);
-        self.put_new(&mut new, at, data)?;
+        self.put_new(&mut new, at, Bytes::Here(data))?;
         self.map_new(inode, new)
     }
 
     /// Writes whole blocks of a file, from block `at` on, to their new places. No more blocks than `new` was made for, ascending.
-    fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: &[u8]) -> Result<()> {
+    fn put_new(&mut self, new: &mut NewBlocks, at: u64, data: Bytes<'_>) -> Result<()> {
         let (mut at, mut data) = (at, data);
         while !data.is_empty() {
             if new.sums.len() as u64 == new.span.len {
@@ -369,17 +384,43 @@ impl Core<'_> {
             }
             let done = new.sums.len() as u64;
             let room = (new.span.len - done) as usize * BLOCK_SIZE;
-            let (now, later) = data.split_at(room.min(data.len()));
+            let now = data.part(0, room.min(data.len()));
+            let later = data.part(now.len(), data.len() - now.len());
             let part = Span {
                 start: new.span.start + done,
                 len: (now.len() / BLOCK_SIZE) as u64,
                 ..new.span
             };
-            self.put_summed(part.tier, part.start, now, &mut new.sums)?;
+            self.put_bytes(part, now, &mut new.sums)?;
             push(&mut new.extents, extent(at, part, ExtentFlags::empty()));
             at += part.len;
             data = later;
         }
+        Ok(())
+    }
+
+    /// Writes whole blocks to a place that was allocated for them; their checksums go to `sums`.
+    fn put_bytes(&mut self, place: Span, data: Bytes<'_>, sums: &mut Vec<u32>) -> Result<()> {
+        if let Bytes::Here(data) = data {
+            return self.put_summed(place.tier, place.start, data, sums);
+        }
+        // What goes to NVM stays in the nearest caches on its way; a device is given more at once.
+        let most = if place.tier == Tier::Nvm {
+            FETCH_BYTES
+        } else {
+            FETCH_FAR_BYTES
+        };
+        let mut buffer = std::mem::take(&mut self.fetched);
+        for done in (0..data.len()).step_by(most) {
+            let now = data.part(done, most.min(data.len() - done));
+            if buffer.len() < now.len() {
+                buffer.resize(now.len(), 0);
+            }
+            now.copy_to(&mut buffer[..now.len()])?;
+            let start = place.start + (done / BLOCK_SIZE) as u64;
+            self.put_summed(place.tier, start, &buffer[..now.len()], sums)?;
+        }
+        self.fetched = buffer;
         Ok(())
     }
 

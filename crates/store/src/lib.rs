@@ -16,6 +16,7 @@
 //! - A failed persist latches the pool read-only.
 #![forbid(unsafe_code)]
 
+mod bytes;
 mod cache;
 pub mod check;
 mod cold;
@@ -36,6 +37,7 @@ mod store;
 mod tx;
 mod types;
 
+pub use bytes::{Bytes, Fetch, NotFetched};
 pub use cold::CoolingStats;
 pub use error::{Result, StoreError};
 pub use store::Store;

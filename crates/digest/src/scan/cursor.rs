@@ -145,8 +145,12 @@ impl<'l, L: LogBytes> Walker<'l, L> {
             sum = self.log.payload_crc(sum, piece);
             pos += piece.len() as u64;
         }
-        let sum = entry_crc(sum, &head.header);
-        Ok(sum == head.header.crc32c.get() || armed(Bug::EntryChecksumIgnored))
+        Ok(is_sound(&head.header, sum))
+    }
+
+    /// Where the payload of `head` is in the log.
+    pub(super) fn payload_at(&self, head: &Head) -> u64 {
+        head.chunk as u64 * CHUNK_BYTES + self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64
     }
 
     /// An entry behind the place where a chunk ends, of those above `last` that say that the number after `last` was committed: something
@@ -237,6 +241,28 @@ pub fn pending_bytes<L: LogBytes>(
         }
     }
     Ok(sum)
+}
+
+/// Whether the checksum of an entry is right whose payload begins at `at`; keeps nothing of it.
+pub(super) fn is_sound_at<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    header: &EntryHeader,
+    at: u64,
+) -> Result<bool, ScanError<L::Error>> {
+    let mut piece = [0; SUM_BYTES];
+    let (mut sum, end) = (crc_seed(session), at + u64::from(header.payload_len.get()));
+    for from in (at..end).step_by(SUM_BYTES) {
+        let piece = &mut piece[..SUM_BYTES.min((end - from) as usize)];
+        log.read(from, piece).map_err(ScanError::Device)?;
+        sum = log.payload_crc(sum, piece);
+    }
+    Ok(is_sound(header, sum))
+}
+
+/// Whether an entry's checksum is right, given that of its payload.
+pub(super) fn is_sound(header: &EntryHeader, payload_crc: u32) -> bool {
+    entry_crc(payload_crc, header) == header.crc32c.get() || armed(Bug::EntryChecksumIgnored)
 }
 
 /// The number below which everything was committed when the entry was.

@@ -1,6 +1,6 @@
 //! Merging the chunks in sequence order: batches to digest, and the place where a log is sealed.
 
-use super::cursor::{Head, Walker, stable_below};
+use super::cursor::{Head, Walker, is_sound, is_sound_at, stable_below};
 use super::{Cursors, LogBytes, ScanError};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use varve_format::log::{OpCode, TX_ENTRIES_MAX, entry_size};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{
-    EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
+    BLOCK_BYTES, BLOCK_SIZE, EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange,
+    SessionId, TxId,
 };
 
 /// Bytes of one arena block that payloads are copied to.
@@ -23,6 +24,25 @@ pub struct GatherLimits {
     pub bytes: usize,
     /// Entries, those that are not writes twice: they cost more. A batch may pass it by one transaction.
     pub entries: usize,
+    /// Payloads of writes of whole blocks that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs in use.
+    pub leave_bytes: usize,
+}
+
+impl GatherLimits {
+    /// Leaves nothing in the log.
+    #[must_use]
+    pub const fn copying_all(self) -> Self {
+        Self {
+            leave_bytes: usize::MAX,
+            ..self
+        }
+    }
+
+    fn leaves(&self, header: &EntryHeader) -> bool {
+        let len = header.payload_len.get() as usize;
+        let whole = header.offset.get().is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK_SIZE);
+        len >= self.leave_bytes && whole && LogOp::parse_write(header).is_ok()
+    }
 }
 
 impl Default for GatherLimits {
@@ -30,6 +50,7 @@ impl Default for GatherLimits {
         Self {
             bytes: 32 << 20,
             entries: 8192,
+            leave_bytes: usize::MAX,
         }
     }
 }
@@ -43,13 +64,21 @@ pub enum Cut<'s> {
     Sealed(&'s Seal),
 }
 
-/// One entry, copied out of the log; its checksum is right.
+/// One entry, copied out of the log; its checksum is right, unless its payload was left there.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry {
     /// The header.
     pub header: EntryHeader,
-    block: u32,
-    start: u32,
+    payload: Payload,
+}
+
+/// Where the payload of an entry is.
+#[derive(Debug, Clone, Copy)]
+enum Payload {
+    /// In this block of the batch's arena, from this byte on.
+    Copied { block: u32, start: u32 },
+    /// From this byte of the log on.
+    Left { at: u64 },
 }
 
 impl Entry {
@@ -63,6 +92,24 @@ impl Entry {
     #[must_use]
     pub const fn flags(&self) -> EntryFlags {
         EntryFlags::from_bits_truncate(self.header.flags)
+    }
+
+    /// Where in the log its payload is, if it was left there: a write of whole blocks. Whether the entry is one at all (its checksum) has not been
+    /// seen then. Whoever acts on it reads the payload and looks, before anything that follows from it becomes durable; if it is none, that
+    /// counts for nothing, and the log is to be gathered again, [copying all](GatherLimits::copying_all).
+    #[must_use]
+    pub const fn left_at(&self) -> Option<u64> {
+        match self.payload {
+            Payload::Copied { .. } => None,
+            Payload::Left { at } => Some(at),
+        }
+    }
+
+    /// Checksum of the entry whose payload has the checksum `payload_crc`, as it must be in the header. `payload_crc` begins with
+    /// [`crc_seed`](varve_format::log::crc_seed) of the session.
+    #[must_use]
+    pub fn is_sound(&self, payload_crc: u32) -> bool {
+        is_sound(&self.header, payload_crc)
     }
 }
 
@@ -141,19 +188,25 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Body and data of an entry of this batch.
+    /// Body and data of an entry of this batch; nothing, if they were left in the log.
     #[must_use]
     pub fn payload(&self, entry: &Entry) -> &[u8] {
-        let start = entry.start as usize;
-        &self.arena.blocks[entry.block as usize][start..start + entry.header.payload_len.get() as usize]
+        let Payload::Copied { block, start } = entry.payload else {
+            return &[];
+        };
+        let start = start as usize;
+        &self.arena.blocks[block as usize][start..start + entry.header.payload_len.get() as usize]
     }
 
-    /// The operation of an entry.
+    /// The operation of an entry; of one whose payload was left in the log, without its bytes.
     ///
     /// # Errors
     /// What no writer would have written.
     pub fn op(&self, entry: &Entry) -> Result<LogOp<'_>, varve_format::log::LogFormatError> {
-        LogOp::parse(&entry.header, self.payload(entry))
+        match entry.payload {
+            Payload::Copied { .. } => LogOp::parse(&entry.header, self.payload(entry)),
+            Payload::Left { .. } => LogOp::parse_write(&entry.header),
+        }
     }
 }
 
@@ -196,6 +249,32 @@ impl Arena {
             self.used = 0;
         }
         (self.blocks.len() - 1, self.used)
+    }
+}
+
+impl Arena {
+    /// Copies the payload of what may be an entry, or leaves it in the log. `None`: it is no entry.
+    fn take_in<L: LogBytes>(
+        &mut self,
+        walker: &Walker<'_, L>,
+        head: &Head,
+        limits: &GatherLimits,
+    ) -> Result<Option<Payload>, ScanError<L::Error>> {
+        if limits.leaves(&head.header) {
+            return Ok(Some(Payload::Left {
+                at: walker.payload_at(head),
+            }));
+        }
+        let len = head.payload_len();
+        let (block, start) = self.room(len);
+        if !walker.copy_payload(head, &mut self.blocks[block][start..start + len])? {
+            return Ok(None);
+        }
+        self.used += len;
+        Ok(Some(Payload::Copied {
+            block: block as u32,
+            start: start as u32,
+        }))
     }
 }
 
@@ -356,9 +435,32 @@ impl Expect<'_> {
 /// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left out and named in
 /// [`Batch::refused`]; so is one that contradicts itself. In a sealed log an entry that has gone since is named there too, and ends the log.
 ///
+/// Of a log in use, payloads may be left where they are ([`GatherLimits::leave_bytes`]). Those whose entry no later one says to have been
+/// committed before it are looked at here: their thread may be about to write them. And nothing is refused by what was not looked at.
+///
 /// # Errors
 /// Only the device's.
 pub fn gather<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    digested: LogSeq,
+    newest_tx: NewestTx<'_>,
+    cut: Cut<'_>,
+    limits: &GatherLimits,
+    cursors: &Cursors,
+) -> Result<Batch, ScanError<L::Error>> {
+    if limits.leave_bytes != usize::MAX && matches!(cut, Cut::Live(_)) {
+        let batch = gather_as(log, session, digested, newest_tx, cut, limits, cursors)?;
+        if batch.refused.is_empty() && batch.is_confirmed(log, session)? {
+            return Ok(batch);
+        }
+    }
+    let limits = limits.copying_all();
+    gather_as(log, session, digested, newest_tx, cut, &limits, cursors)
+}
+
+/// [`gather`], which leaves what `limits` say unseen.
+fn gather_as<L: LogBytes>(
     log: &L,
     session: SessionId,
     digested: LogSeq,
@@ -406,12 +508,9 @@ pub fn gather<L: LogBytes>(
             }
             continue;
         }
-        let len = head.payload_len();
-        let (block, start) = batch.arena.room(len);
-        if !walker.copy_payload(&head, &mut batch.arena.blocks[block][start..start + len])? {
+        let Some(payload) = batch.arena.take_in(&walker, &head, limits)? else {
             continue;
-        }
-        batch.arena.used += len;
+        };
         walker.step(&head);
         moved.push(head.chunk);
         heads.refill(&walker, head.chunk)?;
@@ -424,8 +523,7 @@ pub fn gather<L: LogBytes>(
         };
         let entry = Entry {
             header: head.header,
-            block: block as u32,
-            start: start as u32,
+            payload,
         };
         if !chain.leads_to(&head.header) {
             batch.refuse(&mut chain, wanted, Damage::BrokenTransaction(LogSeq(wanted)));
@@ -481,6 +579,21 @@ impl Batch {
             .map(|entry| entry_size(entry.header.payload_len.get() as usize) as u64)
             .sum::<u64>();
         self.entries.extend_from_slice(transaction);
+    }
+
+    /// Whether what was left in the log and no entry says to have been committed before it is whole.
+    fn is_confirmed<L: LogBytes>(&self, log: &L, session: SessionId) -> Result<bool, ScanError<L::Error>> {
+        let below = self.entries.iter().map(|entry| stable_below(&entry.header)).max();
+        let behind = self.entries.iter().rev();
+        let unsure = behind.take_while(|entry| below.is_none_or(|below| entry.seq() >= below));
+        for entry in unsure {
+            if let Some(at) = entry.left_at()
+                && !is_sound_at(log, session, &entry.header, at)?
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Drops what is open in `chain`.

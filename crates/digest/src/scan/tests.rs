@@ -45,9 +45,17 @@ impl Log {
     }
 
     fn put_meta(&mut self, chunk: usize, session: SessionId, meta: &EntryMeta, data: &[u8]) {
+        self.put_data(chunk, session, meta.seq.0, meta, data);
+    }
+
+    fn put_write(&mut self, chunk: usize, offset: u64, meta: &EntryMeta, data: &[u8]) {
+        self.put_data(chunk, S, offset, meta, data);
+    }
+
+    fn put_data(&mut self, chunk: usize, session: SessionId, offset: u64, meta: &EntryMeta, data: &[u8]) {
         let op = LogOp::Write {
             key: InodeKey::new(9, 1),
-            offset: meta.seq.0,
+            offset,
             data,
         };
         let mut header = op.header(meta, 0);
@@ -498,4 +506,106 @@ proptest! {
         let batch = gather(&log, S, LogSeq(0), &|| TxId(0), cut, &limits, &Cursors::new()).unwrap();
         prop_assert_eq!(batch.upto, scan.seal.last);
     }
+}
+
+/// Limits that leave every whole block in the log.
+const LEAVE: GatherLimits = GatherLimits {
+    bytes: usize::MAX,
+    entries: usize::MAX,
+    leave_bytes: 4096,
+};
+
+impl Log {
+    /// Whole blocks as number `seq`, with everything below `stable_below` committed before.
+    fn put_blocks(&mut self, seq: u64, stable_below: u64, blocks: usize) {
+        let meta = EntryMeta {
+            seq: LogSeq(seq),
+            stable_below: LogSeq(stable_below),
+            ..EntryMeta::default()
+        };
+        let data = vec![seq as u8; blocks * 4096];
+        self.put_write(0, seq * 4096, &meta, &data);
+    }
+
+    /// Changes the last byte of what was put in last.
+    fn tear(&self) {
+        let at = self.ends[0] - 1;
+        self.bytes.borrow_mut()[at] ^= 1;
+    }
+}
+
+#[test]
+fn whole_blocks_are_left_in_a_log_in_use_and_others_copied() {
+    let mut log = Log::new(1);
+    log.put_blocks(1, 0, 1);
+    log.put_stable(0, 2, 0, 2);
+    log.put_blocks(3, 3, 2);
+    log.put_stable(0, 4, 0, 4);
+    let batch = log.live(0, &LEAVE, &Cursors::new());
+    let left: Vec<_> = batch.entries.iter().map(super::Entry::left_at).collect();
+    let second = 64 + entry_size(4096) as u64 + entry_size(8) as u64 + 64;
+    assert_eq!(left, [Some(128), None, Some(second), None]);
+    assert_eq!((batch.upto, batch.entries.len()), (LogSeq(4), 4));
+    assert!(batch.payload(&batch.entries[0]).is_empty());
+    let op = batch.op(&batch.entries[2]).unwrap();
+    assert!(matches!(
+        op,
+        LogOp::Write {
+            offset: 12_288,
+            data: &[],
+            ..
+        }
+    ));
+    let sum = payload_crc(crc_seed(S), &[3; 8192]);
+    assert!(batch.entries[2].is_sound(sum) && !batch.entries[2].is_sound(sum ^ 1));
+    let copied = log.live(0, &LEAVE.copying_all(), &Cursors::new());
+    assert!(copied.entries.iter().all(|entry| entry.left_at().is_none()));
+    let seal = log.sealed().seal;
+    let sealed = gather(
+        &log,
+        S,
+        LogSeq(0),
+        &|| TxId(0),
+        Cut::Sealed(&seal),
+        &LEAVE,
+        &Cursors::new(),
+    )
+    .unwrap();
+    assert!(sealed.entries.iter().all(|entry| entry.left_at().is_none()));
+}
+
+#[test]
+fn last_entries_are_looked_at_before_they_are_left() {
+    let mut log = Log::new(1);
+    log.put_blocks(1, 0, 1);
+    log.put_blocks(2, 2, 1);
+    log.tear();
+    // Its thread may be about to write it: nothing says that it was committed.
+    let batch = log.live(0, &LEAVE, &Cursors::new());
+    assert_eq!((batch.upto, batch.entries.len()), (LogSeq(1), 1));
+    log.tear();
+    log.put_blocks(3, 2, 1);
+    log.tear();
+    let batch = log.live(0, &LEAVE, &Cursors::new());
+    assert_eq!(batch.upto, LogSeq(2));
+}
+
+#[test]
+fn nothing_is_refused_by_what_was_left() {
+    let mut log = Log::new(1);
+    log.put(0, 1, 0);
+    // Bytes of an older use of the chunk that look like the middle of a transaction.
+    log.put_data(
+        0,
+        SessionId(8),
+        0,
+        &EntryMeta {
+            seq: LogSeq(2),
+            flags: EntryFlags::CONTINUES,
+            ..EntryMeta::default()
+        },
+        &[2; 4096],
+    );
+    let batch = log.live(0, &LEAVE, &Cursors::new());
+    assert_eq!((batch.upto, batch.refused.as_slice()), (LogSeq(1), &[][..]));
 }

@@ -4,7 +4,7 @@
 mod model;
 mod random;
 
-use crate::{Actor, Fate, Fold, Grants, Need, Op, Plan, Refusal};
+use crate::{Actor, Bytes, Fate, Fold, Grants, Need, Op, Plan, Refusal};
 use model::{Model, Session};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use random::Random;
@@ -43,6 +43,7 @@ const fn op(seq: u64, flags: EntryFlags, op: LogOp<'_>) -> Op<'_> {
         time_ns: seq as i64 * 10,
         flags,
         op,
+        left: None,
     }
 }
 
@@ -192,7 +193,7 @@ fn file_that_is_held_elsewhere_becomes_an_orphan_with_its_data() {
     let plan = plan(&model, &ops);
     let orphan = &plan.inodes[1];
     assert_eq!((orphan.fate, orphan.attr.nlink), (Fate::Made, 0));
-    assert_eq!(orphan.file.pieces, [(0, &b"kept"[..])]);
+    assert_eq!(orphan.file.pieces, [(0, Bytes::Here(b"kept"))]);
     assert_eq!(orphan.left, [SessionId(1)]);
 }
 
@@ -229,7 +230,11 @@ fn superseded_bytes_are_dropped_and_neighbours_counted_as_merged() {
     let pieces = &plan.inodes[1].file.pieces;
     assert_eq!(
         pieces,
-        &[(0, &[1; 50][..]), (50, &[2; 100][..]), (150, &[3; 10][..])]
+        &[
+            (0, Bytes::Here(&[1; 50])),
+            (50, Bytes::Here(&[2; 100])),
+            (150, Bytes::Here(&[3; 10]))
+        ]
     );
     assert_eq!(
         (plan.counts.bytes_in, plan.counts.bytes_out, plan.counts.merged),

@@ -103,6 +103,7 @@ impl Model {
             time_ns: 0,
             flags: EntryFlags::empty(),
             op: super::create(dir, name, key, mode),
+            left: None,
         };
         assert!(self.transaction(Session(1), &[op]));
     }
@@ -428,6 +429,7 @@ impl File {
             }
             let mut from = 0;
             for (offset, piece) in &plan.file.pieces {
+                let piece = piece.here().unwrap();
                 assert!(*offset >= from && !piece.is_empty());
                 from = offset + piece.len() as u64;
                 if (self.data.len() as u64) < from {

@@ -73,6 +73,7 @@ pub(super) fn batch(random: &mut Random, model: &Model, len: usize) -> Vec<Trans
                         time_ns: 1,
                         flags,
                         op: op.borrow(),
+                        left: None,
                     }],
                 );
                 ops.push((flags, op));

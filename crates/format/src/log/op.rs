@@ -246,6 +246,12 @@ struct RenameBody {
 /// Most bytes of a body.
 pub const BODY_MAX: usize = size_of::<CreateBody>() + NAME_MAX + SYMLINK_MAX + size_of::<RenameBody>();
 
+/// Whether so many bytes from `offset` on lie within the largest file.
+fn ends_in_file(offset: u64, len: usize) -> bool {
+    let end = offset.checked_add(len as u64);
+    end.is_some_and(|end| end <= crate::FILE_SIZE_MAX)
+}
+
 impl<'a> LogOp<'a> {
     /// Number of the operation.
     #[must_use]
@@ -412,6 +418,36 @@ impl<'a> LogOp<'a> {
         }
     }
 
+    /// As [`parse`](Self::parse) of a write whose bytes are not at hand: the operation without them, if it can be one.
+    ///
+    /// # Errors
+    /// What no writer would have written; `UnknownOp` for what is no write.
+    pub fn parse_write(header: &EntryHeader) -> Result<Self, LogFormatError> {
+        let known = EntryFlags::from_bits(header.flags).ok_or(LogFormatError::UnknownFlags(header.flags))?;
+        if known.contains(EntryFlags::OUT_OF_LINE) {
+            return Err(LogFormatError::UnknownFlags(header.flags));
+        }
+        if header.op != OpCode::Write as u8 {
+            return Err(LogFormatError::UnknownOp(header.op));
+        }
+        let (len, offset) = (header.payload_len.get() as usize, header.offset.get());
+        if header.body_len.get() != 0 || len == 0 || len > PAYLOAD_MAX {
+            return Err(LogFormatError::BadLength { op: header.op });
+        }
+        if !ends_in_file(offset, len) {
+            return Err(LogFormatError::BadValue { op: header.op });
+        }
+        let key = InodeKey {
+            ino: Ino(header.ino.get()),
+            generation: Generation(header.generation.get()),
+        };
+        Ok(Self::Write {
+            key,
+            offset,
+            data: &[],
+        })
+    }
+
     /// Parses the operation of an entry whose checksum was right. Trusts nothing.
     ///
     /// # Errors
@@ -455,15 +491,9 @@ impl<'a> LogOp<'a> {
             OpCode::Forget => Ok(Self::Forget { key }),
             OpCode::Truncate if offset > crate::FILE_SIZE_MAX => Err(bad_value),
             OpCode::Truncate => Ok(Self::Truncate { key, size: offset }),
-            OpCode::Write => {
-                if !body.is_empty() || data.is_empty() {
-                    return Err(bad_length);
-                }
-                match offset.checked_add(data.len() as u64) {
-                    Some(end) if end <= crate::FILE_SIZE_MAX => Ok(Self::Write { key, offset, data }),
-                    _ => Err(bad_value),
-                }
-            }
+            OpCode::Write if !body.is_empty() || data.is_empty() => Err(bad_length),
+            OpCode::Write if !ends_in_file(offset, data.len()) => Err(bad_value),
+            OpCode::Write => Ok(Self::Write { key, offset, data }),
             OpCode::Fallocate => {
                 let body: [u8; 12] = body.try_into().map_err(|_| bad_length)?;
                 let (len, mode) = body.split_at(8);

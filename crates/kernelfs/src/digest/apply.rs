@@ -2,16 +2,28 @@
 //! each log is digested in the same record. Bad operations are refused one transaction at a time and stall nothing.
 
 use super::carry::{Before, Carrier, FREE_BUDGET, Stuck};
+use super::left::LeftInLogs;
 use super::types::{Applied, Client, Environment, Leases, Source};
 use super::view::{Rows, TxView};
-use varve_digest::{Actor, Batch, Fold, Op, Plan, Refusal, RefusedTx, Transaction};
+use varve_digest::{Actor, Batch, Fold, Left, Op, Plan, Refusal, RefusedTx, Transaction};
 use varve_format::seeded::{Bug, armed};
-use varve_format::{InodeKey, LogSeq, SessionId, charge};
-use varve_store::{OP_ROOM, Progress, Store, StoreError, Tx};
+use varve_format::{InodeKey, LogSeq, SessionId};
+use varve_store::{Fetch, OP_ROOM, Progress, Store, StoreError, Tx};
 
 /// Records that one oversized operation may take. A file of 2^60 bytes with an extent in each block would need more: it is bounded so that
 /// nothing can hold the digest for ever.
 const BEFORE_ROUNDS: usize = 1 << 20;
+
+/// How far a digest went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Digested {
+    /// Everything in the batches is digested.
+    All,
+    /// Something that was left in a log is not what its header says, or the log could not be read: what `done` has not heard of had no
+    /// effect. The log is to be gathered again, [copying all](varve_digest::GatherLimits::copying_all).
+    Unsure,
+}
 
 /// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done` hears of each record when it is
 /// durable; after the last one everything in the batches is digested, and [`SessionLog::digested`](super::SessionLog::digested) may be
@@ -25,7 +37,7 @@ pub fn digest(
     sources: &[Source<'_>],
     env: &Environment<'_>,
     done: &mut dyn FnMut(&Applied),
-) -> Result<(), StoreError> {
+) -> Result<Digested, StoreError> {
     let mut next = vec![0; sources.len()];
     // Transactions to take at most into one record; shrinks when a record was full, and recovers.
     let mut most = usize::MAX;
@@ -34,15 +46,24 @@ pub fn digest(
         // The fold's estimate is generous, and yet no bound: the store has the last word.
         let budget = tx.room() / 4 * 3;
         let most_now = most.min(store.room_for_ops());
-        let Some(cut) = fold(&tx, sources, &next, env, most_now, budget)? else {
-            return Ok(());
+        let folded = fold(&tx, sources, &next, env, most_now, budget);
+        let cut = match folded {
+            Ok(Some(cut)) => cut,
+            Ok(None) => return Ok(Digested::All),
+            // What could not be looked up may be named by something that is no entry.
+            Err(error) if !error.stops_writing() && leave_something(sources) => return Ok(Digested::Unsure),
+            Err(error) => return Err(error),
         };
         if armed(Bug::DigestedBeforeOps) {
             drop(tx);
             number_alone(store, sources, &cut)?;
             tx = store.begin_with_room()?;
         }
-        let carried = commit(store, &mut tx, sources, &cut, env);
+        let left = LeftInLogs::new(sources);
+        let carried = commit(store, &mut tx, sources, &cut, env, &left);
+        if left.has_failed() || carried.is_ok() && !is_sound(&left, sources, &next, &cut) {
+            return Ok(Digested::Unsure);
+        }
         let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
         let stuck = match committed {
             Ok((id, mut applied, unfinished)) => {
@@ -61,10 +82,12 @@ pub fn digest(
             Err(stuck) => stuck,
         };
         match stuck {
-            Stuck::Before(before) => do_before(store, before)?,
             Stuck::Store(error) if error.stops_writing() => return Err(error),
             // What needs metadata that cannot be read waits; what comes before it does not.
-            _ if cut.taken > 1 => most = cut.taken / 2,
+            Stuck::RecordFull | Stuck::Store(_) if cut.taken > 1 => most = cut.taken / 2,
+            // What follows is done whatever becomes of the cut.
+            _ if !is_sound(&left, sources, &next, &cut) => return Ok(Digested::Unsure),
+            Stuck::Before(before) => do_before(store, before)?,
             Stuck::RecordFull => {
                 return Err(StoreError::RecordFull {
                     needed: OP_ROOM,
@@ -87,6 +110,8 @@ struct CutPlan<'a> {
     plan: Plan<'a>,
     /// Per source: the first transaction of its batch that is not in it.
     next: Vec<usize>,
+    /// Per source: what its log was digested to before.
+    above: Vec<LogSeq>,
     /// Per source: what its log is digested to.
     upto: Vec<LogSeq>,
     /// Per source: credits used up.
@@ -156,13 +181,14 @@ fn fold<'a>(
     let mut cut = CutPlan {
         plan: Plan::default(),
         next: next.to_vec(),
+        above: Vec::new(),
         upto: Vec::new(),
         charged: Vec::new(),
         taken: 0,
     };
     let mut anything = false;
     let mut ops = Vec::new();
-    for (source, next) in sources.iter().zip(&mut cut.next) {
+    for (number, (source, next)) in sources.iter().zip(&mut cut.next).enumerate() {
         let row = tx.session(source.client.session)?;
         let digested = row.map_or(LogSeq(0), |row| row.digested);
         let rows = Rows::new(source.client, env.leases);
@@ -174,7 +200,7 @@ fn fold<'a>(
             }
             let last = last_seq(batch, transaction);
             if last > digested {
-                charged += match take(tx, &mut fold, &rows, batch, transaction, &mut ops) {
+                charged += match take(tx, &mut fold, &rows, (number, source), transaction, &mut ops) {
                     Ok(charged) => charged,
                     // It waits, and all that comes after it; what comes before it does not.
                     Err(error) if error.is_failed_read() && cut.taken > 0 => break,
@@ -190,11 +216,36 @@ fn fold<'a>(
             upto = upto.max(batch.upto);
         }
         anything |= upto > digested;
+        cut.above.push(digested);
         cut.upto.push(upto);
         cut.charged.push(charged);
     }
     cut.plan = fold.finish();
     Ok(anything.then_some(cut))
+}
+
+/// Whether any payload was left in a log.
+fn leave_something(sources: &[Source<'_>]) -> bool {
+    let mut entries = sources.iter().flat_map(|source| &source.batch.entries);
+    entries.any(|entry| entry.left_at().is_some())
+}
+
+/// Whether all entries of the cut that were left in logs are what their headers say. `next` is where it begins.
+fn is_sound(left: &LeftInLogs<'_>, sources: &[Source<'_>], next: &[usize], cut: &CutPlan<'_>) -> bool {
+    let mut all = sources
+        .iter()
+        .zip(next)
+        .zip(&cut.next)
+        .zip(&cut.above)
+        .enumerate();
+    all.all(|(number, (((source, from), to), above))| {
+        let transactions = &source.batch.transactions[*from..*to];
+        let new = |transaction: &&Transaction| last_seq(source.batch, transaction) > *above;
+        transactions
+            .iter()
+            .filter(new)
+            .all(|transaction| left.are_sound(number, transaction.first..transaction.first + transaction.len))
+    })
 }
 
 fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
@@ -207,24 +258,33 @@ fn take<'a>(
     tx: &Tx<'_>,
     fold: &mut Fold<'a, TxView<'_, '_>>,
     rows: &Rows<'_>,
-    batch: &'a Batch,
+    (number, source): (usize, &Source<'a>),
     transaction: &Transaction,
     ops: &mut Vec<Op<'a>>,
 ) -> Result<u64, StoreError> {
-    let entries = &batch.entries[transaction.first..transaction.first + transaction.len];
+    let batch = source.batch;
+    let range = transaction.first..transaction.first + transaction.len;
+    let entries = &batch.entries[range.clone()];
     ops.clear();
     let mut malformed = None;
     let mut charged = 0;
-    for entry in entries {
+    for (index, entry) in range.zip(entries) {
         match batch.op(entry) {
             Ok(op) => {
-                charged += u64::from(charge(&op));
-                ops.push(Op {
+                let op = Op {
                     seq: entry.seq(),
                     time_ns: entry.header.time_ns.get(),
                     flags: entry.flags(),
                     op,
-                });
+                    left: entry.left_at().map(|_| Left {
+                        source: number as u32,
+                        entry: index as u32,
+                        skip: 0,
+                        len: entry.header.payload_len.get(),
+                    }),
+                };
+                charged += u64::from(op.charge());
+                ops.push(op);
             }
             Err(fault) => {
                 malformed.get_or_insert((entry.seq(), fault));
@@ -263,9 +323,10 @@ fn commit(
     sources: &[Source<'_>],
     cut: &CutPlan<'_>,
     env: &Environment<'_>,
+    left: &dyn Fetch,
 ) -> Result<(Applied, Vec<InodeKey>), Stuck> {
     let sessions: Vec<SessionId> = sources.iter().map(|source| source.client.session).collect();
-    let (mut applied, unfinished) = carry(store, tx, &cut.plan, env, &sessions)?;
+    let (mut applied, unfinished) = carry(store, tx, &cut.plan, env, &sessions, left)?;
     for ((session, upto), charged) in sessions.iter().zip(&cut.upto).zip(&cut.charged) {
         let mut row = tx.session(*session)?.ok_or(StoreError::NoSession(*session))?;
         if row.digested < *upto && !armed(Bug::NumberAfterOps) {
@@ -300,6 +361,7 @@ pub(super) fn carry(
     plan: &Plan<'_>,
     env: &Environment<'_>,
     sessions: &[SessionId],
+    left: &dyn Fetch,
 ) -> Result<(Applied, Vec<InodeKey>), Stuck> {
     let mut carrier = Carrier {
         tx,
@@ -311,6 +373,7 @@ pub(super) fn carry(
             counts: plan.counts,
             ..Applied::default()
         },
+        left,
         unfinished: Vec::new(),
     };
     carrier.carry_out(plan)?;

@@ -1,12 +1,13 @@
 //! Carrying a plan out in a store transaction. Decides nothing but the order of the store's calls, and stops when the record is full.
 
+use super::left::LeftInLogs;
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
 use crate::placement::Use;
 use std::ops::Range;
-use varve_digest::{Fate, InodePlan, NameChange, Plan};
+use varve_digest::{Bytes, Fate, InodePlan, NameChange, Plan};
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, SessionId};
-use varve_store::{DataTarget, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
+use varve_store::{DataTarget, Fetch, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
 
 /// Extents or names freed at once by a digest's own transaction.
 pub(super) const FREE_BUDGET: usize = 256;
@@ -58,6 +59,8 @@ pub(super) struct Carrier<'c, 's> {
     /// Sessions whose rows may name deleted inodes.
     pub(super) sessions: &'c [SessionId],
     pub(super) applied: Applied,
+    /// Where bytes are that are not in the plan.
+    pub(super) left: &'c dyn Fetch,
     /// Deleted inodes of which something is left to free.
     pub(super) unfinished: Vec<InodeKey>,
 }
@@ -174,7 +177,12 @@ impl Carrier<'_, '_> {
             self.room()?;
             let stretches = (self.tx.room() / STRETCH_ROOM) as usize;
             let (now, later) = pieces.split_at(one_call(pieces, stretches));
-            self.tx.write_bytes(ino, now, target)?;
+            let left = self.left;
+            let bytes: Vec<_> = now
+                .iter()
+                .map(|(offset, data)| (*offset, bytes_of(*data, left)))
+                .collect();
+            self.tx.write_pieces(ino, &bytes, target)?;
             self.note_written(inode.attr.key, now);
             pieces = later;
         }
@@ -199,7 +207,7 @@ impl Carrier<'_, '_> {
     }
 
     /// Tells placement of the blocks that were written, each stretch once.
-    fn note_written(&self, key: InodeKey, pieces: &[(u64, &[u8])]) {
+    fn note_written(&self, key: InodeKey, pieces: &[(u64, Bytes<'_>)]) {
         let mut pieces = pieces.iter().map(|(offset, data)| {
             let end = offset + data.len() as u64;
             offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)
@@ -263,10 +271,23 @@ impl Carrier<'_, '_> {
     }
 }
 
+/// Bytes of a plan as the store takes them.
+const fn bytes_of<'b>(data: Bytes<'b>, from: &'b dyn Fetch) -> varve_store::Bytes<'b> {
+    match data {
+        Bytes::Here(data) => varve_store::Bytes::Here(data),
+        Bytes::Left(left) => varve_store::Bytes::There {
+            from,
+            what: LeftInLogs::name(left.source, left.entry),
+            skip: left.skip as usize,
+            len: left.len as usize,
+        },
+    }
+}
+
 /// How many of the pieces go to the store in one call, in at most so many stretches; at least one.
-fn one_call(pieces: &[(u64, &[u8])], most: usize) -> usize {
+fn one_call(pieces: &[(u64, Bytes<'_>)], most: usize) -> usize {
     let (mut bytes, mut stretches, mut end) = (0, 0, None);
-    let fits = |(offset, data): &&(u64, &[u8])| {
+    let fits = |(offset, data): &&(u64, Bytes<'_>)| {
         bytes += data.len();
         stretches += usize::from(end != Some(*offset));
         end = Some(offset + data.len() as u64);
@@ -290,15 +311,20 @@ fn give(attr: &mut InodeAttr, new: &InodeAttr) {
 #[cfg(test)]
 mod tests {
     use super::{PIECES_BYTES, one_call};
+    use varve_digest::Bytes;
 
     #[test]
     fn one_call_takes_adjoining_pieces_by_their_bytes_and_others_by_their_number() {
         let small = [0_u8; 128];
-        let adjoining: Vec<(u64, &[u8])> = (0..100_000).map(|n| (n * 128, &small[..])).collect();
+        let piece = Bytes::Here(&small);
+        let adjoining: Vec<_> = (0..100_000).map(|n| (n * 128, piece)).collect();
         assert_eq!(one_call(&adjoining, 32), PIECES_BYTES / 128);
-        let apart: Vec<(u64, &[u8])> = (0..1000).map(|n| (n * 8192, &small[..])).collect();
+        let apart: Vec<_> = (0..1000).map(|n| (n * 8192, piece)).collect();
         assert_eq!(one_call(&apart, 32), 32);
         let big = vec![0_u8; PIECES_BYTES + 1];
-        assert_eq!(one_call(&[(0, &big[..]), (big.len() as u64, &small[..])], 32), 1);
+        assert_eq!(
+            one_call(&[(0, Bytes::Here(&big)), (big.len() as u64, piece)], 32),
+            1
+        );
     }
 }

@@ -28,13 +28,13 @@ struct Ahead {
 
 /// The bytes of a log in a region, for one scan. Where a log is read by system calls, small reads that follow one another come out of larger
 /// ones. What was read ahead is as old as the scan at most.
-struct RegionLog<'r> {
+pub(super) struct RegionLog<'r> {
     region: &'r dyn Region,
     ahead: RefCell<HashMap<u64, Ahead>>,
 }
 
 impl<'r> RegionLog<'r> {
-    fn new(region: &'r dyn Region) -> Self {
+    pub(super) fn new(region: &'r dyn Region) -> Self {
         Self {
             region,
             ahead: RefCell::default(),

@@ -5,6 +5,7 @@
 
 use super::apply::{carry, do_before, finish_free, mediated_actor};
 use super::carry::Stuck;
+use super::left::NothingLeft;
 use super::types::{Applied, Client, Environment, Leases};
 use super::view::{Rows, TxView};
 use varve_digest::{Fold, Grants, Need, Op, Refusal};
@@ -196,6 +197,7 @@ fn attempt(
         time_ns: env.now_ns,
         flags,
         op: parsed,
+        left: None,
     };
     let folded = fold.transaction(mediated_actor(client, op.cred.uid), &rows, &[operation])?;
     if let Err(refused) = folded {
@@ -203,11 +205,12 @@ fn attempt(
     }
     let plan = fold.finish();
     let sessions = [client.session];
-    let (applied, unfinished) = carry(store, tx, &plan, env, &sessions).map_err(|stuck| match stuck {
-        Stuck::Before(before) => Failed::Before(before),
-        Stuck::RecordFull => MediateError::Errno(libc::EFBIG).into(),
-        Stuck::Store(error) => error.into(),
-    })?;
+    let (applied, unfinished) =
+        carry(store, tx, &plan, env, &sessions, &NothingLeft).map_err(|stuck| match stuck {
+            Stuck::Before(before) => Failed::Before(before),
+            Stuck::RecordFull => MediateError::Errno(libc::EFBIG).into(),
+            Stuck::Store(error) => error.into(),
+        })?;
     row.last_mediated = op.number;
     tx.session_put(&row)?;
     Ok((applied, outcome, unfinished))

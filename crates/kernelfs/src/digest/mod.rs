@@ -6,6 +6,7 @@
 
 mod apply;
 mod carry;
+mod left;
 mod log;
 mod mediate;
 #[cfg(test)]
@@ -14,7 +15,7 @@ mod types;
 mod view;
 
 pub use crate::placement::{Hierarchy, Placement};
-pub use apply::{Freed, digest, free_orphans};
+pub use apply::{Digested, Freed, digest, free_orphans};
 pub use log::SessionLog;
 pub use mediate::{MediateError, apply_mediated, find_named};
 pub use types::{Applied, Client, Environment, Leases, Source, rights};

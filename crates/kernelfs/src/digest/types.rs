@@ -4,6 +4,7 @@ use crate::placement::Placement;
 use varve_digest::{Batch, Counts, RefusedTx};
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
+use varve_media::Region;
 
 /// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given the directory's row).
 pub mod rights {
@@ -27,10 +28,12 @@ pub struct Client {
 }
 
 /// A session whose log is digested.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Source<'a> {
     /// Its entries.
     pub batch: &'a Batch,
+    /// Where payloads are that the batch left there.
+    pub log: &'a dyn Region,
     /// Who it is.
     pub client: Client,
 }

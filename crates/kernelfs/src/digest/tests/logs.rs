@@ -368,3 +368,112 @@ fn noise_in_a_log_is_digested_to_nothing() {
     assert_eq!(machine.lookup(ROOT, b"f"), Some(key));
     assert_eq!(machine.digested(), LogSeq(1));
 }
+
+/// A file with `first` as its content, digested.
+fn file_with(machine: &mut Machine, first: &[u8]) -> InodeKey {
+    let key = machine.numbers(1)[0];
+    machine.create(ROOT, b"f", key, FILE);
+    machine.op(LogOp::Write {
+        key,
+        offset: 0,
+        data: first,
+    });
+    machine.digest(1000).unwrap();
+    key
+}
+
+#[test]
+fn blocks_left_in_the_log_come_to_their_place_whatever_covers_them() {
+    let mut machine = Machine::new();
+    let key = file_with(&mut machine, &[1; 3 * 4096]);
+    let mut want = vec![1; 3 * 4096];
+    // Whole, then covered in part from both sides, from within, and wholly.
+    let writes: [(u64, usize); 6] = [
+        (0, 12 * 4096),
+        (4096 - 100, 200),
+        (2 * 4096, 2 * 4096),
+        (3 * 4096, 4096),
+        (8 * 4096 + 7, 1),
+        (10 * 4096, 4096),
+    ];
+    for (at, (offset, len)) in writes.into_iter().enumerate() {
+        let data = vec![10 + at as u8; len];
+        machine.op(LogOp::Write {
+            key,
+            offset,
+            data: &data,
+        });
+        let end = offset as usize + len;
+        want.resize(want.len().max(end), 0);
+        want[offset as usize..end].copy_from_slice(&data);
+    }
+    let applied = machine.digest(1000).unwrap();
+    assert_eq!((applied.len(), applied[0].counts.ops, machine.unsure), (1, 6, 0));
+    assert!(machine.data(key) == want);
+}
+
+#[test]
+fn torn_blocks_have_no_effect_and_nothing_behind_them_either() {
+    let mut machine = Machine::new();
+    let key = file_with(&mut machine, &[1; 4096]);
+    machine.op(LogOp::Write {
+        key,
+        offset: 0,
+        data: &[2; 4096],
+    });
+    machine.op(LogOp::Write {
+        key,
+        offset: 4096,
+        data: &[3; 8192],
+    });
+    let torn = machine.end() - 1;
+    machine.op(LogOp::Truncate { key, size: 100 });
+    machine.log().write(torn, &[4]).unwrap();
+    machine.digest(1000).unwrap();
+    assert_eq!(machine.unsure, 1);
+    assert_eq!(machine.digested(), LogSeq(3));
+    assert!(machine.data(key) == [2; 4096]);
+    machine.log().write(torn, &[3]).unwrap();
+    machine.digest(1000).unwrap();
+    assert_eq!(machine.digested(), LogSeq(5));
+    assert!(machine.data(key) == [2; 100]);
+}
+
+#[test]
+fn torn_blocks_that_nobody_needs_are_looked_at_all_the_same() {
+    let mut machine = Machine::new();
+    let key = file_with(&mut machine, &[1; 4096]);
+    machine.op(LogOp::Write {
+        key,
+        offset: 0,
+        data: &[2; 4096],
+    });
+    let torn = machine.end() - 1;
+    // Covers it wholly.
+    machine.op(LogOp::Write {
+        key,
+        offset: 0,
+        data: &[3; 4096],
+    });
+    // And this one is refused.
+    machine.op(LogOp::Write {
+        key: InodeKey::new(77, 1),
+        offset: 0,
+        data: &[4; 4096],
+    });
+    let refused = machine.end() - 1;
+    machine.op(LogOp::Noop);
+    machine.log().write(torn, &[9]).unwrap();
+    machine.digest(1000).unwrap();
+    assert_eq!((machine.unsure, machine.digested()), (1, LogSeq(2)));
+    machine.log().write(torn, &[2]).unwrap();
+    machine.log().write(refused, &[9]).unwrap();
+    let applied = machine.digest(1000).unwrap();
+    assert_eq!((machine.unsure, machine.digested()), (2, LogSeq(4)));
+    assert!(applied.iter().all(|applied| applied.refused.is_empty()));
+    machine.log().write(refused, &[4]).unwrap();
+    let applied = machine.digest(1000).unwrap();
+    assert_eq!(applied[0].refused.len(), 1);
+    assert_eq!((machine.unsure, machine.digested()), (2, LogSeq(6)));
+    assert!(machine.data(key) == [3; 4096]);
+}

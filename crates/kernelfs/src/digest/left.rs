@@ -1,0 +1,135 @@
+//! Payloads that batches left in their logs: copied to their place in one pass, summed on the way. Decides nothing but whether the entries
+//! are what their headers say.
+//!
+//! # Why that is sound
+//! - *Nothing follows from an entry before its checksum was looked at*: [`LeftInLogs::are_sound`] is asked about every entry of a record before
+//!   it is committed, and before anything else that a plan leads to becomes durable (what is too big for the record, what is refused). What was
+//!   written until then lies in free space, and the transaction is dropped.
+//! - *The bytes that are looked at are those that are written.* An entry that is written whole, in order, is summed as it is fetched. Any other
+//!   (superseded in part or wholly, refused) is read once more; what a client makes of its log between the two is what it could have
+//!   written in the first place.
+//! - *They stay there.* An honest client uses log space again only when its page says that it is digested, which is after the commit.
+
+use super::log::RegionLog;
+use super::types::Source;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use varve_digest::{Entry, LogBytes};
+use varve_format::log::crc_seed;
+use varve_store::{Fetch, NotFetched};
+
+/// Bytes read at once to be summed only.
+const SUM_BYTES: usize = 32 << 10;
+
+/// How much of an entry has been fetched in order, and the checksum of that.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    bytes: usize,
+    sum: u32,
+}
+
+/// The logs of some sources, for one record.
+pub(super) struct LeftInLogs<'a> {
+    sources: &'a [Source<'a>],
+    logs: Vec<RegionLog<'a>>,
+    /// By source and entry, as far as something was fetched.
+    seen: RefCell<Vec<Vec<Seen>>>,
+    failed: Cell<bool>,
+}
+
+impl<'a> LeftInLogs<'a> {
+    /// Nothing was fetched yet.
+    pub(super) fn new(sources: &'a [Source<'a>]) -> Self {
+        Self {
+            sources,
+            logs: sources.iter().map(|source| RegionLog::new(source.log)).collect(),
+            seen: RefCell::new(vec![Vec::new(); sources.len()]),
+            failed: Cell::new(false),
+        }
+    }
+
+    /// The name of an entry's payload as [`Fetch`] wants it.
+    pub(super) const fn name(source: u32, entry: u32) -> u64 {
+        (source as u64) << 32 | entry as u64
+    }
+
+    /// Whether a log could not be read.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
+    /// Whether the entries of a source's batch that were left in its log are sound. `false` also where the log cannot be read.
+    pub(super) fn are_sound(&self, source: usize, entries: Range<usize>) -> bool {
+        let batch = self.sources[source].batch;
+        let sound = |index: usize| {
+            let entry = &batch.entries[index];
+            entry.left_at().is_none_or(|at| {
+                self.sum(source, index, entry, at)
+                    .is_ok_and(|sum| entry.is_sound(sum))
+            })
+        };
+        entries.into_iter().all(sound)
+    }
+
+    /// Checksum of an entry's payload: that of what was fetched, if it was all of it.
+    fn sum(&self, source: usize, index: usize, entry: &Entry, at: u64) -> Result<u32, NotFetched> {
+        let len = entry.header.payload_len.get() as usize;
+        let seen = self.seen.borrow()[source].get(index).copied();
+        if let Some(seen) = seen
+            && seen.bytes == len
+        {
+            return Ok(seen.sum);
+        }
+        let mut sum = crc_seed(self.sources[source].client.session);
+        let mut piece = vec![0; SUM_BYTES.min(len)];
+        for skip in (0..len).step_by(SUM_BYTES) {
+            let piece = &mut piece[..SUM_BYTES.min(len - skip)];
+            self.read(source, at + skip as u64, piece)?;
+            sum = self.logs[source].payload_crc(sum, piece);
+        }
+        Ok(sum)
+    }
+
+    fn read(&self, source: usize, at: u64, out: &mut [u8]) -> Result<(), NotFetched> {
+        self.logs[source].read(at, out).map_err(|_| {
+            self.failed.set(true);
+            NotFetched
+        })
+    }
+}
+
+impl Fetch for LeftInLogs<'_> {
+    fn fetch(&self, what: u64, skip: usize, out: &mut [u8]) -> Result<(), NotFetched> {
+        let (source, index) = ((what >> 32) as usize, what as u32 as usize);
+        let batch = self.sources.get(source).ok_or(NotFetched)?.batch;
+        let at = batch
+            .entries
+            .get(index)
+            .and_then(Entry::left_at)
+            .ok_or(NotFetched)?;
+        self.read(source, at + skip as u64, out)?;
+        let mut seen = self.seen.borrow_mut();
+        let seen = &mut seen[source];
+        if seen.len() <= index {
+            seen.resize(batch.entries.len(), Seen::default());
+        }
+        let seen = &mut seen[index];
+        if seen.bytes == skip {
+            if skip == 0 {
+                seen.sum = crc_seed(self.sources[source].client.session);
+            }
+            seen.sum = self.logs[source].payload_crc(seen.sum, out);
+            seen.bytes += out.len();
+        }
+        Ok(())
+    }
+}
+
+/// For plans without a log.
+pub(super) struct NothingLeft;
+
+impl Fetch for NothingLeft {
+    fn fetch(&self, _what: u64, _skip: usize, _out: &mut [u8]) -> Result<(), NotFetched> {
+        Err(NotFetched)
+    }
+}
