@@ -339,6 +339,7 @@ impl KernelFs {
             return Ok(());
         }
         let mut tx = self.store.begin_with_room()?;
+        let mut room = self.store.room_for_ops();
         let mut never_made = Vec::new();
         for change in changes {
             match change {
@@ -359,9 +360,12 @@ impl KernelFs {
                     Err(error) => return Err(error),
                 },
             }
-            if tx.room() < varve_store::OP_ROOM {
+            // The inodes of a number may have to come back from a slower tier.
+            room -= usize::from(matches!(change, RowChange::FreeNumber(_)));
+            if tx.room() < varve_store::OP_ROOM || room == 0 {
                 tx.commit()?;
                 tx = self.store.begin_with_room()?;
+                room = self.store.room_for_ops();
             }
         }
         tx.commit()?;

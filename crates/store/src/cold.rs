@@ -31,6 +31,8 @@ const STEP_BLOCKS: u64 = 1024;
 const STEP_LOOKS: u64 = 1024;
 /// Transactions until it is tried again after nothing could go.
 const FUTILE_TX: u64 = 64;
+/// Times that room is made for one transaction because others took it.
+const ROOM_ROUNDS: usize = 16;
 /// Blocks of NVM that an operation of a batch takes, mostly; the store has the last word.
 const OP_BLOCKS: u64 = 2;
 
@@ -331,7 +333,15 @@ impl Store {
     /// # Errors
     /// As `begin`.
     pub fn begin_with_room(&self) -> Result<Tx<'_>> {
-        self.make_room_for_metadata()?;
+        for _ in 0..ROOM_ROUNDS {
+            self.make_room_for_metadata()?;
+            let tx = self.begin()?;
+            // Whoever had the turn before may have used it up.
+            let (left, total) = self.space.lock().nvm();
+            if left >= total / LOW || !self.layout.cools() || self.is_futile() {
+                return Ok(tx);
+            }
+        }
         self.begin()
     }
 
