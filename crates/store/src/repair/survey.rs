@@ -159,7 +159,8 @@ impl Store {
         };
         let snapshot = self.snapshot();
         let lens = snapshot.lens();
-        survey.state = lens.state().ok();
+        let bad_state = survey.bad_fixed.contains_key(&lens.state_block().0);
+        survey.state = lens.state().ok().filter(|_| !bad_state);
         self.load_marks(&mut survey);
         let mut nodes = self.find_inode_file(&lens, &mut survey)?;
         self.read_images(&lens, &mut survey);
@@ -198,9 +199,14 @@ impl Store {
                 let fault = match self.cache.load(at, false) {
                     Ok(bytes) => match BlockHeader::of(&bytes).expect(kind, POOL_INO, at) {
                         Err(fault) => Some(fault.to_string()),
-                        Ok(()) if kind == BlockKind::PoolState => state_in(&self.layout, &bytes)
-                            .err()
-                            .map(|fault| fault.to_string()),
+                        Ok(()) if kind == BlockKind::PoolState => match state_in(&self.layout, &bytes) {
+                            // The root directory is made with the pool.
+                            Ok(state) if state.inode_blocks.get() == 0 => {
+                                Some("pool state: no inodes".into())
+                            }
+                            Ok(_) => None,
+                            Err(fault) => Some(fault.to_string()),
+                        },
                         Ok(()) => None,
                     },
                     Err(error @ StoreError::Block { .. }) => Some(error.to_string()),

@@ -169,6 +169,34 @@ fn readers_see_one_state_while_blocks_are_reused() {
     rig.reopen();
 }
 
+/// Changes the pool state of a pool that nobody has open, with a right checksum.
+fn spoil_state(world: &SimWorld, at: u64, spoil: fn(&mut PoolState)) {
+    let nvm = world.region("nvm").unwrap();
+    let mut block: Box<Block> = Box::new([0; 4096]);
+    nvm.read(at, &mut block[..]).unwrap();
+    let body = BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE;
+    let mut state = PoolState::read_from_bytes(&block[body.clone()]).unwrap();
+    spoil(&mut state);
+    block[body].copy_from_slice(state.as_bytes());
+    seal_block(&mut block);
+    nvm.write(at, &block[..]).unwrap();
+}
+
+/// A pool with a file; what it holds, and where its state is.
+fn pool_with_a_file() -> (SimWorld, BTreeMap<String, String>, u64) {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
+    tx.write_bytes(file, &[(0, &pattern(50_000, 1))], SSD).unwrap();
+    tx.commit().unwrap();
+    rig.store.checkpoint().unwrap();
+    let before = dump(&rig.store);
+    let at = rig.store.snapshot().lens().state_block().offset_bytes();
+    let Rig { world, store } = rig;
+    drop(store);
+    (world, before, at)
+}
+
 /// Numbers that all counting rests on: with a right checksum around them, looks at everything would never end, or find nothing.
 #[test]
 fn pool_state_that_cannot_be_is_refused_and_made_anew() {
@@ -180,25 +208,8 @@ fn pool_state_that_cannot_be_is_refused_and_made_anew() {
         ("used up", |state| state.next_session = u64::MAX.into()),
     ];
     for (what, spoil) in spoils {
-        let rig = Rig::new();
-        let mut tx = rig.store.begin().unwrap();
-        let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;
-        tx.write_bytes(file, &[(0, &pattern(50_000, 1))], SSD).unwrap();
-        tx.commit().unwrap();
-        rig.store.checkpoint().unwrap();
-        let before = dump(&rig.store);
-        let at = rig.store.snapshot().lens().state_block().offset_bytes();
-        let Rig { world, store } = rig;
-        drop(store);
-        let nvm = world.region("nvm").unwrap();
-        let mut block: Box<Block> = Box::new([0; 4096]);
-        nvm.read(at, &mut block[..]).unwrap();
-        let body = BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE;
-        let mut state = PoolState::read_from_bytes(&block[body.clone()]).unwrap();
-        spoil(&mut state);
-        block[body].copy_from_slice(state.as_bytes());
-        seal_block(&mut block);
-        nvm.write(at, &block[..]).unwrap();
+        let (world, before, at) = pool_with_a_file();
+        spoil_state(&world, at, spoil);
         let error = open(&world).err().expect("it is opened").to_string();
         assert!(error.contains(what), "{error}");
         let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
@@ -207,6 +218,20 @@ fn pool_state_that_cannot_be_is_refused_and_made_anew() {
         assert_eq!(dump(&store), before, "{what}");
         assert_clean(&store);
     }
+}
+
+/// As a pool is for a moment while it is made, and never again.
+#[test]
+fn pool_state_without_inodes_is_made_anew_from_what_is_there() {
+    let (world, before, at) = pool_with_a_file();
+    spoil_state(&world, at, |state| {
+        (state.inode_blocks, state.inodes_used, state.orphans) = (0.into(), 0.into(), 0.into());
+    });
+    let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
+    assert_eq!(report.left, [], "{report:?}");
+    let store = open(&world).unwrap();
+    assert_eq!(dump(&store), before);
+    assert_clean(&store);
 }
 
 /// It may say that it has billions of blocks: one finding for each filled the memory.
