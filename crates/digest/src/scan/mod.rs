@@ -4,7 +4,7 @@
 //! A log is a row of 2 MiB chunks. In each, entries follow one another from its start with growing sequence numbers; the first one
 //! with a wrong checksum, or whose number does not grow, ends the chunk. The chunks are merged by number without holding an index:
 //! one cursor a chunk. A client may change the bytes at any time, so each header and payload is copied once and only the copy is
-//! looked at.
+//! looked at; but for payloads that are left in the log, to be judged by who copies them (`Entry::left_at`).
 
 mod cursor;
 mod merge;
