@@ -225,6 +225,17 @@ fn pool_metrics(page: &mut Page, look: &Look) {
         one(status.reserved_blocks),
     );
     page.gauge("jobs", "Background jobs", one(status.jobs.len() as u64));
+    let moves = status.placement.iter().map(|job| {
+        let cause = format!("{:?}", job.cause).to_lowercase();
+        let labels = [("from", &job.from), ("to", &job.to), ("cause", &cause)];
+        let labels = labels.map(|(name, value)| (name.to_owned(), value.clone()));
+        (labels.to_vec(), job.moved_blocks)
+    });
+    page.gauge(
+        "job_moved_blocks",
+        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon started",
+        moves.collect(),
+    );
     page.gauge(
         "host_missing_bytes",
         "Bytes that the tiers could still take and the host does not have",
@@ -462,6 +473,11 @@ fn lease_metrics(page: &mut Page, look: &Look) {
         "Durable write grants at the moment",
         one(leases.rows),
     );
+    page.gauge(
+        "inodes_contended",
+        "Inodes that sessions take from each other for little: the daemon makes their changes at the moment",
+        one(leases.contended),
+    );
     let waiting = &look.status.waiting;
     page.gauge(
         "leases_waited_for",
@@ -496,7 +512,63 @@ fn lease_metrics(page: &mut Page, look: &Look) {
 #[cfg(test)]
 mod tests {
     use super::text;
-    use crate::observe::example;
+    use crate::observe::{Look, example};
+    use serde_json::{Value, json};
+
+    /// Numbers of the status that are no measure: whom it is about is a label where it matters, and where a request stands in its queue is for
+    /// people.
+    const NO_MEASURE: [&str; 4] = [
+        "/pid",
+        "/waiting/0/inode",
+        "/waiting/0/before",
+        "/waiting/0/holders/0/asked_ms",
+    ];
+
+    /// Gives each number of the status a value of its own; answers where they are.
+    fn number(value: &mut Value, path: &str, next: &mut u64, numbers: &mut Vec<(String, u64)>) {
+        match value {
+            Value::Number(_) => {
+                *next += 1;
+                *value = json!(*next);
+                numbers.push((path.to_owned(), *next));
+            }
+            Value::Array(items) => {
+                for (n, item) in items.iter_mut().enumerate() {
+                    number(item, &format!("{path}/{n}"), next, numbers);
+                }
+            }
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    number(field, &format!("{path}/{name}"), next, numbers);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn metrics_are_the_numbers_of_the_status() {
+        let mut status = serde_json::to_value(&example().status).unwrap_or_else(|error| panic!("{error}"));
+        status["placement"] =
+            json!([{ "from": "nvm", "to": "ssd", "cause": "full", "moved_blocks": 1, "waiting": null }]);
+        status["sessions"][1]["log_used_bytes"] = json!(1);
+        status["waiting"][0]["holders"][0]["session"] = json!(0);
+        let (mut next, mut numbers) = (7_000_000, Vec::new());
+        number(&mut status, "", &mut next, &mut numbers);
+        let look = Look {
+            json: status.clone(),
+            status: serde_json::from_value(status).unwrap_or_else(|error| panic!("{error}")),
+            programs: std::collections::BTreeMap::new(),
+        };
+        let text = text(Some(&look));
+        let missing: Vec<_> = numbers
+            .iter()
+            .filter(|(path, _)| !NO_MEASURE.iter().any(|no| path.starts_with(no)))
+            .filter(|(_, value)| !text.contains(&value.to_string()))
+            .collect();
+        assert!(numbers.len() > 60, "{numbers:?}");
+        assert!(missing.is_empty(), "no metric of {missing:?} in\n{text}");
+    }
 
     #[test]
     fn every_number_of_the_status_is_a_metric() {

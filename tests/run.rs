@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{LIMIT, Pool, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
+use common::{LIMIT, Pool, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
 use std::io::{BufRead, BufReader, Lines, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Whether this cannot be tried here; says why.
 fn cannot_run() -> bool {
@@ -289,6 +289,76 @@ fn a_program_goes_on_when_the_daemon_is_killed_meanwhile() {
 }
 
 #[test]
+fn calls_wait_for_a_daemon_that_is_away_then_fail_and_are_served_again_when_it_is_back() {
+    const WAIT: Duration = Duration::from_millis(1_500);
+    if cannot_run() {
+        return;
+    }
+    let mut pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    pool.down();
+    let settings = pool.dir().join("varve.toml");
+    let mut text = std::fs::read_to_string(&settings).expect("settings");
+    text.push_str(&format!("lease_ms = 500\nwait_ms = {}\n", WAIT.as_millis()));
+    std::fs::write(&settings, text).expect("written");
+    pool.start();
+    for name in ["first", "away", "back"] {
+        std::fs::create_dir(pool.mnt().join(name)).expect("a directory");
+        std::fs::write(pool.mnt().join(name).join("file"), "x\n").expect("written");
+    }
+    let (said, errors) = (pool.outside().join("said"), pool.outside().join("errors"));
+    // The shell itself opens and writes: the session is its own.
+    let action = format!(
+        "if read -r x < $line/file && echo $line >> log; then echo $line; else echo failed; fi >> {} 2>> {}",
+        said.display(),
+        errors.display()
+    );
+    let mut program = Talking::start(&pool, &action);
+    let last = || {
+        let text = std::fs::read_to_string(&said).expect("readable");
+        text.lines().last().unwrap_or_default().to_owned()
+    };
+    program.say("first");
+    assert_eq!(last(), "first");
+    // Nobody starts another one.
+    let daemon = pool.child_pid("serve").expect("a daemon");
+    kill(pool.up_pid());
+    kill(daemon);
+    wait_until("the end of the daemon", || !alive(daemon));
+    let began = Instant::now();
+    program.say("away");
+    let took = began.elapsed();
+    assert_eq!(last(), "failed");
+    // Not for another pause between two tries if that would be too long.
+    assert!(took >= WAIT / 2, "it waited for {took:?}");
+    let errors = std::fs::read_to_string(&errors).expect("readable");
+    assert!(
+        errors.contains("Input/output error") || errors.contains("I/O error"),
+        "{errors}"
+    );
+    pool.wait_unlocked();
+    let mut daemon = varve()
+        .arg("serve")
+        .arg(pool.dir())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("a daemon");
+    wait_until("the program goes on", || {
+        program.say("back");
+        last() == "back"
+    });
+    let output = program.end();
+    let log = std::fs::read_to_string(pool.mnt().join("log")).expect("readable");
+    let _ = daemon.kill();
+    let _ = daemon.wait();
+    assert!(output.status.success());
+    assert_eq!(
+        log, "first\nback\n",
+        "what failed is not there, what did not is there once"
+    );
+    assert!(counters(&output)["served"]["write"].as_u64() >= Some(2));
+}
+
+#[test]
 fn the_exit_code_is_the_programs() {
     if cannot_run() {
         return;
@@ -376,6 +446,82 @@ fn a_program_that_is_another_user_for_a_while_is_served_afterwards() {
         counts["fell_back"]["write"].as_u64().unwrap_or(0) < 20,
         "{counts}"
     );
+}
+
+#[test]
+fn descriptors_users_programs_and_nameless_files_are_as_the_kernel_has_them() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let mut words = vec!["--nvm", "shm:128M", "--ssd", "256M", "--hdd", "0"];
+    if rustix::process::geteuid().is_root() {
+        // Who becomes another user goes on through the mount.
+        words.push("--allow-other");
+    }
+    let pool = Pool::up(&words);
+    let counts = run_c(&pool, "corners");
+    assert!(counts["served"]["linkat"].as_u64() >= Some(6), "{counts}");
+    assert!(counts["served"]["sendfile"].as_u64() >= Some(1), "{counts}");
+    assert!(counts["served"]["epoll_ctl"].as_u64() >= Some(3), "{counts}");
+    pool.fsck_clean();
+}
+
+/// A file system that is mounted, and unmounted when this goes.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// An empty one in memory; `None` where this user may not mount. Says so.
+    fn tmpfs(at: PathBuf) -> Option<Self> {
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "varve-test"])
+            .arg(&at)
+            .stderr(Stdio::null())
+            .status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self(at));
+        }
+        eprintln!("SKIPPED: this user may not mount a tmpfs");
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn directory_with_a_file_system_on_it_is_busy_and_free_again_afterwards() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    std::fs::create_dir_all(pool.mnt().join("d/a place")).expect("directories");
+    std::fs::create_dir(pool.mnt().join("d/other")).expect("a directory");
+    let script = "if text=$(sh -c \"$line\" 2>&1); then echo well; else echo \"${text##*: }\"; fi >> said";
+    let mut program = Talking::start(&pool, script);
+    // The table of mounts is known before anything is mounted there.
+    program.say("mkdir d/x && rmdir d/x");
+    let Some(mounted) = Mounted::tmpfs(pool.mnt().join("d/a place")) else {
+        return;
+    };
+    program.say("rmdir 'd/a place'");
+    for (from, to) in [("d/a place", "d/y"), ("d/other", "d/a place")] {
+        program.say(&format!(
+            "perl -e 'rename(q({from}), q({to})) or (print qq(x: $!) and exit 1)'"
+        ));
+    }
+    drop(mounted);
+    program.say("rmdir 'd/a place'");
+    let output = program.end();
+    assert!(output.status.success());
+    let busy = "Device or resource busy";
+    assert_eq!(
+        std::fs::read_to_string(pool.mnt().join("said")).expect("readable"),
+        format!("well\n{busy}\n{busy}\n{busy}\nwell\n")
+    );
+    assert!(counters(&output)["served"]["rmdir"].as_u64() >= Some(3));
 }
 
 #[test]

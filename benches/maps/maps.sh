@@ -31,13 +31,15 @@ say "microseconds, file of $mib MiB; $(uname -r), load $(cut -d' ' -f1 /proc/loa
 say ""
 say "| | first touch in order, a page | first touch at random | touch of what the kernel has, a page | 4 KiB of loads from touched pages | pread of 4 KiB at random |"
 say "| --- | ---: | ---: | ---: | ---: | ---: |"
+# The file leaves the page cache, and nothing else does.
+cold() { sync "$1"; dd if="$1" iflag=nocache count=0 status=none; }
 for _ in $(seq "${ROUNDS:-3}"); do
-  sync
-  echo 3 >/proc/sys/vm/drop_caches
   NAME=tmpfs "$work/maps" "$plain"
+  cold "$ext4/file"
   NAME=ext4 "$work/maps" "$ext4/file"
+  cold "$mnt/file"
   NAME=mount "$work/maps" "$mnt/file"
-  echo 3 >/proc/sys/vm/drop_caches
+  cold "$mnt/file"
   NAME="varve run" "$varve" run --mount "$mnt" -- "$work/maps" "$mnt/file"
 done
 stop_mount

@@ -13,7 +13,7 @@
 find_varve
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   for package in redis-server redis-tools sqlite3 fio rocksdb-tools postgresql postgresql-contrib nginx-light vim-tiny rsync git gcc make \
-    curl apache2-utils inotify-tools g++ libleveldb-dev strace "libpython3.$(/usr/bin/python3 -c 'import sys; print(sys.version_info[1])' 2>/dev/null)-testsuite"; do
+    curl apache2-utils inotify-tools fuse3 g++ libleveldb-dev strace "libpython3.$(/usr/bin/python3 -c 'import sys; print(sys.version_info[1])' 2>/dev/null)-testsuite"; do
     dpkg -s "$package" >/dev/null 2>&1 \
       || DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 || true
   done
@@ -97,7 +97,7 @@ for mode in delete wal; do
   try "sqlite3, $mode" "sqlite3" 120 "sqlite3 d 'pragma journal_mode=$mode; create table t(a integer primary key, b)' ; for p in 1 2 3; do (for i in \$(seq 40); do sqlite3 -cmd '.timeout 60000' d \"insert into t(b) values(\$p)\"; done) & done; wait; sqlite3 d 'select count(*), sum(b) from t; pragma integrity_check'"
 done
 try "redis, AOF always" "redis-server redis-cli redis-benchmark" 120 'redis-server --port 0 --unixsocket $PWD/s --appendonly yes --appendfsync always --save "" --dir $PWD --daemonize no >log & p=$!; for i in $(seq 100); do redis-cli -s $PWD/s ping >/dev/null 2>&1 && break; sleep 0.1; done; redis-benchmark -s $PWD/s -q -n 3000 -c 8 -t set,lpush -d 100 -r 1000 >/dev/null; redis-cli -s $PWD/s bgrewriteaof >/dev/null; redis-benchmark -s $PWD/s -q -n 1000 -c 8 -t sadd >/dev/null; redis-cli -s $PWD/s bgsave >/dev/null; sleep 1; redis-cli -s $PWD/s set last 1; redis-cli -s $PWD/s shutdown nosave || true; wait $p || true; redis-check-aof appendonlydir/*.manifest | tail -n 1'
-for suite in test_os test_shutil test_subprocess test_posix test_tarfile test_mailbox test_tempfile test_mmap test_fcntl test_fileio test_io test_glob test_pathlib; do
+for suite in test_os test_shutil test_subprocess test_posix test_tarfile test_mailbox test_tempfile test_mmap test_fcntl test_fileio test_io test_glob test_pathlib test_largefile test_fork1 test_wait4; do
   if [ -n "$python" ] && "$python" -c "import test.$suite" >/dev/null 2>&1; then
     try "python $suite" "python3" 400 "export TMPDIR=\$PWD; $python -m test -q $suite 2>/dev/null | grep -o 'Tests result: [A-Z]*' | tail -n 1"
   else
@@ -149,9 +149,13 @@ else
 cd "$1"; bin=$2; v=$1/varve; m=$1/pool/mnt; export PGHOST=$1 PGPORT=5999
 "$v" up pool --nvm shm:1G --ssd 4G --hdd 0 --detach >/dev/null || exit 1
 trap '"$v" down pool >/dev/null; "$v" fsck pool >/dev/null || echo "fsck found damage"' EXIT
-"$v" run --stats --mount "$m" -- "$bin/initdb" -D "$m/db" -A trust -k >initdb.out 2>initdb.err || exit 1
+# Served, or on the plain mount.
+run=()
+if [ "$3" = served ]; then run=("$v" run --stats --mount "$m" --); fi
+rm -rf "$m/db"
+"${run[@]}" "$bin/initdb" -D "$m/db" -A trust -k >initdb.out 2>initdb.err || exit 1
 start() {
-  "$v" run --stats --mount "$m" -- "$bin/postgres" -D "$m/db" -k "$PGHOST" -h '' >log 2>&1 & pid=$!
+  "${run[@]}" "$bin/postgres" -D "$m/db" -k "$PGHOST" -h '' >log 2>&1 & pid=$!
   for i in $(seq 200); do "$bin/pg_isready" >/dev/null && break; sleep 0.1; done
 }
 start
@@ -169,14 +173,24 @@ tail -n 1 log >&2
 "$bin/pg_checksums" --check -D "$m/db" | grep 'Bad checksums'
 echo "sums agree: $(cat sums)"; cat bench
 PG
-  pg=0
-  su postgres -s /bin/bash -c "bash $home/run.sh $home $bin" >"$out/PostgreSQL.out" 2>"$out/PostgreSQL.err" || pg=$?
-  share=$(number share "$out/PostgreSQL.err")
-  verdict=$(tr '\n' ';' <"$out/PostgreSQL.out")
-  if [ "$pg" != 0 ] || ! grep -q 'sums agree: t' "$out/PostgreSQL.out" || ! grep -q 'amcheck clean' "$out/PostgreSQL.out"; then
-    verdict="FAILED ($pg): $verdict $(tail -n 2 "$out/PostgreSQL.err" | tr '|\n' '  ' | cut -c 1-200)"
+  verdict=
+  for way in plain served; do
+    pg=0
+    file=$out/PostgreSQL.$way
+    su postgres -s /bin/bash -c "bash $home/run.sh $home $bin $way" >"$file.out" 2>"$file.err" || pg=$?
+    said=$(tr '\n' ';' <"$file.out")
+    if [ "$pg" != 0 ] || ! grep -q 'sums agree: t' "$file.out" || ! grep -q 'amcheck clean' "$file.out" \
+      || ! grep -q 'Bad checksums: *0' "$file.out" || grep -q damage "$file.out"; then
+      said="FAILED ($pg): $said $(tail -n 2 "$file.err" | tr '|\n' '  ' | cut -c 1-200)"
+      failed=1
+    fi
+    verdict="$verdict$way: $said "
+  done
+  share=$(number share "$out/PostgreSQL.served.err")
+  if ! [ "$(number served_total "$out/PostgreSQL.served.err")" -gt 0 ]; then
+    verdict="FAILED: nothing was served; $verdict"
     failed=1
   fi
-  say "| PostgreSQL | $(number served_total "$out/PostgreSQL.err") | $(number fell_back_total "$out/PostgreSQL.err") | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
+  say "| PostgreSQL | $(number served_total "$out/PostgreSQL.served.err") | $(number fell_back_total "$out/PostgreSQL.served.err") | $(awk -v share="${share:-0}" 'BEGIN { printf "%.1f %%", share * 100 }') | $verdict |"
 fi
 exit "$failed"

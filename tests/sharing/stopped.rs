@@ -189,12 +189,12 @@ impl Interrupted {
     }
 }
 
-/// Whether an operation of a served process needs the mount: locks and maps are the kernel's, whether a directory that is removed has a file
-/// system on it the kernel knows, and a file that is open keeps a descriptor of the mount when its last name goes.
+/// Whether an operation of a served process needs the mount: locks and maps are the kernel's, and a file that is open keeps a descriptor of the
+/// mount when its last name goes.
 fn needs_the_mount(record: &Record) -> bool {
     let needs = matches!(
         record.kind,
-        Kind::MapAdd | Kind::MapRead | Kind::MapSync | Kind::Rmdir | Kind::Plant
+        Kind::MapAdd | Kind::MapRead | Kind::MapSync | Kind::Plant
     );
     needs || !waits_for_no_lock(record)
 }

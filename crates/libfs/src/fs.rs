@@ -194,6 +194,29 @@ impl Fs {
         names::link(&self.mount, key, dir, name, cred)
     }
 
+    /// Has a file that was made without a name ([`tmpfile`](Self::tmpfile)) stand as `name` in `dir` while `act` looks for it there. It may be
+    /// given its first name afterwards as before.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link) and [`unlink`](Self::unlink); a name that somebody else took away meanwhile is no error.
+    pub fn while_named<T>(
+        &self,
+        key: InodeKey,
+        (dir, name): (InodeKey, &[u8]),
+        cred: &Cred,
+        act: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let linkable = self.mount.opens.is_linkable(key);
+        self.link(key, dir, name, cred)?;
+        let seen = act();
+        let removed = self.unlink(dir, name, cred);
+        self.mount.opens.set_linkable(key, linkable);
+        match removed {
+            Ok(()) | Err(Errno(libc::ENOENT)) => Ok(seen),
+            Err(errno) => Err(errno),
+        }
+    }
+
     /// The kernel above does not know `key` any more: it names it no more, unless it looks it up again.
     pub fn forgotten(&self, key: InodeKey) {
         let session = self.mount.session();

@@ -203,6 +203,35 @@ fn file_without_a_name_is_made_by_the_daemon_where_the_directory_is_contended() 
     fs.unmount().unwrap();
 }
 
+#[test]
+fn file_without_a_name_stands_under_one_for_a_moment_and_gets_its_first_afterwards() {
+    let fake = Fake::new();
+    let fs = mount(&fake);
+    let (root, me) = (fs.root(), me());
+    let file = fs.tmpfile(root, 0o600, &me).unwrap();
+    file.write_at(0, b"abc", &me).unwrap();
+    let seen = fs.while_named(file.key(), (root, b"lent"), &me, || {
+        (listing(&fs), contents(&fs, b"lent"))
+    });
+    assert_eq!(seen.unwrap(), (vec!["lent".to_owned()], b"abc".to_vec()));
+    assert_eq!((listing(&fs).len(), file.getattr().unwrap().nlink), (0, 0));
+    // Somebody else may take the name away.
+    fs.while_named(file.key(), (root, b"lent"), &me, || fs.unlink(root, b"lent", &me))
+        .unwrap()
+        .unwrap();
+    fs.create(root, b"taken", FILE, 0, &me).unwrap();
+    let refused = fs.while_named(file.key(), (root, b"taken"), &me, || ());
+    assert_eq!(refused, Err(Errno(libc::EEXIST)));
+    assert_eq!(fs.link(file.key(), root, b"f", &me).unwrap().nlink, 1);
+    assert_eq!(contents(&fs, b"f"), b"abc");
+    // One that had a name and lost it gets none again.
+    fs.unlink(root, b"f", &me).unwrap();
+    let late = fs.while_named(file.key(), (root, b"lent"), &me, || ());
+    assert_eq!(late, Err(Errno(libc::ENOENT)));
+    drop(file);
+    fs.unmount().unwrap();
+}
+
 /// The next session gets the leases, and would find its own work in the way or do it twice.
 #[test]
 fn contended_operation_whose_answer_is_lost_is_done_once() {

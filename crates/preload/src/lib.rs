@@ -7,6 +7,7 @@
 pub mod calls;
 pub mod config;
 pub mod internal;
+pub mod mounts;
 pub mod numbers;
 pub mod ofd;
 pub mod process;

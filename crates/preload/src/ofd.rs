@@ -80,6 +80,17 @@ pub struct Ofd {
     pub parent: InodeKey,
     /// The same file, open in the kernel: for locks, maps, and because it may lose its name.
     pub side: Mutex<Option<KernelFd>>,
+    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows a name.
+    pub unnamed: Option<Unnamed>,
+}
+
+/// A file that was made without a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unnamed {
+    /// A link may give it its first.
+    Linkable,
+    /// Opened with `O_EXCL`: it never gets one.
+    ForGood,
 }
 
 /// Flags of `open` that are not remembered.
@@ -106,7 +117,20 @@ impl Ofd {
             route,
             parent,
             side: Mutex::new(None),
+            unnamed: None,
         }
+    }
+
+    /// A description of a file without a name that was made in the directory `parent`, whose path below the mount is `route`.
+    #[must_use]
+    pub fn without_name(file: OpenFile, flags: i32, route: Vec<u8>, parent: InodeKey) -> Self {
+        let mut ofd = Self::new(file, false, flags, route, parent);
+        ofd.unnamed = Some(if flags & libc::O_EXCL == 0 {
+            Unnamed::Linkable
+        } else {
+            Unnamed::ForGood
+        });
+        ofd
     }
 
     /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What other threads of the parent may have
@@ -125,6 +149,7 @@ impl Ofd {
             route: parent.route.clone(),
             parent: parent.parent,
             side: Mutex::new(None),
+            unnamed: parent.unnamed,
         }
     }
 
@@ -145,6 +170,7 @@ impl Ofd {
             route: Vec::new(),
             parent: key,
             side: Mutex::new(None),
+            unnamed: None,
         }
     }
 

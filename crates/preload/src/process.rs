@@ -1,10 +1,11 @@
 //! The process as the library sees it: the mount, descriptors, the working directory, whose rights count; and how a description is given to
 //! the kernel.
 //!
-//! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`. The gate is held for reading by whatever makes or ends a
+//! Locks, in this order: `gate`, a description's `position`, its `side`, `cwd`; `mounts` alone. The gate is held for reading by whatever makes or ends a
 //! descriptor, for writing by whatever gives descriptions to the kernel.
 
 use crate::config::{self, Alone, Config};
+use crate::mounts::Mounts;
 use crate::ofd::{KernelFd, Ofd};
 use crate::sys::kernel::Ids;
 use crate::sys::together::Left;
@@ -72,6 +73,8 @@ pub struct Process {
     pub locked: Mutex<HashMap<InodeKey, Arc<Ofd>>>,
     /// `locked` holds something.
     pub any_locked: AtomicBool,
+    /// What is mounted where.
+    mounts: Mutex<Mounts>,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -165,6 +168,7 @@ impl Process {
             mapped: RwLock::default(),
             locked: Mutex::default(),
             any_locked: AtomicBool::new(false),
+            mounts: Mutex::default(),
         }
     }
 
@@ -709,6 +713,9 @@ impl Process {
             | libc::O_NOATIME;
         let kind = if ofd.is_dir { libc::O_DIRECTORY } else { 0 };
         let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        if ofd.unnamed.is_some() {
+            return self.open_unnamed(ofd, flags);
+        }
         let first = self.try_real(ofd, &ofd.route, flags);
         if first.is_ok() {
             return first;
@@ -723,6 +730,25 @@ impl Process {
             Some(route) => self.try_real(ofd, &route, flags),
             None => first,
         }
+    }
+
+    /// A file that was made without a name stands under one for a moment, in the directory where it was made, for the mount to find it.
+    fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
+        let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
+        let key = ofd.key();
+        let name = format!(".varve-{:x}-{:x}", key.ino.0, key.generation.0).into_bytes();
+        let at = |route: &[u8]| [route, b"/", &name].concat();
+        fs.while_named(key, (ofd.parent, &name), &self.cred(), || {
+            let first = self.try_real(ofd, &at(&ofd.route), flags);
+            if first.is_ok() {
+                return first;
+            }
+            // The directory was moved since.
+            match self.route_of(ofd.parent) {
+                Some(route) => self.try_real(ofd, &at(&route), flags),
+                None => first,
+            }
+        })?
     }
 
     /// Whether the program holds POSIX locks on an inode.
@@ -770,12 +796,14 @@ impl Process {
         fd == -(libc::ETXTBSY as isize)
     }
 
-    /// Whether a file system is mounted at a path below the mount: the kernel knows.
+    /// Whether a file system is mounted at a path below the mount. The mount is asked only where there is no table of mounts to read.
     #[must_use]
     pub fn is_mount_point(&self, route: &[u8]) -> bool {
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(route);
-        std::ffi::CString::new(path).is_ok_and(|path| kernel::is_mount_point(&path))
+        let path = [self.config.mount.as_slice(), route].concat();
+        match self.mounts.lock().has(&path) {
+            Some(known) => known,
+            None => std::ffi::CString::new(path).is_ok_and(|path| kernel::is_mount_point(&path)),
+        }
     }
 
     /// Path of a directory below the mount, from its parents.

@@ -27,6 +27,27 @@ fn the_list_of_calls_equals_what_the_library_looks_at() {
     assert_eq!(looked_at.len(), LOOKED_AT.len(), "a call is listed twice");
 }
 
+/// System calls in the function that chooses what a call does.
+fn chosen() -> BTreeSet<String> {
+    let text = include_str!("../src/calls/mod.rs");
+    let body = text.split("\nfn choose(").nth(1).expect("the function is there");
+    let body = body.split("\n}\n").next().unwrap_or_default();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    body.split("c::SYS_")
+        .skip(1)
+        .map(|rest| rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned())
+        .collect()
+}
+
+#[test]
+fn every_call_that_is_looked_at_has_an_answer_and_no_other() {
+    let looked_at: BTreeSet<String> = LOOKED_AT
+        .iter()
+        .map(|(name, _)| name.trim_start_matches("SYS_").to_owned())
+        .collect();
+    assert_eq!(chosen(), looked_at);
+}
+
 #[test]
 fn every_number_fits_the_tables() {
     for (name, number) in LOOKED_AT {

@@ -1,6 +1,7 @@
 //! Calls by which the kernel must know a file: maps, readiness, passing descriptors, rings.
 
 use super::{Answer, error};
+use crate::Errno;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::kernel;
@@ -60,6 +61,22 @@ pub(super) fn select(p: &Process, a: &Args) -> Answer {
         }
     }
     p.on_real(&ours)
+}
+
+/// Files and directories are always ready, and `epoll` refuses them as everywhere. (Those of the mount it would take, since FUSE can be asked.)
+pub(super) fn epoll_ctl(p: &Process, a: &Args) -> Answer {
+    if !p.table.has(a.int(2)) {
+        return Answer::NotOurs;
+    }
+    let reads_event = matches!(a.int(1), libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD);
+    let errno = if reads_event && a.bytes(3, size_of::<libc::epoll_event>()).is_err() {
+        libc::EFAULT
+    } else if kernel::fcntl(a.int(0), libc::F_GETFD, 0) < 0 {
+        libc::EBADF
+    } else {
+        libc::EPERM
+    };
+    Answer::Served(error(Errno(errno)))
 }
 
 pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {

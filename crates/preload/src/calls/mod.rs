@@ -115,26 +115,30 @@ impl Process {
 
     /// A path that is not ours may name a descriptor that is.
     fn of_others(&self, path: &[u8]) -> Answer {
-        let number = |text: &[u8]| {
-            std::str::from_utf8(text)
-                .ok()
-                .and_then(|text| text.parse::<i32>().ok())
-        };
-        let fd = match path {
-            b"/dev/stdin" => Some(0),
-            b"/dev/stdout" => Some(1),
-            b"/dev/stderr" => Some(2),
-            _ => match path.strip_prefix(b"/dev/fd/") {
-                Some(rest) => number(rest),
-                None if path.starts_with(b"/proc/") => {
-                    let mut parts = path.rsplit(|byte| *byte == b'/');
-                    let last = parts.next().unwrap_or_default();
-                    (parts.next() == Some(b"fd")).then(|| number(last)).flatten()
-                }
-                None => None,
-            },
-        };
-        fd.map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
+        named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
+    }
+}
+
+/// The descriptor that a path like `/proc/self/fd/3` or `/dev/stdin` names.
+fn named_descriptor(path: &[u8]) -> Option<i32> {
+    let number = |text: &[u8]| {
+        std::str::from_utf8(text)
+            .ok()
+            .and_then(|text| text.parse::<i32>().ok())
+    };
+    match path {
+        b"/dev/stdin" => Some(0),
+        b"/dev/stdout" => Some(1),
+        b"/dev/stderr" => Some(2),
+        _ => match path.strip_prefix(b"/dev/fd/") {
+            Some(rest) => number(rest),
+            None if path.starts_with(b"/proc/") => {
+                let mut parts = path.rsplit(|byte| *byte == b'/');
+                let last = parts.next().unwrap_or_default();
+                (parts.next() == Some(b"fd")).then(|| number(last)).flatten()
+            }
+            None => None,
+        },
     }
 }
 
@@ -378,7 +382,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_mmap => maps::mmap(p, a),
         c::SYS_poll | c::SYS_ppoll => maps::poll(p, a),
         c::SYS_select | c::SYS_pselect6 => maps::select(p, a),
-        c::SYS_epoll_ctl => p.on_real(&[a.int(2)]),
+        c::SYS_epoll_ctl => maps::epoll_ctl(p, a),
         c::SYS_splice => p.kernels(&[a.int(0), a.int(2)]),
         c::SYS_tee => p.kernels(&[a.int(0), a.int(1)]),
         c::SYS_sendmsg => maps::sendmsg(p, a, 1),
@@ -387,7 +391,6 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         // A placeholder is a descriptor of the same file system.
         c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
         c::SYS_name_to_handle_at => p.on_real(&[a.int(0)]),
-        c::SYS_inotify_add_watch => Answer::NotOurs,
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
 
         c::SYS_fork => programs::fork(p, a),

@@ -1,11 +1,13 @@
 //! Making, removing and moving names.
 
-use super::{Answer, error};
+use super::{Answer, error, named_descriptor};
 use crate::Errno;
+use crate::ofd::{Ofd, Unnamed};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop, bare, fail};
-use varve_format::InodeKey;
+use std::sync::Arc;
+use varve_format::{InodeAttr, InodeKey};
 use varve_libfs::{Cred, RenameFlags};
 
 /// The place of a name that is to be made; it must be free.
@@ -154,7 +156,41 @@ fn on_two(
     }
 }
 
+/// The open file that is to get one more name, and the descriptor that was said: `/proc/self/fd/N` (followed), or an empty path.
+fn linked_file(p: &Process, a: &Args, from: (i32, usize), flags: i32) -> Option<(i32, Arc<Ofd>)> {
+    let fd = match a.path(from.1).ok()? {
+        b"" if flags & libc::AT_EMPTY_PATH != 0 => from.0,
+        path if flags & libc::AT_SYMLINK_FOLLOW != 0 => named_descriptor(path)?,
+        _ => return None,
+    };
+    Some((fd, p.table.get(fd)?))
+}
+
+/// One more name for an open file, its first perhaps.
+fn link_open_file(p: &Process, a: &Args, (fd, ofd): (i32, &Ofd), to: (i32, usize)) -> Answer {
+    let Ok(path) = a.path(to.1) else {
+        return p.kernels(&[fd, to.0]);
+    };
+    let serve = || {
+        // Elsewhere: the kernel says why not.
+        let start = p.start(to.0, path)?.ok_or(Stop::Kernel)?;
+        let (dir, name) = place(p, start, false)?;
+        if ofd.unnamed == Some(Unnamed::ForGood) {
+            return fail(libc::ENOENT);
+        }
+        p.fs()?.link(ofd.key(), dir, &name, &p.cred())?;
+        Ok(0)
+    };
+    match serve() {
+        Err(Stop::Kernel) => p.on_real(&[fd, to.0]),
+        other => Answer::of(other),
+    }
+}
+
 pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), flags: i32) -> Answer {
+    if let Some((fd, ofd)) = linked_file(p, a, from, flags) {
+        return link_open_file(p, a, (fd, &ofd), to);
+    }
     if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
         return p.kernels(&[from.0, to.0]);
     }
@@ -241,7 +277,7 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
     if nameless(&source.name) || nameless(&target.name) {
         return Err(Stop::Kernel);
     }
-    let attr = source.target.ok_or(Errno(libc::ENOENT))?;
+    let attr = source.target.as_ref().ok_or(Errno(libc::ENOENT))?;
     match &target.target {
         Some(_) if flags.noreplace => return fail(libc::EEXIST),
         None if flags.exchange => return fail(libc::ENOENT),
@@ -255,6 +291,11 @@ fn rename_here(p: &Process, first: Start<'_>, second: Start<'_>, flags: RenameFl
         return fail(libc::EINVAL);
     }
     let replaced = target.target.as_ref();
+    for (walked, found) in [(&source, Some(attr)), (&target, replaced)] {
+        if found.is_some_and(InodeAttr::is_dir) && p.is_mount_point(&walked.whole()) {
+            return fail(libc::EBUSY);
+        }
+    }
     if let Some(other) = replaced.filter(|other| other.is_dir() && source.dir != target.dir)
         && lies_below(p, source.dir, other.key)?
     {

@@ -8,7 +8,7 @@ use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop, Walked, bare, fail};
 use std::sync::Arc;
 use varve_format::{FileKind, InodeAttr};
-use varve_libfs::{OpenFile, OpenFlags};
+use varve_libfs::{Cred, OpenFile, OpenFlags};
 
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
@@ -99,13 +99,16 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
 }
 
 fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> {
-    // Descriptors that stand for a place, files without a name, and what is no mode of access: the kernel knows them.
-    if flags & (libc::O_PATH | libc::O_TMPFILE & !libc::O_DIRECTORY) != 0 {
+    // Descriptors that stand for a place, and what is no mode of access: the kernel knows them.
+    if flags & libc::O_PATH != 0 {
         return Err(Stop::Kernel);
     }
     let Some(wanted) = open_flags(flags) else {
         return Err(Stop::Kernel);
     };
+    if flags & libc::O_TMPFILE & !libc::O_DIRECTORY != 0 {
+        return open_unnamed(p, start, flags, mode, wanted);
+    }
     let create = flags & libc::O_CREAT != 0;
     if create && flags & libc::O_DIRECTORY != 0 {
         return fail(libc::EINVAL);
@@ -150,4 +153,28 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         }
     }
     fail(libc::ENOENT)
+}
+
+/// Makes a file without a name (`O_TMPFILE`), which the mount cannot.
+fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags) -> Here<i32> {
+    let is_whole = flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    if !is_whole || !wanted.write || flags & libc::O_CREAT != 0 {
+        return fail(libc::EINVAL);
+    }
+    let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
+    let dir = walked.target.as_ref().ok_or(Errno(libc::ENOENT))?;
+    if !dir.is_dir() {
+        return fail(libc::ENOTDIR);
+    }
+    let fs = p.fs()?;
+    let made = fs.tmpfile(dir.key, p.masked(mode), &p.cred())?;
+    // With the flags that were asked for; who makes a file may open it as it likes.
+    let wanted = OpenFlags {
+        truncate: false,
+        ..wanted
+    };
+    let file = fs.open(made.key(), wanted, &Cred::root())?;
+    let ofd = Arc::new(Ofd::without_name(file, flags, walked.whole(), dir.key));
+    let _gate = p.gate.read();
+    p.place(ofd, flags & libc::O_CLOEXEC != 0)
 }

@@ -232,6 +232,19 @@ pub fn is_mount_point(path: &CStr) -> bool {
         .is_some_and(|statx| statx.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0)
 }
 
+/// Whether what is behind `fd` says that it changed since it was last asked, as the table of mounts does.
+#[must_use]
+pub fn is_changed(fd: i32) -> bool {
+    let mut asked = libc::pollfd {
+        fd,
+        events: libc::POLLPRI,
+        revents: 0,
+    };
+    // SAFETY: one entry, ours; it does not wait.
+    let found = unsafe { call(nr(libc::SYS_poll), [(&raw mut asked) as usize, 1, 0, 0, 0, 0]) };
+    found > 0 && asked.revents & (libc::POLLPRI | libc::POLLERR) != 0
+}
+
 /// The working directory's path.
 #[must_use]
 pub fn getcwd() -> Option<Vec<u8>> {
