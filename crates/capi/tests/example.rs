@@ -39,14 +39,21 @@ fn good(output: &Output, what: &str) {
     );
 }
 
-fn compile(to: &Path) -> bool {
+/// What programs that are linked with the library ask for when they run.
+const SONAME: &str = "libvarve.so.0";
+
+/// Compiles the example to a file in `dir`, which gets the library as it would be installed.
+fn compile(dir: &Path, to: &Path) -> bool {
     let (include, source) = (
         format!("-I{ROOT}/crates/capi/include"),
         format!("{ROOT}/examples/c/varve_example.c"),
     );
+    let built = library_dir().join("libvarve.so");
+    std::os::unix::fs::symlink(built, dir.join(SONAME)).unwrap();
+    std::os::unix::fs::symlink(SONAME, dir.join("libvarve.so")).unwrap();
     let (library, at_run) = (
-        format!("-L{}", library_dir().display()),
-        format!("-Wl,-rpath,{}", library_dir().display()),
+        format!("-L{}", dir.display()),
+        format!("-Wl,-rpath,{}", dir.display()),
     );
     let arguments = [
         "-std=c11",
@@ -76,7 +83,7 @@ fn compile(to: &Path) -> bool {
 fn example_in_c_runs_on_a_pool_of_its_own_and_on_one_that_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("example");
-    if !compile(&program) {
+    if !compile(dir.path(), &program) {
         return;
     }
     let own = dir.path().join("own");
@@ -126,4 +133,45 @@ fn pkg_config_file_names_every_place_it_is_asked_for() {
         assert_eq!(text.matches(place).count(), 1, "{place}");
     }
     assert!(text.contains("-lvarve"));
+}
+
+/// What `nm` or `readelf` says of the library; `None` where there is no such tool.
+fn told(tool: &str, option: &str) -> Option<String> {
+    let library = library_dir().join("libvarve.so");
+    match Command::new(tool).arg(option).arg(library).output() {
+        Ok(output) => {
+            good(&output, tool);
+            Some(String::from_utf8_lossy(&output.stdout).into_owned())
+        }
+        Err(error) => {
+            eprintln!("SKIPPED: no {tool} here ({error}); Debian: apt-get install binutils");
+            None
+        }
+    }
+}
+
+#[test]
+fn library_exports_what_the_header_declares_and_is_asked_for_by_its_number() {
+    let Some(symbols) = told("nm", "-D") else { return };
+    let header = std::fs::read_to_string(format!("{ROOT}/crates/capi/include/varve.h")).unwrap();
+    let exported: Vec<&str> = symbols
+        .lines()
+        .filter_map(|line| line.split_once(" T "))
+        .map(|(_, name)| name.split('@').next().unwrap())
+        .filter(|name| *name != "rust_eh_personality")
+        .collect();
+    assert!(exported.len() > 40, "{symbols}");
+    for name in &exported {
+        assert!(
+            header.contains(&format!("{name}(")),
+            "{name} is exported and not declared"
+        );
+    }
+    let Some(dynamic) = told("readelf", "-d") else {
+        return;
+    };
+    assert!(
+        dynamic.contains(&format!("Library soname: [{SONAME}]")),
+        "{dynamic}"
+    );
 }

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The library's name for programs; crates/capi/build.rs puts it into the library.
+const SONAME: &str = "libvarve.so.0";
+
 /// Where to.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Options {
@@ -68,7 +71,8 @@ pub fn run(options: &Options) -> Result<(), String> {
     let template =
         std::fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
     put(&release.join("varve"), &options.to("bin/varve"))?;
-    put(&release.join("libvarve.so"), &options.to("lib/libvarve.so"))?;
+    put(&release.join("libvarve.so"), &options.to("lib").join(SONAME))?;
+    link(SONAME, &options.to("lib/libvarve.so"))?;
     put(&capi.join("include/varve.h"), &options.to("include/varve.h"))?;
     let file = options.to("lib/pkgconfig/varve.pc");
     make_parent(&file)?;
@@ -94,10 +98,21 @@ fn put(from: &Path, to: &Path) -> Result<(), String> {
     Ok(())
 }
 
+/// Makes `to` a symbolic link, in the place of whatever is there.
+fn link(target: &str, to: &Path) -> Result<(), String> {
+    let new = to.with_extension("varve-new");
+    let _ = std::fs::remove_file(&new);
+    std::os::unix::fs::symlink(target, &new)
+        .and_then(|()| std::fs::rename(&new, to))
+        .map_err(|error| format!("{} to {target}: {error}", to.display()))?;
+    println!("{}", to.display());
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Options, pkg_config};
+    use super::{Options, SONAME, link, pkg_config};
     use std::path::Path;
 
     fn parse(words: &[&str]) -> Result<Options, String> {
@@ -111,6 +126,19 @@ mod tests {
         assert!(parse(&["--prefix", "here"]).is_err());
         assert!(parse(&["--prefix"]).is_err());
         assert!(parse(&["--perfix", "/x"]).is_err());
+    }
+
+    #[test]
+    fn library_is_installed_under_the_name_that_is_in_it_and_linked_to() {
+        let said = include_str!("../../capi/build.rs");
+        assert!(said.contains(&format!("-soname,{SONAME}\"")), "{said}");
+        let dir = std::env::temp_dir().join(format!("varve-xtask-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let name = dir.join("libvarve.so");
+        std::fs::write(&name, "an older library").unwrap();
+        link(SONAME, &name).unwrap();
+        assert_eq!(std::fs::read_link(&name).unwrap(), Path::new(SONAME));
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
