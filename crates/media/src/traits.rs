@@ -100,6 +100,11 @@ pub trait Region: Send + Sync {
     /// As for `write`.
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError>;
 
+    /// Whether each write is a system call, so that a few large ones are better than many small.
+    fn is_written_by_calls(&self) -> bool {
+        false
+    }
+
     /// Orders all earlier writes *of this thread* before its later ones, and commits them against a kill.
     ///
     /// # Errors

@@ -566,7 +566,10 @@ impl<'s> Core<'s> {
         data: &[u8],
         sums: &mut Vec<u32>,
     ) -> Result<()> {
-        if tier != Tier::Nvm || armed(Bug::CommitBeforePayload) {
+        if tier != Tier::Nvm
+            || self.store.devices.nvm.is_written_by_calls()
+            || armed(Bug::CommitBeforePayload)
+        {
             sums.extend(data.chunks(BLOCK_SIZE).map(crc32c::crc32c));
             return self.put_blocks(tier, start, data);
         }
