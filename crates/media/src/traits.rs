@@ -121,6 +121,15 @@ pub trait Region: Send + Sync {
     /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which does not.
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
+    /// [`sync`](Self::sync) of several ranges, each its first byte and its length, with one wait for the device where the backend can. Which of
+    /// them a power cut before the return has made durable is open.
+    ///
+    /// # Errors
+    /// As `sync`; any of the ranges may be durable then.
+    fn sync_all(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        ranges.iter().try_for_each(|(off, len)| self.sync(*off, *len))
+    }
+
     /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host *first*, so that no
     /// later store can raise SIGBUS. Never shrinks; a smaller length is no error.
     ///

@@ -135,7 +135,7 @@ impl Log {
             seed: crc_seed(options.session),
             pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
             large: Large::new(most_chunks),
-            syncs: Syncs::new(&*region),
+            syncs: Syncs::default(),
             trouble: Unsaid::default(),
             region,
             page,
