@@ -381,6 +381,16 @@ impl Region for LiveLog {
         Ok(())
     }
 
+    fn prepare(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        let stripes = off / STRIPE_BYTES..(off + len).min(self.len_bytes()).div_ceil(STRIPE_BYTES);
+        let fresh: Vec<_> = stripes
+            .filter(|stripe| self.is_new_stripe(*stripe))
+            .map(|stripe| (stripe * STRIPE_BYTES, 1))
+            .collect();
+        // What is written is what a sync would write: the live bytes as they are.
+        self.sync_all(&fresh)
+    }
+
     fn grow(&self, new_len: u64) -> Result<(), MediaError> {
         let _one_at_a_time = self.growing.lock();
         let (old, new) = (self.len_bytes(), new_len.next_multiple_of(DEVICE_BLOCK_BYTES));
@@ -595,6 +605,24 @@ mod tests {
             assert!(disk[range.clone()] == data[range], "{len} bytes at {off}");
         }
         assert!(log.sync_all(&[(0, 1), ((8 << 20) - 1, 2)]).is_err());
+    }
+
+    #[test]
+    fn live_log_keeps_what_was_synced_when_its_stripes_are_prepared_later() {
+        let dirs = dirs();
+        let log = make(&dirs, 2 << 20);
+        log.write(300_000, b"before").unwrap();
+        log.sync(300_000, 6).unwrap();
+        log.write(700_000, b"not synced, and may be there").unwrap();
+        log.prepare(0, 4 << 20).unwrap();
+        assert!((0..8).all(|stripe| !log.is_new_stripe(stripe)));
+        assert_eq!(log.widen(1_000_000, 10, 2 << 20), 999_424..1_003_520);
+        log.write(1_000_000, b"after").unwrap();
+        log.sync(1_000_000, 5).unwrap();
+        let disk = std::fs::read(dirs.disk.path().join("log")).unwrap();
+        assert_eq!(disk.len(), 2 << 20);
+        assert_eq!(&disk[300_000..300_006], b"before");
+        assert_eq!(&disk[1_000_000..1_000_005], b"after");
     }
 
     #[test]

@@ -130,6 +130,15 @@ pub trait Region: Send + Sync {
         ranges.iter().try_for_each(|(off, len)| self.sync(*off, *len))
     }
 
+    /// Readies a range for syncs of small parts of it, where the first write to it costs more than the next. Changes no content, may be called at any
+    /// time, and promises nothing.
+    ///
+    /// # Errors
+    /// As `sync`.
+    fn prepare(&self, _off: u64, _len: u64) -> Result<(), MediaError> {
+        Ok(())
+    }
+
     /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host *first*, so that no
     /// later store can raise SIGBUS. Never shrinks; a smaller length is no error.
     ///

@@ -5,18 +5,23 @@
 use super::{Log, slots};
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex};
 use std::time::Instant;
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
 use varve_media::watch::SLOW;
 
+/// Rounds of less than this are little.
+const LITTLE_BYTES: u64 = 1 << 20;
+
 /// Rounds of synchronisation, numbered.
 #[derive(Default)]
 pub(super) struct Syncs {
     state: Mutex<Rounds>,
     ended: Condvar,
+    /// What the last round wrote.
+    bytes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -63,6 +68,16 @@ impl Log {
         }
     }
 
+    /// The program has synced. `true`: it does so a little at a time, and did not before, so [`look_ahead`](Self::look_ahead) has work.
+    pub(crate) fn note_sync(&self) -> bool {
+        let little = (1..LITTLE_BYTES).contains(&self.syncs.bytes.load(Ordering::Relaxed));
+        let before = self.syncs_little.load(Ordering::Relaxed);
+        if before != little {
+            self.syncs_little.store(little, Ordering::Relaxed);
+        }
+        little && !before
+    }
+
     /// One round over all lanes: whatever is committed now.
     fn sync_round(&self) -> Result<(), Errno> {
         // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we see.
@@ -98,6 +113,8 @@ impl Log {
             [] => Ok(()),
             ranges => self.region.sync_all(ranges),
         };
+        let bytes = ranges.iter().map(|(_, len)| len).sum();
+        self.syncs.bytes.store(bytes, Ordering::Relaxed);
         let took = begun.elapsed();
         if took >= SLOW {
             self.trouble
