@@ -330,8 +330,7 @@ mod tests {
     #[test]
     fn mapped_file_takes_space_for_what_is_written_and_shows_it() {
         use std::os::unix::fs::MetadataExt;
-        // Where the target lies: temporary files may lie in memory.
-        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let options = MappedOptions {
             backing: Backing::File,
             len_bytes: 16 << 20,

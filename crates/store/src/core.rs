@@ -570,7 +570,8 @@ impl<'s> Core<'s> {
             || self.store.devices.nvm.is_written_by_calls()
             || armed(Bug::CommitBeforePayload)
         {
-            sums.extend(data.chunks(BLOCK_SIZE).map(crc32c::crc32c));
+            let sum = |block| varve_media::crc32c_append(0, block);
+            sums.extend(data.chunks(BLOCK_SIZE).map(sum));
             return self.put_blocks(tier, start, data);
         }
         // Summed while it is copied: one pass over the data.
