@@ -17,7 +17,11 @@ use crate::host::allocate_file;
 use crate::latch::Latch;
 use crate::pmem::persist::crc32c_append;
 use crate::pmem::{MapOptions, Mapping};
+use crate::sys::begin_write_out;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
+
+/// Writes to a file of this many bytes are data that stays as it is: the disk begins with it while the rest of a batch is put together.
+const LARGE_BYTES: u64 = 256 << 10;
 
 /// What a mapped file lies on, which says what its fence and sync are worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,15 +152,16 @@ impl MappedRegion {
     fn write_by_call(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.map.check_write(off, src.len())?;
         self.latch.check(&self.name)?;
-        self.file.write_all_at(src, off).map_err(|e| {
-            self.latch.note(MediaError::from_io(
-                &self.name,
-                "write",
-                off,
-                src.len() as u64,
-                &e,
-            ))
-        })
+        let len = src.len() as u64;
+        let written = self.file.write_all_at(src, off);
+        written.map_err(|e| {
+            self.latch
+                .note(MediaError::from_io(&self.name, "write", off, len, &e))
+        })?;
+        if len >= LARGE_BYTES {
+            begin_write_out(&self.file, off, len);
+        }
+        Ok(())
     }
 
     /// Takes over the length that another process gave to the file. Never shrinks.
