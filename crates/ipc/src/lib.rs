@@ -17,7 +17,8 @@ pub use inproc::InprocLink;
 pub use messages::{
     Admin, ClientKind, Clock, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError,
     LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NEAR_MAX, NUMBERS_MAX, Near, PROTOCOL_VERSION,
-    RELEASED_MAX, ReleaseItem, Request, Response, StatFs, Trouble, Upcall, WINDOW_BLOCKS, Want, Welcome,
+    RELEASED_MAX, ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, Trouble, Upcall, WINDOW_BLOCKS,
+    Want, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

@@ -9,7 +9,10 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
+
+/// Most ranges of one [`Request::SyncLog`].
+pub const SYNC_RANGES_MAX: usize = 1024;
 /// Most wants in one request.
 pub const ITEMS_MAX: usize = 64;
 /// Most leases given back in one request.
@@ -355,13 +358,11 @@ pub enum Request {
         /// Wished length in bytes, a multiple of the chunk size.
         len_bytes: u64,
     },
-    /// Makes a range of the session's log durable against a power cut: for a session that was given no backing file. Durable when it is
+    /// Makes ranges of the session's log durable against a power cut: for a session that was given no backing file. Durable when it is
     /// answered.
     SyncLog {
-        /// First byte.
-        offset: u64,
-        /// Bytes.
-        len: u64,
+        /// First byte and length of each, in bytes; at most [`SYNC_RANGES_MAX`].
+        ranges: Vec<(u64, u64)>,
     },
     /// Space credits.
     Credits {

@@ -42,7 +42,7 @@ pub struct Descriptors {
     pub page: Option<OwnedFd>,
     /// The live log, read-write.
     pub log: Option<OwnedFd>,
-    /// The live log's backing file (`O_DIRECT|O_DSYNC`), where there is one; privileged sessions only, see
+    /// The live log's backing file (`O_DIRECT`), where there is one; privileged sessions only, see
     /// [`Request::SyncLog`].
     pub log_backing: Option<OwnedFd>,
     /// The NVM region, read-only; for a session that is not privileged its user's segments.

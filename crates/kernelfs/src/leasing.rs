@@ -19,7 +19,7 @@ use varve_format::session::GrantRow;
 use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, SessionId};
 use varve_ipc::{
     ClientKind, Grant, ITEMS_MAX, IpcError, LeaseMode, NEAR_MAX, NUMBERS_MAX, Near, RELEASED_MAX,
-    ReleaseItem, Want,
+    ReleaseItem, SYNC_RANGES_MAX, Want,
 };
 use varve_store::{OP_ROOM, StoreError, Tx};
 
@@ -605,11 +605,14 @@ impl KernelFs {
     }
 
     /// `Request::SyncLog`: what a client with a backing file does by itself.
-    pub(crate) fn sync_log(&self, session: &Session, offset: u64, len: u64) -> Result<(), IpcError> {
+    pub(crate) fn sync_log(&self, session: &Session, ranges: &[(u64, u64)]) -> Result<(), IpcError> {
         let Some(log) = &session.log else {
             return Err(no(libc::EROFS));
         };
-        let synced = self.log_work(session, "sync of the log", || log.sync(offset, len));
+        if ranges.len() > SYNC_RANGES_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let synced = self.log_work(session, "sync of the log", || log.sync_all(ranges));
         synced.map_err(|error| {
             tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
             no(match error {

@@ -63,7 +63,7 @@ impl KernelFs {
                 self.read_data(session, key, offset, len).map(Response::Bytes)
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
-            Request::SyncLog { offset, len } => self.sync_log(session, offset, len).map(|()| Response::Done),
+            Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
             Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
             Request::Digest { upto, wait } => {
                 self.digest_request(session, upto, wait).map(Response::Digested)

@@ -67,6 +67,10 @@ impl Region for GuardedLog {
         self.0.sync(off, len)
     }
 
+    fn sync_all(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        self.0.sync_all(ranges)
+    }
+
     fn grow(&self, new_len: u64) -> Result<(), MediaError> {
         self.0.grow(new_len)
     }

@@ -93,8 +93,10 @@ pub(crate) fn start(
             Duration::from_millis(session.welcome.sync_ms),
         );
         let own = Arc::clone(clock);
+        let (ahead, asked) = crossbeam_channel::bounded(1);
+        session.data.tell_ahead(ahead);
         spawn(&**clock, "varve-sync", move || {
-            sync_now_and_then(&weak, &*own, pause)
+            sync_now_and_then(&weak, &*own, pause, &asked)
         })?;
     }
     Ok(())
@@ -205,19 +207,29 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
     }
 }
 
-fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration) {
+/// Syncs the log every `pause`, and meanwhile looks ahead for it when that is asked for.
+fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration, asked: &Receiver<()>) {
     loop {
-        let mut slept = Duration::ZERO;
-        while slept < pause {
-            let step = (pause - slept).min(LOOK_AGAIN);
-            clock.pause(step);
-            slept += step;
-            if weak.upgrade().is_none_or(|session| session.leases.is_lost()) {
+        let until = clock.moment() + pause;
+        loop {
+            let left = until.saturating_sub(clock.moment());
+            if left.is_zero() {
+                break;
+            }
+            let ahead = next_within(clock, asked, left.min(LOOK_AGAIN));
+            let Some(session) = weak.upgrade() else { return };
+            if session.leases.is_lost() {
                 return;
+            }
+            match ahead {
+                Ok(()) => session.data.ready_log(),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The session's data is gone, and so is the session.
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
         let Some(session) = weak.upgrade() else { return };
-        if let Err(error) = session.data.sync() {
+        if let Err(error) = session.data.sync_unasked() {
             tracing::error!(%error, "the log could not be made durable");
         }
         session.data.tell_trouble();

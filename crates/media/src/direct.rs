@@ -1,18 +1,20 @@
-//! A file that is written durably in whole blocks: `O_DIRECT|O_DSYNC`, or buffered and `fdatasync` where the file system refuses
-//! that. And the region made of one, for the journal.
+//! A file that is written durably in whole blocks: `O_DIRECT` and synced with the write, or buffered and `fdatasync` where the file system
+//! refuses that. And the region made of one, for the journal.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{ReadWriteFlags, pwritev2};
 
 use crate::DEVICE_BLOCK_BYTES;
+use crate::aio::Aio;
 use crate::aligned::{ALIGN_BYTES, BufPool, is_aligned};
 use crate::error::{DeviceName, MediaError, check_range};
 use crate::host::allocate_file;
@@ -20,8 +22,8 @@ use crate::latch::Latch;
 use crate::pmem::persist::crc32c_append;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// Bytes moved through one bounce buffer.
-const BOUNCE_BYTES: usize = 1 << 20;
+/// Bytes moved through one bounce buffer: an entry of the log with the most payload, in whole blocks, and some.
+const BOUNCE_BYTES: usize = (1 << 20) + (128 << 10);
 
 /// Of all files: a daemon has a log open for each session, and few are written at a time.
 static BOUNCE: BufPool = BufPool::new(BOUNCE_BYTES);
@@ -29,8 +31,10 @@ static BOUNCE: BufPool = BufPool::new(BOUNCE_BYTES);
 /// An open file for durable block writes.
 pub(crate) struct DirectFile {
     file: File,
-    /// Opened `O_DIRECT|O_DSYNC`: a write is durable when it returns.
+    /// Opened `O_DIRECT`: what is written goes to the device at once.
     direct: AtomicBool,
+    /// For several writes in flight, made when first needed.
+    aio: Mutex<Option<Aio>>,
 }
 
 impl DirectFile {
@@ -44,7 +48,7 @@ impl DirectFile {
                 .custom_flags(flags)
                 .open(path)
         };
-        match open(libc::O_DIRECT | libc::O_DSYNC) {
+        match open(libc::O_DIRECT) {
             // Some file systems refuse only after they made the file.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 let file = OpenOptions::new()
@@ -62,13 +66,11 @@ impl DirectFile {
 
     /// Takes a descriptor; its flags say how it was opened.
     pub(crate) fn from_file(file: File) -> io::Result<Self> {
-        let flags = fcntl_getfl(&file)?;
-        // By the host's own bits: rustix's `DSYNC` stands for `O_SYNC`, which has one more.
-        let wanted = (libc::O_DIRECT | libc::O_DSYNC) as u32;
-        let direct = flags.bits() & wanted == wanted;
+        let direct = fcntl_getfl(&file)?.contains(OFlags::DIRECT);
         Ok(Self {
             file,
             direct: AtomicBool::new(direct),
+            aio: Mutex::new(None),
         })
     }
 
@@ -89,12 +91,72 @@ impl DirectFile {
     pub(crate) fn write_durable(&self, off: u64, blocks: &[u8]) -> io::Result<()> {
         debug_assert!(is_aligned(blocks, off));
         if self.is_direct() {
-            match self.file.write_all_at(blocks, off) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.go_buffered()?,
-                other => return other,
+            match self.write_synced(off, blocks) {
+                Ok(()) => return Ok(()),
+                // Not this file system, or not this kernel: in two steps.
+                Err(error) if is_refusal(&error) => {}
+                Err(error) => return Err(error),
             }
         }
-        self.file.write_all_at(blocks, off)?;
+        self.write_parts(&[(off, blocks)])?;
+        self.file.sync_data()
+    }
+
+    /// One write that waits for the device, too.
+    fn write_synced(&self, mut off: u64, mut blocks: &[u8]) -> io::Result<()> {
+        while !blocks.is_empty() {
+            match pwritev2(&self.file, &[IoSlice::new(blocks)], off, ReadWriteFlags::DSYNC) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => (off, blocks) = (off + n as u64, &blocks[n..]),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes several runs of whole aligned blocks that do not overlap, at once where the kernel can. Durable after the next
+    /// [`sync`](Self::sync).
+    pub(crate) fn write_parts(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        debug_assert!(parts.iter().all(|(off, blocks)| is_aligned(blocks, *off)));
+        let left = self.write_at_once(parts);
+        for (off, blocks) in parts
+            .iter()
+            .zip(left)
+            .filter_map(|(part, left)| left.then_some(part))
+        {
+            match self.file.write_all_at(blocks, *off) {
+                Err(error) if is_refusal(&error) && self.is_direct() => {
+                    self.go_buffered()?;
+                    self.file.write_all_at(blocks, *off)?;
+                }
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what can be written with all in flight; gives which parts are still to be written, one after the other, by which their errors
+    /// are met again.
+    fn write_at_once(&self, parts: &[(u64, &[u8])]) -> Vec<bool> {
+        let mut left = vec![true; parts.len()];
+        // Waits for nobody: a process may have been forked while another thread was here.
+        if parts.len() > 1
+            && self.is_direct()
+            && let Some(mut aio) = self.aio.try_lock()
+        {
+            if aio.is_none() {
+                *aio = Aio::new().ok();
+            }
+            if let Some(aio) = &mut *aio {
+                aio.write(&self.file, parts, &mut left);
+            }
+        }
+        left
+    }
+
+    /// Makes all that was written durable.
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 
@@ -128,6 +190,14 @@ impl DirectFile {
         }
         Ok(())
     }
+}
+
+/// Whether the error says that this way of writing is none here.
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
+    )
 }
 
 /// Reads until `out` is full or the file ends; the rest becomes zeros.
@@ -361,7 +431,7 @@ impl Region for JournalFile {
 
     fn info(&self) -> DeviceInfo {
         let backend = if self.file.is_direct() {
-            "O_DIRECT|O_DSYNC"
+            "O_DIRECT, synced with each write"
         } else {
             "buffered, fdatasync"
         };

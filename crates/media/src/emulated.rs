@@ -250,6 +250,10 @@ impl Region for EmulatedRegion {
         Ok(crc)
     }
 
+    fn is_written_by_calls(&self) -> bool {
+        self.inner.is_written_by_calls()
+    }
+
     fn fence(&self) -> Result<(), MediaError> {
         self.inner.fence()?;
         self.drain();

@@ -409,6 +409,10 @@ impl Region for FaultyRegion {
         Ok(crate::crc32c_append(seed, &copy))
     }
 
+    fn is_written_by_calls(&self) -> bool {
+        self.inner.is_written_by_calls()
+    }
+
     fn fence(&self) -> Result<(), MediaError> {
         if self.faults.other(FaultOp::Fence, "fence", 0, 0)? {
             self.inner.fence()

@@ -5,12 +5,14 @@
 //!
 //! # Invariants
 //! - Only [`pmem::persist`] stores to, flushes or fences a mapping.
-//! - `unsafe` appears in `pmem/*` (mappings and copy kernels), `uring.rs` (buffers lent to the kernel) and `sys.rs` (the allocator's
-//!   housekeeping), nowhere else.
+//! - `unsafe` appears in `pmem/*` (mappings and copy kernels), `aio.rs` and `uring.rs` (buffers lent to the kernel) and `sys.rs` (the
+//!   allocator's housekeeping, the start of a write-out), nowhere else.
 //! - No Rust reference is ever made into memory that another process may write: raw copies and atomics only.
 //! - A backend that has lost a write latches ([`DeviceState::Failed`]); want of space never does.
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod aio;
 mod aligned;
 mod block;
 mod direct;

@@ -1,4 +1,5 @@
-//! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`).
+//! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`). On a disk it is read by the mapping and
+//! written by system calls.
 //!
 //! Sparse regions hand out space by [`Region::allocate`]; storing to a range that was not allocated may raise SIGBUS when the
 //! host is full, as with every mapped file.
@@ -14,8 +15,13 @@ use parking_lot::Mutex;
 use crate::error::{DeviceName, MediaError, check_range};
 use crate::host::allocate_file;
 use crate::latch::Latch;
+use crate::pmem::persist::crc32c_append;
 use crate::pmem::{MapOptions, Mapping};
+use crate::sys::begin_write_out;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
+
+/// Writes to a file of this many bytes are data that stays as it is: the disk begins with it while the rest of a batch is put together.
+const LARGE_BYTES: u64 = 256 << 10;
 
 /// What a mapped file lies on, which says what its fence and sync are worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,6 +147,23 @@ impl MappedRegion {
         self.map.reserved_bytes()
     }
 
+    /// Writes to the page cache that the mapping shows. A store to the mapping would fault, and a fault fills as much of the cache as the
+    /// file system likes to have in one piece (2 MiB where it can), all of which the next sync then writes.
+    fn write_by_call(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.map.check_write(off, src.len())?;
+        self.latch.check(&self.name)?;
+        let len = src.len() as u64;
+        let written = self.file.write_all_at(src, off);
+        written.map_err(|e| {
+            self.latch
+                .note(MediaError::from_io(&self.name, "write", off, len, &e))
+        })?;
+        if len >= LARGE_BYTES {
+            begin_write_out(&self.file, off, len);
+        }
+        Ok(())
+    }
+
     /// Takes over the length that another process gave to the file. Never shrinks.
     ///
     /// # Errors
@@ -172,11 +195,24 @@ impl Region for MappedRegion {
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        if self.is_written_by_calls() {
+            return self.write_by_call(off, src);
+        }
         self.map.write(off, src)
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        if self.is_written_by_calls() {
+            // Copied once, so that what is checked is what is stored.
+            let copy = src.to_vec();
+            self.write_by_call(off, &copy)?;
+            return Ok(crc32c_append(seed, &copy));
+        }
         self.map.write_crc(off, src, seed)
+    }
+
+    fn is_written_by_calls(&self) -> bool {
+        self.backing == Backing::File
     }
 
     fn fence(&self) -> Result<(), MediaError> {
@@ -285,7 +321,7 @@ mod tests {
 
     use super::{Backing, MappedOptions, MappedRegion};
     use crate::host::host_capacity;
-    use crate::{DeviceState, MediaError, Region};
+    use crate::{DeviceState, MediaError, Region, crc32c_append};
 
     fn options(backing: Backing, len_bytes: u64, sparse: bool) -> MappedOptions {
         MappedOptions {
@@ -294,6 +330,37 @@ mod tests {
             max_bytes: 8 << 20,
             sparse,
         }
+    }
+
+    #[test]
+    fn mapped_file_takes_space_for_what_is_written_and_shows_it() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let options = MappedOptions {
+            backing: Backing::File,
+            len_bytes: 16 << 20,
+            max_bytes: 16 << 20,
+            sparse: true,
+        };
+        let region = MappedRegion::create(&dir.path().join("sparse"), options).unwrap();
+        for at in [3 << 20, 9 << 20] {
+            region.write(at, &[7; 4096]).unwrap();
+            assert_eq!(
+                region.write_crc(at + 4096, b"word", 5).unwrap(),
+                crc32c_append(5, b"word")
+            );
+        }
+        region.sync(0, 16 << 20).unwrap();
+        let mut seen = [0; 4100];
+        region.read(9 << 20, &mut seen).unwrap();
+        assert!(seen[..4096] == [7; 4096] && seen[4096..] == *b"word");
+        // A store to the mapping took, and then wrote, up to 2 MiB for each.
+        let taken = region.file().metadata().unwrap().blocks() * 512;
+        assert!(taken <= 512 << 10, "{taken} bytes for four blocks");
+        assert!(matches!(
+            region.write(16 << 20, b"x"),
+            Err(MediaError::OutOfRange { .. })
+        ));
     }
 
     #[test]

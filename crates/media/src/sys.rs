@@ -1,4 +1,18 @@
-//! What the C library's allocator is asked for beside memory. Owns the two calls that nothing safe gives. Both do nothing with other libraries.
+//! Calls that nothing safe gives: what the C library's allocator is asked for beside memory (which does nothing with other libraries), and the start
+//! of a write-out.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// Has the kernel begin to write what its cache holds of a range, and waits for nothing. Makes nothing durable; a sync that follows finds
+/// less to do. Only advice: a failure changes nothing, and is met again by the sync.
+pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
+    let (off, len) = (off.cast_signed(), len.cast_signed());
+    // SAFETY: takes no pointer; the descriptor is open as long as `file` is borrowed.
+    unsafe {
+        libc::sync_file_range(file.as_raw_fd(), off, len, libc::SYNC_FILE_RANGE_WRITE);
+    }
+}
 
 /// Gives what is free in the allocator's arenas back to the system. Threads that come and go leave each arena with free memory that it keeps,
 /// since something still in use lies behind it, or since it may want it again: several MiB each, and there are eight arenas for each processor.

@@ -100,6 +100,11 @@ pub trait Region: Send + Sync {
     /// As for `write`.
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError>;
 
+    /// Whether each write is a system call, so that a few large ones are better than many small.
+    fn is_written_by_calls(&self) -> bool {
+        false
+    }
+
     /// Orders all earlier writes *of this thread* before its later ones, and commits them against a kill.
     ///
     /// # Errors
@@ -115,6 +120,24 @@ pub trait Region: Send + Sync {
     /// # Errors
     /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which does not.
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError>;
+
+    /// [`sync`](Self::sync) of several ranges, each its first byte and its length, with one wait for the device where the backend can. Which of
+    /// them a power cut before the return has made durable is open.
+    ///
+    /// # Errors
+    /// As `sync`; any of the ranges may be durable then.
+    fn sync_all(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        ranges.iter().try_for_each(|(off, len)| self.sync(*off, *len))
+    }
+
+    /// Readies a range for syncs of small parts of it, where the first write to it costs more than the next. Changes no content, may be called at any
+    /// time, and promises nothing.
+    ///
+    /// # Errors
+    /// As `sync`.
+    fn prepare(&self, _off: u64, _len: u64) -> Result<(), MediaError> {
+        Ok(())
+    }
 
     /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host *first*, so that no
     /// later store can raise SIGBUS. Never shrinks; a smaller length is no error.

@@ -265,6 +265,10 @@ impl Region for WatchedRegion {
             .over(false, "write", place, || self.inner.write_crc(off, src, seed))
     }
 
+    fn is_written_by_calls(&self) -> bool {
+        self.inner.is_written_by_calls()
+    }
+
     fn fence(&self) -> Result<(), MediaError> {
         self.watch.over(false, "fence", (0, 0), || self.inner.fence())
     }

@@ -570,8 +570,12 @@ impl<'s> Core<'s> {
         data: &[u8],
         sums: &mut Vec<u32>,
     ) -> Result<()> {
-        if tier != Tier::Nvm || armed(Bug::CommitBeforePayload) {
-            sums.extend(data.chunks(BLOCK_SIZE).map(crc32c::crc32c));
+        if tier != Tier::Nvm
+            || self.store.devices.nvm.is_written_by_calls()
+            || armed(Bug::CommitBeforePayload)
+        {
+            let sum = |block| varve_media::crc32c_append(0, block);
+            sums.extend(data.chunks(BLOCK_SIZE).map(sum));
             return self.put_blocks(tier, start, data);
         }
         // Summed while it is copied: one pass over the data.

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use varve_ipc::{IpcError, Link, Request};
+use varve_ipc::{IpcError, Link, Request, SYNC_RANGES_MAX};
 use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, Region};
 
 /// A mapped log, and whom to ask.
@@ -15,6 +15,33 @@ impl ServedLog {
     /// The log of the session at the other end of `link`.
     pub(super) fn new(log: MappedRegion, link: Arc<dyn Link>) -> Self {
         Self { log, link }
+    }
+
+    /// Has ranges made durable by the daemon.
+    fn ask(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
+        let request = Request::SyncLog {
+            ranges: ranges.to_vec(),
+        };
+        let errno = match self.link.call(request) {
+            Ok(_) => return Ok(()),
+            Err(IpcError::Errno(errno)) => errno,
+            // Whether the session goes on somewhere else is found out by who asked.
+            Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Mediate | IpcError::Protocol(_)) => {
+                libc::EIO
+            }
+        };
+        let device = self.log.info().name;
+        let (off, len) = ranges.first().copied().unwrap_or_default();
+        Err(match errno {
+            libc::ENOSPC => MediaError::NoSpace { device, off, len },
+            errno => MediaError::Io {
+                device,
+                op: "durable write by the daemon",
+                off,
+                len,
+                errno,
+            },
+        })
     }
 }
 
@@ -48,30 +75,13 @@ impl Region for ServedLog {
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.sync_all(&[(off, len)])
+    }
+
+    fn sync_all(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
         self.log.fence()?;
-        if len == 0 {
-            return Ok(());
-        }
-        let request = Request::SyncLog { offset: off, len };
-        let errno = match self.link.call(request) {
-            Ok(_) => return Ok(()),
-            Err(IpcError::Errno(errno)) => errno,
-            // Whether the session goes on somewhere else is found out by who asked.
-            Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Mediate | IpcError::Protocol(_)) => {
-                libc::EIO
-            }
-        };
-        let device = self.log.info().name;
-        Err(match errno {
-            libc::ENOSPC => MediaError::NoSpace { device, off, len },
-            errno => MediaError::Io {
-                device,
-                op: "durable write by the daemon",
-                off,
-                len,
-                errno,
-            },
-        })
+        let ranges: Vec<_> = ranges.iter().copied().filter(|(_, len)| *len > 0).collect();
+        ranges.chunks(SYNC_RANGES_MAX).try_for_each(|some| self.ask(some))
     }
 
     fn grow(&self, new_len: u64) -> Result<(), MediaError> {

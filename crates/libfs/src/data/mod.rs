@@ -24,9 +24,10 @@ use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::overlay::LOG_BYTES_MAX;
 use crate::sync::Mutex;
 use cache::ReadCache;
+use crossbeam_channel::Sender;
 use nvm::Nvm;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
 use varve_media::Region;
@@ -49,6 +50,8 @@ pub struct DataPlane {
     listed: Mutex<Vec<Weak<Inode>>>,
     /// One prune at a time.
     pruning: Mutex<()>,
+    /// Whoever looks ahead for the log, if anybody does.
+    ahead: OnceLock<Sender<()>>,
 }
 
 impl DataPlane {
@@ -82,6 +85,7 @@ impl DataPlane {
             cache: ReadCache::new(),
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),
+            ahead: OnceLock::new(),
         }
     }
 
@@ -128,9 +132,33 @@ impl DataPlane {
     /// # Errors
     /// `EIO`.
     pub fn sync(&self) -> Result<(), Errno> {
+        self.sync_unasked()?;
+        if self.log.as_ref().is_some_and(Log::note_sync) {
+            LogHost::look_ahead(self);
+        }
+        Ok(())
+    }
+
+    /// The same, of which the program knows nothing.
+    ///
+    /// # Errors
+    /// `EIO`.
+    pub(crate) fn sync_unasked(&self) -> Result<(), Errno> {
         match &self.log {
             Some(log) => log.sync_upto(log.last_seq()),
             None => Ok(()),
+        }
+    }
+
+    /// Has `ahead` told when there is something for [`ready_log`](Self::ready_log) to do. Once.
+    pub(crate) fn tell_ahead(&self, ahead: Sender<()>) {
+        let _ = self.ahead.set(ahead);
+    }
+
+    /// Makes the log ready for what comes next.
+    pub(crate) fn ready_log(&self) {
+        if let Some(log) = &self.log {
+            log.look_ahead(self);
         }
     }
 
@@ -227,6 +255,13 @@ impl LogHost for DataPlane {
 
     fn clock(&self) -> &dyn Clock {
         &*self.clock
+    }
+
+    fn look_ahead(&self) {
+        if let Some(ahead) = self.ahead.get() {
+            // Full: somebody has said it already.
+            let _ = ahead.try_send(());
+        }
     }
 
     fn prune(&self, digested: LogSeq) {

@@ -91,6 +91,28 @@ impl Pool {
         self.free.push_front(start / CHUNK_BYTES);
     }
 
+    pub(super) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(super) fn free_chunks(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Whether growth was refused for good.
+    pub(super) const fn is_grown_out(&self) -> bool {
+        self.grown_out
+    }
+
+    pub(super) const fn may_grow_again(&mut self) {
+        self.grown_out = false;
+    }
+
+    /// Those that will be taken next.
+    pub(super) fn next_chunks(&self, count: usize) -> Vec<u64> {
+        self.free.iter().take(count).copied().collect()
+    }
+
     /// Moves what is digested and pruned to the free list.
     fn recycle(&mut self) {
         let pruned = self.pruned;
@@ -137,6 +159,7 @@ impl Log {
             match tried {
                 Try::Got(chunk) => {
                     self.ask_when_due(host);
+                    self.took_chunk(host);
                     return Ok(chunk_start(chunk));
                 }
                 Try::Prune(upto) => self.prune_to(host, upto),
@@ -206,7 +229,7 @@ impl Log {
         pool.recycle();
     }
 
-    fn grow<T>(&self, host: &dyn LogHost, chunks: u64) -> OpResult<(), T> {
+    pub(super) fn grow<T>(&self, host: &dyn LogHost, chunks: u64) -> OpResult<(), T> {
         let answer = host.grow(chunks * CHUNK_BYTES);
         // The daemon has made the file longer; the mapping follows. If it cannot, the log stays as it is.
         if let Ok(len_bytes) = answer

@@ -12,6 +12,7 @@
 //! the numbers *in flight* until it is dropped: publish pointers into the log before that, and the chunk cannot be used again under
 //! them.
 
+mod ahead;
 mod chunks;
 #[cfg(all(test, feature = "shuttle"))]
 mod driven;
@@ -61,6 +62,9 @@ pub trait LogHost {
 
     /// Drops all pointers into the log at or below `digested`.
     fn prune(&self, digested: LogSeq);
+
+    /// [`Log::look_ahead`] has something to do. Returns at once; may do nothing.
+    fn look_ahead(&self) {}
 
     /// Time, and how to wait.
     fn clock(&self) -> &dyn Clock {
@@ -117,6 +121,8 @@ pub struct Log {
     /// Chunks that large operations may fill before they are committed, besides those of the lanes.
     large: Large,
     syncs: Syncs,
+    /// The program syncs, and little at a time.
+    syncs_little: AtomicBool,
     trouble: Unsaid,
 }
 
@@ -135,7 +141,8 @@ impl Log {
             seed: crc_seed(options.session),
             pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
             large: Large::new(most_chunks),
-            syncs: Syncs::new(&*region),
+            syncs: Syncs::default(),
+            syncs_little: AtomicBool::new(false),
             trouble: Unsaid::default(),
             region,
             page,

@@ -1,29 +1,27 @@
 //! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one round. Knows ranges only.
 //!
-//! A round has a range for each lane. Where the medium makes each of them wait, those who wait for the round write them with its leader, side by
-//! side: one after the other, sixteen threads would wait for sixteen writes.
+//! A round has a range for each lane, and its leader hands them to the medium together: sixteen threads wait for one flush of the device.
 
 use super::{Log, slots};
 use crate::errno::Errno;
 use crate::seeded::{Bug, armed};
-use crate::sync::atomic::Ordering;
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 use std::time::Instant;
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
 use varve_media::watch::SLOW;
-use varve_media::{MediaError, MediumKind, Region};
+
+/// Rounds of less than this are little.
+const LITTLE_BYTES: u64 = 1 << 20;
 
 /// Rounds of synchronisation, numbered.
 #[derive(Default)]
 pub(super) struct Syncs {
     state: Mutex<Rounds>,
-    /// A round ended, or has parts that nobody writes yet.
     ended: Condvar,
-    /// The last part of a round is written.
-    written: Condvar,
-    /// Whether a write waits for a device.
-    slow: bool,
+    /// What the last round wrote.
+    bytes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -32,21 +30,6 @@ struct Rounds {
     started: u64,
     /// Highest round that succeeded.
     done: u64,
-    /// Parts of the running round that nobody writes yet.
-    parts: Vec<(u64, u64)>,
-    /// Parts of it that are not written.
-    left: usize,
-    failed: Option<MediaError>,
-}
-
-impl Syncs {
-    /// For a log in `region`.
-    pub(super) fn new(region: &dyn Region) -> Self {
-        Self {
-            slow: !matches!(region.info().kind, MediumKind::Shm | MediumKind::Dax),
-            ..Self::default()
-        }
-    }
 }
 
 impl Log {
@@ -65,10 +48,6 @@ impl Log {
         loop {
             if rounds.done >= needed {
                 return Ok(());
-            }
-            if let Some(part) = rounds.parts.pop() {
-                rounds = self.write_part(rounds, part);
-                continue;
             }
             if !rounds.running {
                 rounds.running = true;
@@ -89,14 +68,24 @@ impl Log {
         }
     }
 
+    /// The program has synced. `true`: it does so a little at a time, and did not before, so [`look_ahead`](Self::look_ahead) has work.
+    pub(crate) fn note_sync(&self) -> bool {
+        let little = (1..LITTLE_BYTES).contains(&self.syncs.bytes.load(Ordering::Relaxed));
+        let before = self.syncs_little.load(Ordering::Relaxed);
+        if before != little {
+            self.syncs_little.store(little, Ordering::Relaxed);
+        }
+        little && !before
+    }
+
     /// One round over all lanes: whatever is committed now.
     fn sync_round(&self) -> Result<(), Errno> {
         // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we see.
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        let mut parts: Vec<(u64, u64)> = Vec::new();
         let mut lanes: Vec<(usize, u64)> = Vec::new();
         {
             let mut pool = self.pool.lock();
-            ranges.append(&mut pool.unsynced);
+            parts.append(&mut pool.unsynced);
             for index in (0..slots::used().min(slots::SHARED)).chain([LANES_MAX - 1]) {
                 if armed(Bug::SyncOwnLane) && index != slots::lane() {
                     continue;
@@ -110,22 +99,22 @@ impl Log {
                     from = from.next_multiple_of(4096);
                 }
                 if from < end {
-                    ranges.push((from, end));
+                    parts.push((from, end));
                 }
             }
         }
-        ranges.sort_unstable();
+        parts.sort_unstable();
         if armed(Bug::NoSyncAtFsync) {
-            ranges.clear();
+            parts.clear();
         }
         let begun = Instant::now();
-        let synced = if self.syncs.slow && ranges.len() > 1 {
-            self.write_together(&ranges)
-        } else {
-            ranges
-                .iter()
-                .try_for_each(|(from, end)| self.region.sync(*from, end - from))
+        let ranges: Vec<_> = parts.iter().map(|(from, end)| (*from, end - from)).collect();
+        let synced = match ranges.as_slice() {
+            [] => Ok(()),
+            ranges => self.region.sync_all(ranges),
         };
+        let bytes = ranges.iter().map(|(_, len)| len).sum();
+        self.syncs.bytes.store(bytes, Ordering::Relaxed);
         let took = begun.elapsed();
         if took >= SLOW {
             self.trouble
@@ -145,48 +134,11 @@ impl Log {
                 Ok(())
             }
             Err(error) => {
-                pool.unsynced.extend(ranges);
+                pool.unsynced.extend(parts);
                 tracing::error!(%error, "the log could not be made durable");
                 self.note_failure(&error);
                 Err(Errno(libc::EIO))
             }
         }
-    }
-
-    /// Writes the parts of the running round with those who wait for it or for the next one.
-    fn write_together(&self, ranges: &[(u64, u64)]) -> Result<(), MediaError> {
-        let mut rounds = self.syncs.state.lock();
-        rounds.parts.extend_from_slice(ranges);
-        rounds.left = ranges.len();
-        for _ in 1..ranges.len() {
-            self.syncs.ended.notify_one();
-        }
-        while rounds.left > 0 {
-            if let Some(part) = rounds.parts.pop() {
-                rounds = self.write_part(rounds, part);
-            } else {
-                self.syncs.written.wait(&mut rounds);
-            }
-        }
-        rounds.failed.take().map_or(Ok(()), Err)
-    }
-
-    /// Writes one part of the running round.
-    fn write_part<'s>(
-        &'s self,
-        rounds: MutexGuard<'s, Rounds>,
-        (from, end): (u64, u64),
-    ) -> MutexGuard<'s, Rounds> {
-        drop(rounds);
-        let written = self.region.sync(from, end - from);
-        let mut rounds = self.syncs.state.lock();
-        rounds.left -= 1;
-        if let Err(error) = written {
-            rounds.failed.get_or_insert(error);
-        }
-        if rounds.left == 0 {
-            self.syncs.written.notify_all();
-        }
-        rounds
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::log::{CHUNK_BYTES, entry_size};
 use varve_format::{EntryFlags, InodeKey, LogOp, LogSeq, OpCode, TxId};
 use varve_ipc::{IpcError, Page};
-use varve_media::Region;
+use varve_media::{DeviceInfo, MediaError, Region};
 
 const NONE: EntryFlags = EntryFlags::empty();
 
@@ -21,9 +21,14 @@ struct Host {
     digests: bool,
     pruned: AtomicU64,
     asked: Mutex<Vec<(u64, bool)>>,
+    looks: AtomicU64,
 }
 
 impl LogHost for Host {
+    fn look_ahead(&self) {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn grow(&self, len_bytes: u64) -> Result<u64, IpcError> {
         let len = len_bytes.min(self.max_bytes);
         self.region.grow(len).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
@@ -65,6 +70,17 @@ fn log_that_waits(
         .unwrap();
     let max_bytes = max_chunks * CHUNK_BYTES;
     let region = region(dir.path(), "log", chunks * CHUNK_BYTES, max_bytes);
+    log_over(region, (chunks, max_chunks), digests, wait_ms, dir)
+}
+
+fn log_over(
+    region: Arc<dyn Region>,
+    (chunks, max_chunks): (u64, u64),
+    digests: bool,
+    wait_ms: u64,
+    dir: tempfile::TempDir,
+) -> (Log, Host, tempfile::TempDir) {
+    let max_bytes = max_chunks * CHUNK_BYTES;
     let page = Arc::new(Page::heap(SESSION));
     let options = LogOptions {
         session: SESSION,
@@ -81,6 +97,7 @@ fn log_that_waits(
         digests,
         pruned: AtomicU64::new(0),
         asked: Mutex::new(Vec::new()),
+        looks: AtomicU64::new(0),
     };
     (log, host, dir)
 }
@@ -413,4 +430,111 @@ fn sync_returns_and_covers_all_lanes() {
         }
     });
     assert!(log.pool.lock().unsynced.is_empty());
+}
+
+fn append(log: &Log, host: &Host, bytes: usize) {
+    let op = LogOp::Write {
+        key: key(),
+        offset: 0,
+        data: &vec![1; bytes],
+    };
+    let slot = log.reserve::<()>(host, entry_size(bytes)).unwrap();
+    drop(slot.append::<()>(&op, NONE, Stamp::default()).unwrap());
+}
+
+#[test]
+fn log_becomes_longer_before_its_last_chunk_is_full_when_somebody_looks_ahead() {
+    let (log, host, _dir) = log(2, 7, false);
+    append(&log, &host, 100);
+    assert_eq!(host.looks.load(Ordering::SeqCst), 0, "one of two chunks is free");
+    log.look_ahead(&host);
+    assert_eq!(log.len_bytes(), 2 * CHUNK_BYTES);
+    append(&log, &host, 1 << 20);
+    append(&log, &host, 1 << 20);
+    assert_eq!(host.looks.load(Ordering::SeqCst), 1, "none is free");
+    log.look_ahead(&host);
+    assert_eq!(log.len_bytes(), 6 * CHUNK_BYTES);
+    log.look_ahead(&host);
+    assert_eq!(log.len_bytes(), 6 * CHUNK_BYTES, "four of six are free");
+    (0..3).for_each(|_| append(&log, &host, 1 << 20));
+    log.look_ahead(&host);
+    assert_eq!(log.len_bytes(), 7 * CHUNK_BYTES, "and not beyond its limit");
+}
+
+/// A region that remembers what it was told to get ready.
+struct Readied(Arc<dyn Region>, Mutex<Vec<u64>>);
+
+impl Region for Readied {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
+        self.0.read(off, out)
+    }
+
+    fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.0.write(off, src)
+    }
+
+    fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
+        self.0.write_crc(off, src, seed)
+    }
+
+    fn fence(&self) -> Result<(), MediaError> {
+        self.0.fence()
+    }
+
+    fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.0.sync(off, len)
+    }
+
+    fn prepare(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        assert_eq!(len, CHUNK_BYTES);
+        self.1.lock().push(off / CHUNK_BYTES);
+        Ok(())
+    }
+
+    fn grow(&self, new_len: u64) -> Result<(), MediaError> {
+        self.0.grow(new_len)
+    }
+
+    fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
+        self.0.allocate(off, len)
+    }
+
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+}
+
+#[test]
+fn chunks_that_come_next_are_readied_when_the_program_syncs_a_little() {
+    let dir = tempfile::tempdir().unwrap();
+    let inner = region(dir.path(), "log", 16 * CHUNK_BYTES, 16 * CHUNK_BYTES);
+    let readied = Arc::new(Readied(inner, Mutex::default()));
+    let (log, host, _dir) = log_over(Arc::clone(&readied) as _, (16, 16), false, 60_000, dir);
+    append(&log, &host, 100);
+    log.look_ahead(&host);
+    assert!(readied.1.lock().is_empty(), "nobody syncs");
+    log.sync_upto(log.last_seq()).unwrap();
+    assert!(log.note_sync(), "there is work now");
+    log.look_ahead(&host);
+    let first: Vec<u64> = std::mem::take(&mut readied.1.lock());
+    assert!(
+        [0, 1, 2, 3, 4].iter().all(|chunk| first.contains(chunk)),
+        "{first:?}"
+    );
+    assert!(!first.contains(&15), "not all at once: {first:?}");
+    append(&log, &host, 100);
+    log.sync_upto(log.last_seq()).unwrap();
+    assert!(!log.note_sync(), "it is known");
+    assert_eq!(host.looks.load(Ordering::SeqCst), 0);
+    // The next chunk is taken: whoever looks ahead is told.
+    (0..2).for_each(|_| append(&log, &host, 1 << 20));
+    assert_eq!(host.looks.load(Ordering::SeqCst), 1);
+    log.sync_upto(log.last_seq()).unwrap();
+    assert!(!log.note_sync());
+    log.look_ahead(&host);
+    assert!(readied.1.lock().is_empty(), "what was written is much: {first:?}");
 }

@@ -158,7 +158,8 @@ impl Mapping {
         Ok(off as usize)
     }
 
-    fn check_write(&self, off: u64, len: usize) -> Result<usize, MediaError> {
+    /// Whether a range may be written to, and where it begins.
+    pub(crate) fn check_write(&self, off: u64, len: usize) -> Result<usize, MediaError> {
         if !self.writable {
             return Err(MediaError::ReadOnly {
                 device: self.name.clone(),

@@ -307,3 +307,26 @@ fn images_of_a_recovery_come_from_a_world_made_of_an_image() {
     assert_ne!(late, early);
     assert_eq!(second.image(2, Crash::PowerNone).content_hash(), late);
 }
+
+#[test]
+fn file_ranges_synced_together_are_there_in_any_combination_before_and_all_after() {
+    let world = SimWorld::new();
+    let log = world.add_region("log", SimMedium::File, 1 << 16, 1 << 16);
+    let (recording, ()) = world.record(|| {
+        log.write(0, &[1; 64]).unwrap();
+        log.write(8192, &[2; 64]).unwrap();
+        log.fence().unwrap();
+        log.sync_all(&[(0, 64), (8192, 64)]).unwrap();
+    });
+    let at = |index, crash| {
+        let after = recording.image(index, crash).into_world();
+        (read::<1>(&after, "log", 0)[0], read::<1>(&after, "log", 8192)[0])
+    };
+    let points = recording.points();
+    let sync = points.iter().find(|point| point.next == PointKind::Sync).unwrap();
+    let seen: HashSet<_> = (0..200)
+        .map(|seed| at(sync.index, Crash::PowerSeeded(seed)))
+        .collect();
+    assert_eq!(seen, HashSet::from([(0, 0), (1, 0), (0, 2), (1, 2)]));
+    assert_eq!(at(recording.events_len(), Crash::PowerNone), (1, 2));
+}
