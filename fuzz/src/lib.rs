@@ -183,6 +183,7 @@ pub fn log_scan(data: &[u8]) -> bool {
     let limits = GatherLimits {
         bytes: 8192,
         entries: 20,
+        leave_bytes: if data.len() % 2 == 1 { 4096 } else { usize::MAX },
     };
     let mut digested = LogSeq(0);
     for cut in [Cut::Live(None), Cut::Live(Some(LogSeq(7)))] {
@@ -192,7 +193,14 @@ pub fn log_scan(data: &[u8]) -> bool {
         for entry in &batch.entries {
             assert!(entry.seq().0 > last && entry.seq() <= batch.upto, "out of order");
             last = entry.seq().0;
-            let _ = batch.op(entry);
+            let op = batch.op(entry);
+            let end = |at: u64| at + u64::from(entry.header.payload_len.get());
+            assert!(
+                entry
+                    .left_at()
+                    .is_none_or(|at| op.is_ok() && end(at) <= log.len_bytes()),
+                "what is no write was left in the log"
+            );
         }
         for transaction in &batch.transactions {
             assert!(transaction.first + transaction.len <= batch.entries.len());

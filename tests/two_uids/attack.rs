@@ -593,13 +593,11 @@ fn cut_off(job: &Job, found: &mut Found) {
     rustix::fs::fallocate(&log, punch, 0, 4 << 20).unwrap();
     session.digest();
     let _ = session.ask(&Request::SyncLog {
-        offset: 0,
-        len: 4 << 20,
+        ranges: vec![(0, 4 << 20)],
     });
     log.set_len(0).unwrap();
     let _ = session.ask(&Request::SyncLog {
-        offset: 0,
-        len: 4 << 20,
+        ranges: vec![(0, 4 << 20)],
     });
     log.set_len(8 << 20).unwrap();
     let page = copy(session.given.page.as_ref().unwrap());

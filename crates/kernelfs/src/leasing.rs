@@ -612,6 +612,13 @@ impl KernelFs {
         if ranges.len() > SYNC_RANGES_MAX {
             return Err(no(libc::E2BIG));
         }
+        // A client has each byte written once: more is work for the disk that nobody needs.
+        let bytes = ranges
+            .iter()
+            .fold(0_u64, |sum, (_, len)| sum.saturating_add(*len));
+        if bytes > 2 * log.len_bytes() {
+            return Err(no(libc::EINVAL));
+        }
         let synced = self.log_work(session, "sync of the log", || log.sync_all(ranges));
         synced.map_err(|error| {
             tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");

@@ -130,10 +130,16 @@ impl Attacker {
                 offset: extreme(self),
                 len: extreme(self) as u32 % (2 << 20),
             },
-            16 if self.rng.below(2) == 0 => Request::SyncLog {
-                offset: extreme(self),
-                len: extreme(self),
-            },
+            16 if self.rng.below(2) == 0 => {
+                // Now and then more than are allowed.
+                let count = if self.rng.below(8) == 0 {
+                    1025
+                } else {
+                    self.rng.below(5)
+                };
+                let ranges = (0..count).map(|_| (extreme(self), extreme(self))).collect();
+                Request::SyncLog { ranges }
+            }
             16 => Request::GrowLog {
                 len_bytes: extreme(self) & !(CHUNK_BYTES - 1) | self.rng.below(2),
             },
