@@ -449,35 +449,6 @@ fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
     conclude("tables and trees", &tally, &failures);
 }
 
-/// The seeded bug of a repair: the same damage with and without it.
-#[test]
-#[cfg(debug_assertions)]
-fn repair_that_frees_before_all_is_saved_is_caught() {
-    use varve_format::seeded::{Bug, arm};
-    let pool = Pool::full(SimMedium::Dax);
-    let kinds: Vec<_> = pool.places.keys().cloned().collect();
-    for seed in 0..40 {
-        let kind = &kinds[seed as usize % kinds.len()];
-        let damaged = pool.damaged(&[kind.as_str(), "ExtentNode"], &mut Rng::new(seed));
-        let (mut sound, mut tally) = (Tally::default(), Tally::default());
-        if let Err(why) = try_damage(&pool, &damaged, seed, &mut sound) {
-            panic!("without the bug: {why}");
-        }
-        arm(Some(Bug::RepairFreesFirst));
-        let caught = try_damage(&pool, &damaged, seed, &mut tally);
-        arm(None);
-        if let Err(why) = caught {
-            let why: String = why.chars().take(300).collect();
-            println!(
-                "| `RepairFreesFirst` | repair_crash, seed {seed} | {} | {} | {why} |",
-                tally.images, sound.images
-            );
-            return;
-        }
-    }
-    panic!("the bug is not caught");
-}
-
 #[test]
 fn repair_that_is_refused_changes_nothing() {
     for medium in [SimMedium::Dax, SimMedium::File] {
