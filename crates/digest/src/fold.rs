@@ -6,6 +6,7 @@
 
 use crate::bytes::FileFold;
 use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
+use hashbrown::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use varve_format::{
     BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq,
@@ -33,11 +34,10 @@ pub(crate) struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Bytes of journal record, about; what came and went within the batch is not written.
+    /// Bytes of journal record, about.
     fn record_bytes(&self) -> u64 {
         match (self.changed, self.gone) {
             (false, _) => 0,
-            (true, true) if self.old.is_none() => VANISHED_BYTES,
             (true, true) => INODE_BYTES + 4 * PIECE_BYTES,
             (true, false) => {
                 let (stretches, bytes) = self.file.extent();
@@ -54,6 +54,9 @@ pub(crate) enum Known<'a> {
     Free,
     Reserved(Generation),
     Node(Box<Node<'a>>),
+    /// Made and deleted in this batch: only its reserved number is given back. Nothing else of it is kept, so that files that come and go in one
+    /// batch pass through the same memory.
+    Vanished(InodeKey),
 }
 
 /// A name as the batch leaves it.
@@ -80,7 +83,7 @@ pub struct Fold<'a, V: View> {
     pub(crate) view: V,
     pub(crate) nodes: hashbrown::HashMap<Ino, Known<'a>>,
     /// Names are chosen by users: their hash is one that cannot be guessed.
-    pub(crate) names: HashMap<Ino, HashMap<Box<[u8]>, Name>>,
+    pub(crate) names: hashbrown::HashMap<Ino, HashMap<Box<[u8]>, Name>>,
     pub(crate) counts: Counts,
     pub(crate) refused: Vec<(SessionId, RefusedTx)>,
     order: u64,
@@ -152,7 +155,7 @@ impl<'a, V: View> Fold<'a, V> {
         Self {
             view,
             nodes: hashbrown::HashMap::new(),
-            names: HashMap::new(),
+            names: hashbrown::HashMap::new(),
             counts: Counts::default(),
             refused: Vec::new(),
             order: 0,
@@ -247,6 +250,7 @@ impl<'a, V: View> Fold<'a, V> {
     pub(crate) fn record_bytes_counted(&self) -> u64 {
         let nodes = self.nodes.values().map(|known| match known {
             Known::Node(node) => node.record_bytes(),
+            Known::Vanished(_) => VANISHED_BYTES,
             Known::Free | Known::Reserved(_) => 0,
         });
         let names = self.names.values().flat_map(HashMap::values);
@@ -296,8 +300,9 @@ impl<'a, V: View> Fold<'a, V> {
     }
 
     pub(crate) fn known(&mut self, ino: Ino) -> Result<&Known<'a>, V::Error> {
-        if !self.nodes.contains_key(&ino) {
-            let known = match self.view.slot(ino)? {
+        Ok(match self.nodes.entry(ino) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(match self.view.slot(ino)? {
                 Slot::Free(_) => Known::Free,
                 Slot::Reserved(generation) => Known::Reserved(generation),
                 Slot::Used(attr) => Known::Node(Box::new(Node {
@@ -311,10 +316,8 @@ impl<'a, V: View> Fold<'a, V> {
                     changed: false,
                     more_bytes: 0,
                 })),
-            };
-            self.nodes.insert(ino, known);
-        }
-        Ok(&self.nodes[&ino])
+            }),
+        })
     }
 
     /// The attributes of `key`, if that life of the number exists.
@@ -376,7 +379,10 @@ impl<'a, V: View> Fold<'a, V> {
         if let Some(known) = self.names.get(&dir).and_then(|names| names.get(name)) {
             return Ok(*known);
         }
-        let born = matches!(self.nodes.get(&dir), Some(Known::Node(node)) if node.old.is_none());
+        let born = match self.nodes.get(&dir) {
+            Some(Known::Node(node)) => node.old.is_none(),
+            known => matches!(known, Some(Known::Vanished(_))),
+        };
         let old = if born { None } else { self.view.lookup(dir, name)? };
         let known = Name {
             old,
@@ -391,18 +397,23 @@ impl<'a, V: View> Fold<'a, V> {
     pub(crate) fn set_name(&mut self, dir: Ino, name: &[u8], now: Option<InodeKey>) {
         self.order += 1;
         let names = self.names.entry(dir).or_default();
-        let old = names.get(name).copied();
-        if let Some(undo) = &mut self.undo {
-            undo.names.push((dir, name.into(), old));
-        }
-        let changed = Name {
-            old: old.and_then(|old| old.old),
+        let mut changed = Name {
+            old: None,
             now,
             order: self.order,
         };
+        let old = names.get_mut(name).map(|known| {
+            changed.old = known.old;
+            std::mem::replace(known, changed)
+        });
+        if old.is_none() {
+            names.insert(name.into(), changed);
+        }
+        if let Some(undo) = &mut self.undo {
+            undo.names.push((dir, name.into(), old));
+        }
         let bytes = |name: Name| if name.now == name.old { 0 } else { NAME_BYTES };
         self.record_bytes = self.record_bytes + bytes(changed) - old.map_or(0, bytes);
-        names.insert(name.into(), changed);
     }
 
     /// Whether a directory has no name left.
@@ -531,10 +542,16 @@ impl<'a, V: View> Fold<'a, V> {
         };
         if node.attr.nlink == 0 && !self.view.held(key, &node.left) {
             let before = node.record_bytes();
-            node.gone = true;
-            node.file = FileFold::default();
-            node.xattrs.clear();
-            self.record_bytes = self.record_bytes + node.record_bytes() - before;
+            let after = if node.old.is_none() {
+                self.nodes.insert(key.ino, Known::Vanished(key));
+                VANISHED_BYTES
+            } else {
+                node.gone = true;
+                node.file = FileFold::default();
+                node.xattrs.clear();
+                node.record_bytes()
+            };
+            self.record_bytes = self.record_bytes + after - before;
         }
     }
 

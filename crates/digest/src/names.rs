@@ -104,7 +104,7 @@ impl<'a, V: View> Fold<'a, V> {
         }
         match self.known(key.ino).map_err(Stop::State)? {
             Known::Reserved(generation) if *generation == key.generation => {}
-            Known::Node(_) => return Err(Refusal::Exists.into()),
+            Known::Node(_) | Known::Vanished(_) => return Err(Refusal::Exists.into()),
             Known::Reserved(_) | Known::Free => return Err(Refusal::NoInode.into()),
         }
         let mut attr = InodeAttr {

@@ -27,8 +27,6 @@ pub enum Fate {
     Changed,
     /// It is deleted. All its names went before; its attributes say nothing.
     Deleted,
-    /// It was made and deleted in this batch: only its reserved number is given back.
-    Vanished,
 }
 
 /// One inode to write.
@@ -57,6 +55,8 @@ pub struct Plan<'a> {
     pub names: Vec<NameChange>,
     /// Inodes, by number.
     pub inodes: Vec<InodePlan<'a>>,
+    /// Inodes that were made and deleted in this batch, by number: only their reserved numbers are given back.
+    pub vanished: Vec<InodeKey>,
     /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,
     /// What was saved.
@@ -80,9 +80,7 @@ impl<'a, V: View> Fold<'a, V> {
         };
         let mut changes: Vec<(u64, NameChange)> = Vec::new();
         for (dir, names) in names {
-            let vanished =
-                matches!(nodes.get(&dir), Some(Known::Node(node)) if node.gone && node.old.is_none());
-            if vanished {
+            if matches!(nodes.get(&dir), Some(Known::Vanished(_))) {
                 continue;
             }
             for (name, state) in names {
@@ -104,8 +102,13 @@ impl<'a, V: View> Fold<'a, V> {
             left.cmp(&(right.new.is_some(), right_order, right.dir, &right.name))
         });
         // Sorted by their places: the plans themselves are large, and each is moved once.
+        let mut vanished = Vec::new();
         let changed = |known: Known<'a>| match known {
             Known::Node(node) if node.changed => Some(node),
+            Known::Vanished(key) => {
+                vanished.push(key);
+                None
+            }
             _ => None,
         };
         let mut plans: Vec<_> = nodes
@@ -117,10 +120,13 @@ impl<'a, V: View> Fold<'a, V> {
             .filter_map(|(at, plan)| Some((plan.as_ref()?.attr.key.ino, at)))
             .collect();
         order.sort_unstable();
+        vanished.sort_unstable();
+        counts.vanished += vanished.len() as u64;
         let inodes = order.iter().filter_map(|(_, at)| plans[*at].take()).collect();
         Plan {
             names: changes.into_iter().map(|(_, change)| change).collect(),
             inodes,
+            vanished,
             refused,
             counts,
         }
@@ -130,12 +136,10 @@ impl<'a, V: View> Fold<'a, V> {
 impl<'a> Node<'a> {
     fn plan(self, counts: &mut Counts) -> InodePlan<'a> {
         let fate = match (self.gone, self.old.is_some()) {
-            (true, true) => Fate::Deleted,
-            (true, false) => Fate::Vanished,
+            (true, _) => Fate::Deleted,
             (false, true) => Fate::Changed,
             (false, false) => Fate::Made,
         };
-        counts.vanished += u64::from(fate == Fate::Vanished);
         let regular = self.attr.kind() == FileKind::Regular;
         let file = if regular && !self.gone {
             let old = self.old.as_ref().map(|old| old.size_bytes);

@@ -316,10 +316,12 @@ impl KernelFs {
             self.segments.replaced(&|key| keys.contains(&key), applied.tx);
         }
         let mut changes = Vec::new();
+        // A row that is part of the record is as it should be: it lost all these inodes there. One that came since is not.
+        let written = |change: &RowChange| change.lease().is_some_and(|lease| applied.wrote_row(lease));
         for key in &applied.freed {
             for id in &ids {
-                changes.extend(core.rows.end_change(*id, *key));
-                core.rows.end(*id, *key);
+                let change = core.rows.end(*id, *key);
+                changes.extend(change.filter(|change| !written(change)));
             }
             core.table.forget_inode(*key);
             core.holds.forget(*key);
@@ -344,9 +346,13 @@ impl KernelFs {
         for change in changes {
             match change {
                 RowChange::Put(row) => {
-                    // A part of a batch was given back while its session ended, and the row with it: it must not come again.
-                    if tx.grant(row.lease)?.is_some() {
-                        tx.grant_put(row)?;
+                    // A part of a batch was given back while its session ended, and the row with it: it must not come again. Nor must a
+                    // part that a digest took out since the row was looked at: parts only ever go.
+                    let now = tx.grant(row.lease)?.map(|now| now.batch & row.batch);
+                    match now {
+                        None => {}
+                        Some(0) => tx.grant_remove(row.lease)?,
+                        Some(batch) => tx.grant_put(&GrantRow { batch, ..*row })?,
                     }
                 }
                 RowChange::Remove(lease) => match tx.grant_remove(*lease) {

@@ -5,6 +5,7 @@
 //! found by number *and* generation.
 
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use varve_format::session::GrantRow;
 use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
@@ -18,6 +19,17 @@ pub(crate) enum RowChange {
     Put(GrantRow),
     /// Give back the number of an inode that was never made. Goes before the change of its row: a crash in between loses nothing.
     FreeNumber(InodeKey),
+}
+
+impl RowChange {
+    /// Whose row it is that changes.
+    pub(crate) const fn lease(&self) -> Option<LeaseNo> {
+        match self {
+            Self::Remove(lease) => Some(*lease),
+            Self::Put(row) => Some(row.lease),
+            Self::FreeNumber(_) => None,
+        }
+    }
 }
 
 /// Where the row of an inode is.
@@ -40,7 +52,7 @@ impl Place {
 pub(crate) struct Rows {
     rows: HashMap<LeaseNo, GrantRow>,
     /// Newest last; more than one while an older life of the number is not yet taken out.
-    by_inode: HashMap<(SessionId, Ino), Vec<Place>>,
+    by_inode: HashMap<(SessionId, Ino), SmallVec<[Place; 1]>>,
     by_session: HashMap<SessionId, BTreeSet<LeaseNo>>,
 }
 
@@ -142,12 +154,11 @@ impl Rows {
         held
     }
 
-    /// The lease has ended on media too.
-    pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) {
+    /// The lease has ended on media too, or does with the [change](Self::end_change) that this answers.
+    pub(crate) fn end(&mut self, session: SessionId, key: InodeKey) -> Option<RowChange> {
+        let lease = self.place(session, key)?;
         let change = self.end_change(session, key);
-        if let Some(lease) = self.place(session, key) {
-            self.leave_place(session, key.ino, lease);
-        }
+        self.leave_place(session, key.ino, lease);
         match change {
             None | Some(RowChange::FreeNumber(_)) => {}
             Some(RowChange::Put(row)) => {
@@ -163,6 +174,7 @@ impl Rows {
                 }
             }
         }
+        change
     }
 
     /// Rows of a session, as they are on media.

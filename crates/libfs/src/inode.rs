@@ -10,7 +10,7 @@ use crate::data::{ExtentCache, Places};
 use crate::errno::Errno;
 use crate::log::slots;
 use crate::overlay::{Pieces, Radix};
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::ops::{Deref, DerefMut};
 use varve_format::{InodeAttr, InodeKey, LogSeq, TimeNs};
@@ -43,6 +43,8 @@ pub struct Inode {
     pub(crate) read_end: AtomicU64,
     /// Listed for pruning.
     pub(crate) listed: AtomicBool,
+    /// Where in that list it probably is. Under the list's lock.
+    pub(crate) list_place: AtomicU32,
     /// Whole blocks in the log.
     pub(crate) radix: Radix,
     /// Digested blocks in NVM, as far as reads under the lock have met them.
@@ -111,6 +113,7 @@ impl Inode {
             overwritten: AtomicBool::new(false),
             read_end: AtomicU64::new(0),
             listed: AtomicBool::new(false),
+            list_place: AtomicU32::new(0),
             radix: Radix::new(),
             places: Places::new(),
             appends: RwLock::new(()),

@@ -320,7 +320,7 @@ impl OpenFile {
                     }
                 }
                 Err(OpError::Mediate) => {
-                    let node = session.leases.node_of(self.key());
+                    let node = session.leases.node_of(self.key())?;
                     let _held = match usage {
                         Use::Own => None,
                         Use::Kernel(call) => Some(session.leases.before_mediated(&node, call, |drops| {

@@ -110,15 +110,12 @@ fn file_made_and_deleted_in_a_batch_leaves_nothing_to_write() {
     ];
     let plan = plan(&Model::new(), &ops);
     assert!(plan.names.is_empty());
-    assert_eq!(plan.inodes.len(), 2);
+    assert_eq!(plan.inodes.len(), 1);
     assert_eq!(
         (plan.inodes[0].attr.key, plan.inodes[0].fate),
         (ROOT, Fate::Changed)
     );
-    assert_eq!(
-        (plan.inodes[1].fate, plan.inodes[1].file.pieces.len()),
-        (Fate::Vanished, 0)
-    );
+    assert_eq!(plan.vanished, [file(2)]);
     assert_eq!(
         (plan.counts.bytes_in, plan.counts.bytes_out, plan.counts.vanished),
         (7, 0, 1)

@@ -398,13 +398,16 @@ impl Model {
                 assert_eq!(self.files[&key.ino].attr.kind(), kind);
             }
         }
+        for key in &plan.vanished {
+            self.held.retain(|(_, held)| held != key);
+            assert!(self.reserved.remove(&key.ino));
+        }
         for inode in &plan.inodes {
             let key = inode.attr.key;
             for session in &inode.left {
                 self.held.remove(&(Session(session.0), key));
             }
             match inode.fate {
-                Fate::Vanished => assert!(self.reserved.remove(&key.ino)),
                 Fate::Deleted => assert!(self.files.remove(&key.ino).is_some()),
                 Fate::Made | Fate::Changed => {
                     let file = self.files.get_mut(&key.ino).unwrap();

@@ -5,6 +5,7 @@ use super::carry::{Before, Carrier, FREE_BUDGET, Stuck};
 use super::left::LeftInLogs;
 use super::types::{Applied, Client, Environment, Leases, Source};
 use super::view::{Rows, TxView};
+use std::collections::BTreeMap;
 use varve_digest::{Actor, Batch, Fold, Left, Op, Plan, Refusal, RefusedTx, Transaction};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{InodeKey, LogSeq, SessionId};
@@ -173,10 +174,7 @@ fn fold<'a>(
     most: usize,
     budget: u64,
 ) -> Result<Option<CutPlan<'a>>, StoreError> {
-    let view = TxView {
-        tx,
-        leases: env.leases,
-    };
+    let view = TxView::new(tx, env.leases);
     let mut fold = Fold::new(view, env.now_ns);
     let mut cut = CutPlan {
         plan: Plan::default(),
@@ -374,6 +372,8 @@ pub(super) fn carry(
             ..Applied::default()
         },
         left,
+        rows: BTreeMap::new(),
+        granted: Vec::new(),
         unfinished: Vec::new(),
     };
     carrier.carry_out(plan)?;

@@ -4,9 +4,12 @@ use super::left::LeftInLogs;
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
 use crate::placement::Use;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use varve_digest::{Bytes, Fate, InodePlan, NameChange, Plan};
-use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, SessionId};
+use varve_format::session::GrantRow;
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_store::{DataTarget, Fetch, OP_ROOM, Progress, SpaceStats, StoreError, Tx};
 
 /// Extents or names freed at once by a digest's own transaction.
@@ -61,6 +64,10 @@ pub(super) struct Carrier<'c, 's> {
     pub(super) applied: Applied,
     /// Where bytes are that are not in the plan.
     pub(super) left: &'c dyn Fetch,
+    /// Grant rows as they are to be in the end.
+    pub(super) rows: BTreeMap<LeaseNo, GrantRow>,
+    /// Room for the rows of one inode.
+    pub(super) granted: Vec<GrantRow>,
     /// Deleted inodes of which something is left to free.
     pub(super) unfinished: Vec<InodeKey>,
 }
@@ -78,17 +85,17 @@ impl Carrier<'_, '_> {
             match inode.fate {
                 Fate::Made | Fate::Changed => self.change(inode)?,
                 Fate::Deleted => self.delete(inode)?,
-                Fate::Vanished => {
-                    self.tx.release_inode(inode.attr.key)?;
-                    self.gone(inode.attr.key)?;
-                }
             }
             let key = inode.attr.key;
             self.applied
                 .unheld
                 .extend(inode.left.iter().map(|session| (*session, key)));
         }
-        Ok(())
+        self.tx.release_inodes(&plan.vanished)?;
+        for key in &plan.vanished {
+            self.gone(*key)?;
+        }
+        self.write_rows()
     }
 
     /// Makes sure that one more small operation fits.
@@ -246,26 +253,36 @@ impl Carrier<'_, '_> {
         self.gone(key)
     }
 
-    /// An inode is gone: so are the rows that grant it.
+    /// An inode is gone: so are the rows that grant it, or their part for it.
     fn gone(&mut self, key: InodeKey) -> Result<(), Stuck> {
         self.applied.freed.push(key);
-        let mut rows = Vec::new();
         for session in self.sessions {
-            self.env.leases.grants(*session, key, &mut rows);
+            self.granted.clear();
+            self.env.leases.grants(*session, key, &mut self.granted);
+            for known in self.granted.iter().filter(|row| names(row, key)) {
+                let row = match self.rows.entry(known.lease) {
+                    Entry::Occupied(row) => row.into_mut(),
+                    // What counts is the row as it is by now.
+                    Entry::Vacant(place) => match self.tx.grant(known.lease)? {
+                        Some(row) => place.insert(row),
+                        None => continue,
+                    },
+                };
+                row.batch &= !batch_bit(row, key.ino).unwrap_or(0);
+            }
         }
-        rows.retain(|row| names(row, key));
-        for known in rows {
-            // Several inodes of one batch row may go in one record: what counts is the row as it is by now.
-            let Some(mut row) = self.tx.grant(known.lease)? else {
-                continue;
-            };
-            row.batch &= !batch_bit(&row, key.ino).unwrap_or(0);
+        Ok(())
+    }
+
+    /// Writes the rows that changed, each once: one stands for up to sixteen inodes.
+    fn write_rows(&mut self) -> Result<(), Stuck> {
+        for (lease, row) in std::mem::take(&mut self.rows) {
             let left = (row.batch != 0).then_some(row);
             match &left {
                 Some(row) => self.tx.grant_put(row)?,
-                None => self.tx.grant_remove(row.lease)?,
+                None => self.tx.grant_remove(lease)?,
             }
-            self.applied.rows.push((row.lease, left));
+            self.applied.rows.push((lease, left));
         }
         Ok(())
     }

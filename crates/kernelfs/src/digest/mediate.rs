@@ -185,13 +185,7 @@ fn attempt(
         offset,
         victim: victim(&parsed),
     };
-    let mut fold = Fold::new(
-        TxView {
-            tx,
-            leases: env.leases,
-        },
-        env.now_ns,
-    );
+    let mut fold = Fold::new(TxView::new(tx, env.leases), env.now_ns);
     let operation = Op {
         seq: LogSeq(0),
         time_ns: env.now_ns,

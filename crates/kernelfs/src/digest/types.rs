@@ -89,7 +89,7 @@ pub struct Applied {
     pub digested: Vec<(SessionId, LogSeq)>,
     /// Inodes that are gone: their leases and holds go too.
     pub freed: Vec<InodeKey>,
-    /// Grant rows that the record changed because of that (`None`: removed). Only the daemon's memory of them is left to change.
+    /// Grant rows that the record changed because of that (`None`: removed), by lease. Only the daemon's memory of them is left to change.
     pub rows: Vec<(LeaseNo, Option<GrantRow>)>,
     /// Inodes that have no name any more but are held: to be freed with [`free_orphans`](super::free_orphans) when the last hold goes.
     pub orphans: Vec<InodeKey>,
@@ -103,4 +103,14 @@ pub struct Applied {
     pub refused: Vec<(SessionId, RefusedTx)>,
     /// What the plan saved.
     pub counts: Counts,
+}
+
+impl Applied {
+    /// Whether the record changed or removed the grant row of `lease`.
+    #[must_use]
+    pub fn wrote_row(&self, lease: LeaseNo) -> bool {
+        self.rows
+            .binary_search_by_key(&lease, |(lease, _)| *lease)
+            .is_ok()
+    }
 }

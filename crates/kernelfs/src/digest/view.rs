@@ -3,9 +3,10 @@
 use super::types::{Client, Leases, rights};
 use hashbrown::HashMap;
 use std::cell::RefCell;
+use std::ops::Range;
 use varve_digest::{Grants, Need, Slot, View};
 use varve_format::session::GrantRow;
-use varve_format::{Generation, Ino, InodeKey, LogSeq, SessionId};
+use varve_format::{DirRoot, Generation, Ino, InodeKey, LogSeq, SessionId};
 use varve_store::{InodeSlot, StoreError, Tx};
 
 /// Names read at once when a directory is looked through.
@@ -15,6 +16,18 @@ const PAGE: usize = 256;
 pub(super) struct TxView<'v, 's> {
     pub(super) tx: &'v Tx<'s>,
     pub(super) leases: &'v dyn Leases,
+    /// The directory that was asked about last: most questions are about one.
+    dir: Option<(Ino, DirRoot)>,
+}
+
+impl<'v, 's> TxView<'v, 's> {
+    pub(super) const fn new(tx: &'v Tx<'s>, leases: &'v dyn Leases) -> Self {
+        Self {
+            tx,
+            leases,
+            dir: None,
+        }
+    }
 }
 
 impl View for TxView<'_, '_> {
@@ -34,7 +47,12 @@ impl View for TxView<'_, '_> {
     }
 
     fn lookup(&mut self, dir: Ino, name: &[u8]) -> Result<Option<InodeKey>, StoreError> {
-        Ok(self.tx.dir_lookup(dir, name)?.map(|item| item.key))
+        let root = match self.dir {
+            Some((last, root)) if last == dir => root,
+            _ => self.tx.dir_root(dir)?,
+        };
+        self.dir = Some((dir, root));
+        self.tx.dir_find(dir, &root, name)
     }
 
     fn any_name(&mut self, dir: Ino, gone: &mut dyn FnMut(&[u8]) -> bool) -> Result<bool, StoreError> {
@@ -64,7 +82,15 @@ impl View for TxView<'_, '_> {
 pub(super) struct Rows<'v> {
     pub(super) client: Client,
     pub(super) leases: &'v dyn Leases,
-    known: RefCell<HashMap<InodeKey, Vec<GrantRow>>>,
+    known: RefCell<Known>,
+}
+
+/// Rows that were asked for.
+#[derive(Default)]
+struct Known {
+    rows: Vec<GrantRow>,
+    /// Where those of an inode are.
+    places: HashMap<InodeKey, Range<usize>>,
 }
 
 impl<'v> Rows<'v> {
@@ -77,14 +103,21 @@ impl<'v> Rows<'v> {
     }
 
     fn with<T>(&self, key: InodeKey, f: impl FnOnce(&[GrantRow]) -> T) -> T {
-        let mut known = self.known.borrow_mut();
-        let rows = known.entry(key).or_insert_with(|| {
-            let mut rows = Vec::new();
-            self.leases.grants(self.client.session, key, &mut rows);
-            rows.retain(|row| row.session == self.client.session && names(row, key));
-            rows
+        let Known { rows, places } = &mut *self.known.borrow_mut();
+        let place = places.entry(key).or_insert_with(|| {
+            let start = rows.len();
+            self.leases.grants(self.client.session, key, rows);
+            let mut kept = start;
+            for at in start..rows.len() {
+                if rows[at].session == self.client.session && names(&rows[at], key) {
+                    rows.swap(kept, at);
+                    kept += 1;
+                }
+            }
+            rows.truncate(kept);
+            start..kept
         });
-        f(rows)
+        f(&rows[place.clone()])
     }
 }
 

@@ -1,12 +1,13 @@
 //! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who frees it is not known here.
 
 use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
 use varve_format::{InodeKey, SessionId};
 
 /// Holds of all sessions.
 #[derive(Debug, Default)]
 pub struct Holds {
-    by_key: HashMap<InodeKey, Vec<SessionId>>,
+    by_key: HashMap<InodeKey, SmallVec<[SessionId; 2]>>,
     by_session: HashMap<SessionId, HashSet<InodeKey>>,
 }
 

@@ -17,6 +17,7 @@ pub use view::{HolderStatus, LeaseDetail, WaitStatus};
 
 use super::contention::Contention;
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use varve_format::{InodeKey, LeaseNo, SessionId};
 use varve_ipc::{LeaseMode, Want};
@@ -111,6 +112,9 @@ struct Holder {
     unwanted: bool,
 }
 
+/// Leases on one inode: nearly always one, for which nothing is allocated.
+type Holders = SmallVec<[Holder; 1]>;
+
 /// Time that the daemon has worked on releases of a session: its client gives leases back one batch after another, and cannot
 /// answer for the daemon's share.
 #[derive(Debug, Clone, Copy, Default)]
@@ -150,7 +154,7 @@ const INTERNAL: u64 = 1 << 63;
 #[derive(Debug)]
 pub struct Table {
     limits: Limits,
-    holders: HashMap<InodeKey, Vec<Holder>>,
+    holders: HashMap<InodeKey, Holders>,
     /// Leases by session, oldest first.
     by_session: HashMap<SessionId, BTreeMap<LeaseNo, InodeKey>>,
     /// Write leases of clients, oldest first.
@@ -422,6 +426,11 @@ impl Table {
                 self.holders.remove(&key);
             }
         }
+        self.unlist(session, lease);
+    }
+
+    /// Takes a lease out of all lists but that of its inode's holders.
+    fn unlist(&mut self, session: SessionId, lease: LeaseNo) {
         if let Some(leases) = self.by_session.get_mut(&session) {
             leases.remove(&lease);
             if leases.is_empty() {
@@ -771,8 +780,8 @@ impl Table {
 
     /// The inode is gone: so are its leases.
     pub fn forget_inode(&mut self, key: InodeKey) {
-        for holder in self.holders.get(&key).cloned().unwrap_or_default() {
-            self.remove(holder.session, key, holder.lease);
+        for holder in self.holders.remove(&key).unwrap_or_default() {
+            self.unlist(holder.session, holder.lease);
         }
         self.contention.forget(key);
     }
@@ -845,7 +854,10 @@ impl Table {
 
     /// Sessions that know where the blocks of `key` were.
     pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
-        let holders = self.holders.get(&key).map_or(&[][..], Vec::as_slice);
+        let holders = self
+            .holders
+            .get(&key)
+            .map_or(&[][..], |holders| holders.as_slice());
         holders
             .iter()
             .filter(|holder| holder.mapped)
@@ -941,7 +953,10 @@ impl Table {
             .count();
         assert_eq!(revoking, self.asked.len());
         let indexed: usize = self.by_session.values().map(BTreeMap::len).sum();
-        assert_eq!(indexed, self.holders.values().map(Vec::len).sum::<usize>());
+        assert_eq!(
+            indexed,
+            self.holders.values().map(|holders| holders.len()).sum::<usize>()
+        );
         for (key, queue) in &self.queues {
             assert!(!queue.is_empty() && queue.is_sorted());
             for ticket in queue {

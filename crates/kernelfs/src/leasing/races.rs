@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Client, ROOT, World, want};
+use crate::digest::Applied;
+use crate::rows::RowChange;
 use crate::session::Session;
 use std::sync::Arc;
 use varve_ipc::{LeaseMode, Service};
@@ -83,4 +85,46 @@ fn row_of_a_batch_does_not_come_again_when_its_session_ends_while_a_part_is_give
     end(&world, &a);
     world.kernel.write_rows(&changes).unwrap();
     nothing_is_left(&world, inodes);
+}
+
+#[test]
+fn part_that_a_digest_took_out_does_not_come_again_when_another_is_given_back() {
+    let world = World::new();
+    let a = world.client();
+    let keys: Vec<_> = a.alloc(2).into_iter().map(|(key, _)| key).collect();
+    let mut row = world.kernel.store.grants().unwrap()[0];
+    let (given_back, other) = (row.batch & 1, row.batch & !1);
+    // The release has looked at the row; the record with the end of the other inode is there before it writes.
+    let change = world.kernel.locked().rows.end_change(a.id(), keys[0]).unwrap();
+    assert_eq!(
+        change,
+        RowChange::Put(varve_format::session::GrantRow { batch: other, ..row })
+    );
+    row.batch = given_back;
+    let mut tx = world.kernel.store.begin().unwrap();
+    tx.grant_put(&row).unwrap();
+    tx.commit().unwrap();
+    world.kernel.write_rows(&[change]).unwrap();
+    assert_eq!(world.kernel.store.grants().unwrap(), []);
+}
+
+#[test]
+fn row_that_came_since_its_inode_was_digested_is_removed_and_one_of_the_record_is_not_written_again() {
+    let world = World::new();
+    let a = world.client();
+    let (key, _) = a.alloc(1)[0];
+    let row = world.kernel.store.grants().unwrap()[0];
+    let freed = |rows| Applied {
+        digested: vec![(a.id(), varve_format::LogSeq(0))],
+        freed: vec![key],
+        rows,
+        ..Applied::default()
+    };
+    // The digest looked for rows before this one counted.
+    let changes = world.kernel.take_over(&freed(Vec::new()));
+    assert_eq!(changes, [RowChange::Remove(row.lease)]);
+    world.kernel.locked().rows.insert_batch(row, &[key]);
+    let changes = world.kernel.take_over(&freed(vec![(row.lease, None)]));
+    assert_eq!(changes, []);
+    assert!(world.kernel.locked().rows.find(a.id(), key).is_none());
 }

@@ -352,7 +352,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Withdrawals) {
     let asks = crossbeam_channel::unbounded().0;
     let leases = Arc::new(Leases::new(link, page, events.clone(), asks, 64, false));
     let withdrawals = Withdrawals::new(Arc::clone(&leases), events, 100_000);
-    let node = leases.node_of(FILE);
+    let node = leases.node_of(FILE).unwrap();
     let stage = Arc::new(Stage {
         daemon,
         data,

@@ -224,7 +224,31 @@ impl DataPlane {
     fn list_slow(&self, inode: &Arc<Inode>) {
         let mut listed = self.listed.lock();
         if !inode.listed.swap(true, std::sync::atomic::Ordering::SeqCst) {
+            let place = u32::try_from(listed.len()).unwrap_or(u32::MAX);
+            inode
+                .list_place
+                .store(place, std::sync::atomic::Ordering::Relaxed);
             listed.push(Arc::downgrade(inode));
+        }
+    }
+
+    /// Nobody will use `inode` any more. Without this its memory would stay until the next prune.
+    pub(crate) fn unlist(&self, inode: &Arc<Inode>) {
+        use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+        if !inode.listed.load(SeqCst) {
+            return;
+        }
+        let mut listed = self.listed.lock();
+        // After a prune it may be anywhere.
+        let place = inode.list_place.load(Relaxed);
+        if listed
+            .get(place as usize)
+            .is_some_and(|weak| weak.as_ptr() == Arc::as_ptr(inode))
+        {
+            listed.swap_remove(place as usize);
+            if let Some(moved) = listed.get(place as usize).and_then(Weak::upgrade) {
+                moved.list_place.store(place, Relaxed);
+            }
         }
     }
 

@@ -485,7 +485,7 @@ fn counted(plan: Plan) {
         })
     };
     let mount = Mount {
-        node: leases.node_of(FILE),
+        node: leases.node_of(FILE).unwrap(),
         leases,
         daemon: Arc::clone(&daemon),
         kernel,

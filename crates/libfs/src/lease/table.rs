@@ -45,9 +45,9 @@ pub(crate) struct Leases {
     /// Numbers of new inodes that are being made: their leases are ours, their nodes are not yet here.
     reserved: Mutex<KeySet>,
     spare: Mutex<Spare>,
-    /// Inodes that are gone for good when their entry is digested, oldest first.
-    dead: Mutex<VecDeque<(LogSeq, InodeKey)>>,
-    /// How many those are.
+    /// Inodes that are gone for good when their entry is digested. Locked under `nodes`, never the other way.
+    dead: Mutex<Dead>,
+    /// How many of those have a node here.
     buried: AtomicUsize,
     events: Sender<Event>,
     /// Directories that will soon need more numbers.
@@ -73,6 +73,46 @@ struct Spare {
     asking: u32,
     /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
     denied: KeySet,
+}
+
+/// Inodes without a name that nobody here has open, and whose last entry is not digested.
+#[derive(Default)]
+struct Dead {
+    /// Oldest entry first.
+    queue: VecDeque<(LogSeq, InodeKey)>,
+    /// The same, and whether the node is still here.
+    has_node: KeyMap<bool>,
+    nodes: usize,
+}
+
+impl Dead {
+    fn bury(&mut self, key: InodeKey, seq: LogSeq) {
+        self.queue.push_back((seq, key));
+        if self.has_node.insert(key, true).is_none() {
+            self.nodes += 1;
+        }
+    }
+
+    /// Takes the oldest out, if it is digested; says whether its node is still here.
+    fn pop(&mut self, digested: LogSeq) -> Option<(InodeKey, bool)> {
+        let (seq, key) = *self.queue.front()?;
+        if seq > digested {
+            return None;
+        }
+        self.queue.pop_front();
+        let has_node = self.has_node.remove(&key).unwrap_or(false);
+        self.nodes -= usize::from(has_node);
+        Some((key, has_node))
+    }
+
+    /// Notes that the node goes; `false`: the inode is not among these (any more).
+    fn lose_node(&mut self, key: InodeKey) -> bool {
+        let Some(has_node) = self.has_node.get_mut(&key) else {
+            return false;
+        };
+        self.nodes -= usize::from(std::mem::replace(has_node, false));
+        true
+    }
 }
 
 /// Leases that most operations pin at once: for so many nothing is allocated.
@@ -177,7 +217,7 @@ impl Leases {
             early: Mutex::new(KeyMap::default()),
             reserved: Mutex::new(KeySet::default()),
             spare: Mutex::new(Spare::default()),
-            dead: Mutex::new(VecDeque::new()),
+            dead: Mutex::new(Dead::default()),
             buried: AtomicUsize::new(0),
             events,
             asks,
@@ -253,16 +293,27 @@ impl Leases {
             .cloned()
     }
 
-    fn get_or_make(&self, key: InodeKey) -> Arc<Node> {
-        if let Some(node) = self.get(key) {
-            return node;
+    /// ESTALE for what is dead and [taken down](Self::take_down): the daemon, which does not know that yet, would say that it lives.
+    #[inline]
+    fn get_or_make(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
+        match self.get(key) {
+            Some(node) => Ok(node),
+            None => self.make(key),
         }
-        Arc::clone(
-            self.nodes
-                .write()
-                .entry(key)
-                .or_insert_with(|| Arc::new(Node::new(empty(key)))),
-        )
+    }
+
+    #[cold]
+    fn make(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
+        let mut nodes = self.nodes.write();
+        if let Some(node) = nodes.get(&key) {
+            return Ok(Arc::clone(node));
+        }
+        if self.dead.lock().has_node.contains_key(&key) {
+            return Err(Errno(libc::ESTALE));
+        }
+        let node = Arc::new(Node::new(empty(key)));
+        nodes.insert(key, Arc::clone(&node));
+        Ok(node)
     }
 
     fn unpin(&self, node: &Arc<Node>) {
@@ -377,7 +428,10 @@ impl Leases {
     }
 
     /// The node of an inode, known until now or not.
-    pub(crate) fn node_of(&self, key: InodeKey) -> Arc<Node> {
+    ///
+    /// # Errors
+    /// `ESTALE` for what is dead.
+    pub(crate) fn node_of(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
         self.get_or_make(key)
     }
 
@@ -386,7 +440,10 @@ impl Leases {
         let mut wants = SmallVec::<[Want; AT_ONCE]>::from_slice(wants);
         wants.sort_by_key(|want| (want.key, std::cmp::Reverse(want.mode)));
         wants.dedup_by_key(|want| want.key);
-        let nodes: SmallVec<[_; AT_ONCE]> = wants.iter().map(|want| self.get_or_make(want.key)).collect();
+        let mut nodes = SmallVec::<[_; AT_ONCE]>::new();
+        for want in &wants {
+            nodes.push(self.get_or_make(want.key)?);
+        }
         let first = nodes.first().cloned();
         let mut held = None;
         for _ in 0..ROUNDS_MAX {
@@ -531,7 +588,10 @@ impl Leases {
     /// Takes a neighbour's grant in. If it was given back meanwhile, that is all.
     fn install_ahead(&self, grant: Grant, near: &Near) {
         let Grant { lease, mode, .. } = grant;
-        let node = self.get_or_make(grant.attr.key);
+        // What is dead here the daemon forgets when it hears of that.
+        let Ok(node) = self.get_or_make(grant.attr.key) else {
+            return;
+        };
         if self.install(&node, grant, false) {
             node.note_recent();
             self.ahead.came(&node, mode, near);
@@ -549,7 +609,7 @@ impl Leases {
     }
 
     /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back would only cost a digest.
-    fn living(&self) -> usize {
+    pub(super) fn living(&self) -> usize {
         let buried = self.buried.load(Ordering::Relaxed);
         self.held.load(Ordering::Relaxed).saturating_sub(buried)
     }
@@ -668,11 +728,32 @@ impl Leases {
 
     /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is digested the daemon forgets the
     /// inode with its leases (or keeps it for others, and asks for a lease that is not here any more): nothing needs to be given back.
-    pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) {
+    /// `true`: it may be [taken down](Self::take_down).
+    pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) -> bool {
         // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten it.
         if !self.kernel {
             self.bury_now(key, seq);
         }
+        !self.kernel
+    }
+
+    /// Forgets a buried inode's node at once, if nobody else refers to it: its memory goes into the next file while it is in the caches, and
+    /// files that come and go take no memory until they are digested. If the daemon asks for the lease, it is told that all of the log counts.
+    pub(crate) fn take_down(&self, key: InodeKey) -> Option<Arc<Node>> {
+        let mut nodes = self.nodes.write();
+        let node = nodes.get(&key)?;
+        // A lease that was given back is counted no more.
+        if Arc::strong_count(node) > 1 || node.mode().is_none() {
+            return None;
+        }
+        let mut dead = self.dead.lock();
+        if !dead.lose_node(key) {
+            return None;
+        }
+        self.buried.store(dead.nodes, Ordering::Relaxed);
+        drop(dead);
+        self.held.fetch_sub(1, Ordering::Relaxed);
+        nodes.remove(&key)
     }
 
     /// The kernel above names `key` no more.
@@ -690,22 +771,19 @@ impl Leases {
 
     fn bury_now(&self, key: InodeKey, seq: LogSeq) {
         let mut dead = self.dead.lock();
-        dead.push_back((seq, key));
+        dead.bury(key, seq);
         // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
         let digested = self.page.digested();
-        let count = dead
-            .iter()
-            .take(FORGOTTEN_AT_ONCE)
-            .take_while(|(seq, _)| *seq <= digested)
-            .count();
         let mut gone = [None; FORGOTTEN_AT_ONCE];
-        for (place, (_, key)) in gone.iter_mut().zip(dead.drain(..count)) {
-            *place = Some(key);
+        for place in &mut gone {
+            *place = dead.pop(digested);
         }
-        self.buried.store(dead.len(), Ordering::Relaxed);
+        self.buried.store(dead.nodes, Ordering::Relaxed);
         drop(dead);
-        for key in gone.into_iter().flatten() {
-            self.forget_dead(key);
+        for (key, has_node) in gone.into_iter().flatten() {
+            if has_node {
+                self.forget_dead(key);
+            }
         }
     }
 
@@ -773,7 +851,7 @@ impl Leases {
         }
         if self.ahead.is_asking() {
             // A grant that nobody here has named may be on its way: the node remembers that it comes too late.
-            self.get_or_make(key);
+            let _ = self.get_or_make(key);
         }
         let mut replaced = None;
         if let Some(node) = self.get(key) {

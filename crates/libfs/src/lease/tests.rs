@@ -5,6 +5,7 @@ use super::above::{Above, KernelCall, PageUse};
 use super::node::{Node, Phase, Use};
 use super::table::{Leases, Revoked};
 use super::withdraw::{Event, Surroundings, Withdrawals};
+use crate::errno::{Errno, OpError};
 use crate::names::Target;
 use crate::options::CacheObserver;
 use crossbeam_channel::Receiver;
@@ -635,6 +636,66 @@ fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
 }
 
 #[test]
+fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
+    let mut rig = rig();
+    let make = |n: u64| {
+        let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(n, 1), 0o100_644, 0)));
+        drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(n)));
+        node
+    };
+    let (gone, kept) = (make(100).key(), make(101));
+    assert!(rig.leases.take_down(gone).is_none(), "it is not dead");
+    rig.leases.bury(gone, LogSeq(5));
+    rig.leases.bury(kept.key(), LogSeq(6));
+    assert!(rig.leases.take_down(gone).is_some());
+    assert!(
+        rig.leases.take_down(kept.key()).is_none(),
+        "somebody refers to it"
+    );
+    assert!(rig.leases.get(gone).is_none() && rig.leases.get(kept.key()).is_some());
+    // The daemon, which does not know, would say that it is there. (It is not asked: it has no answer.)
+    let pinned = rig.leases.pin_one::<()>(gone, LeaseMode::Read, Use::Own);
+    assert!(matches!(pinned, Err(OpError::Failed(Errno(libc::ESTALE)))));
+    drop(pinned);
+    // It asks for the lease: what was logged under it counts.
+    rig.take(Event::Revoke {
+        key: gone,
+        number: LeaseNo(100),
+    });
+    rig.flush();
+    let released = rig.script.released.lock().clone();
+    assert_eq!((released[0].key, released[0].last_seq), (gone, LogSeq(9)));
+    // When the removal is digested the daemon says what there is.
+    rig.page.set_digested(LogSeq(6));
+    rig.leases.bury(InodeKey::new(102, 1), LogSeq(9));
+    let _ = rig.script.answer.set(Box::new(|_| Response::Done));
+    let pinned = rig.leases.pin_one::<()>(gone, LeaseMode::Read, Use::Own);
+    assert!(matches!(pinned, Err(OpError::Failed(Errno(libc::EIO)))));
+}
+
+#[test]
+fn dead_inode_whose_lease_is_given_back_is_not_counted_twice() {
+    let rig = rig();
+    let before = rig.leases.living();
+    let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100, 1), 0o100_644, 0)));
+    drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100)));
+    rig.leases.bury(node.key(), LogSeq(5));
+    // Given back while somebody refers to it: it stays here.
+    let other = Arc::clone(&node);
+    {
+        let mut state = node.state();
+        state.mode = None;
+        node.publish(&state, false);
+    }
+    rig.leases.gone(node.key());
+    let key = node.key();
+    drop((node, other));
+    assert!(rig.leases.get(key).is_some());
+    assert!(rig.leases.take_down(key).is_none());
+    assert_eq!(rig.leases.living(), before);
+}
+
+#[test]
 fn inode_that_the_kernel_may_name_is_kept_until_it_forgets_it() {
     let rig = rig_below(true);
     for n in 0..3 {
@@ -783,7 +844,11 @@ fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
         // Before the answer is read another request asks for a neighbour in it, which somebody else wants too.
         let (key, number) = (given[1].attr.key, given[1].lease);
         let leases = leases.upgrade().unwrap();
-        leases.node_of(key).waiters.fetch_add(1, Ordering::SeqCst);
+        leases
+            .node_of(key)
+            .unwrap()
+            .waiters
+            .fetch_add(1, Ordering::SeqCst);
         assert!(matches!(leases.revoked(key, number), Revoked::Early));
         *revoked.lock() = Some((key, number));
         response

@@ -4,7 +4,7 @@
 use super::{Log, LogHost, ipc};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::seeded::{Bug, armed};
-use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 use varve_format::LogSeq;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, LIVE_HEADER_SIZE};
@@ -13,6 +13,9 @@ use varve_ipc::IpcError;
 /// How long a digest's next record may take before its end is waited for.
 const MOMENT: Duration = Duration::from_millis(5);
 const PROGRESS_NAP: Duration = Duration::from_micros(50);
+/// While there are chunks that were never used, pointers are dropped only when that frees this part of those that were: looking at all inodes
+/// that the log has something of is not for each chunk.
+const PRUNED_SHARE: u64 = 4;
 
 /// A full chunk.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +28,10 @@ struct Retired {
 /// All chunks of a log but those that lanes hold.
 pub(super) struct Pool {
     total: u64,
-    free: VecDeque<u64>,
+    /// Those that were used before, the one to be used next last.
+    free: Vec<u64>,
+    /// Those that were never used: each costs the clearing of its memory.
+    fresh: Range<u64>,
     retired: Vec<Retired>,
     /// Pointers up to here have been dropped.
     pruned: u64,
@@ -33,6 +39,8 @@ pub(super) struct Pool {
     asked: u64,
     /// Growth was refused for good.
     grown_out: bool,
+    /// Whether what is committed is not durable by that, on the log's medium.
+    syncs: bool,
     /// Parts of retired chunks that are not yet synced: start and end.
     pub(super) unsynced: Vec<(u64, u64)>,
     /// How far each lane's current chunk is synced.
@@ -57,14 +65,16 @@ enum Try {
 }
 
 impl Pool {
-    pub(super) fn new(total: u64) -> Self {
+    pub(super) fn new(total: u64, syncs: bool) -> Self {
         Self {
             total,
-            free: (0..total).collect(),
+            free: Vec::new(),
+            fresh: 0..total,
             retired: Vec::new(),
             pruned: 0,
             asked: 0,
             grown_out: false,
+            syncs,
             unsynced: Vec::new(),
             synced: [0; LANES_MAX],
         }
@@ -77,7 +87,7 @@ impl Pool {
     /// The chunk that holds `pos` is full up to `pos` and its highest number is `last_seq`.
     pub(super) fn retire(&mut self, lane: usize, start: u64, end: u64, last_seq: u64) {
         let synced = self.synced[lane].max(start);
-        if synced < end && !armed(Bug::LeftChunkUnsynced) {
+        if self.syncs && synced < end && !armed(Bug::LeftChunkUnsynced) {
             self.unsynced.push((synced, end));
         }
         self.retired.push(Retired {
@@ -88,15 +98,15 @@ impl Pool {
 
     /// A chunk that was taken and not used.
     pub(super) fn give_back(&mut self, start: u64) {
-        self.free.push_front(start / CHUNK_BYTES);
+        self.free.push(start / CHUNK_BYTES);
     }
 
     pub(super) const fn total(&self) -> u64 {
         self.total
     }
 
-    pub(super) fn free_chunks(&self) -> usize {
-        self.free.len()
+    pub(super) const fn free_chunks(&self) -> usize {
+        self.free.len() + (self.fresh.end - self.fresh.start) as usize
     }
 
     /// Whether growth was refused for good.
@@ -110,7 +120,8 @@ impl Pool {
 
     /// Those that will be taken next.
     pub(super) fn next_chunks(&self, count: usize) -> Vec<u64> {
-        self.free.iter().take(count).copied().collect()
+        let used = self.free.iter().rev().copied();
+        used.chain(self.fresh.clone()).take(count).collect()
     }
 
     /// Moves what is digested and pruned to the free list.
@@ -120,23 +131,36 @@ impl Pool {
         self.retired.retain(|chunk| {
             let done = chunk.last_seq <= pruned;
             if done {
-                free.push_back(chunk.chunk);
+                free.push(chunk.chunk);
             }
             !done
         });
     }
 
+    /// Retired chunks that may be used again when they are pruned.
+    fn droppable(&self, digested: u64) -> usize {
+        let may = |chunk: &&Retired| chunk.last_seq <= digested;
+        self.retired.iter().filter(may).count()
+    }
+
+    /// The chunk that was used last comes first: its memory is there, and in the caches, where one that was never used is cleared by the
+    /// kernel page by page. So the log has as much memory as is written during a digest, not as much as it may have.
     fn try_take(&mut self, digested: u64, max_chunks: u64) -> Try {
-        if self.free.is_empty() {
-            self.recycle();
+        self.recycle();
+        if let Some(chunk) = self.free.pop() {
+            return Try::Got(chunk);
         }
-        if let Some(chunk) = self.free.pop_front() {
+        let used = self.total - (self.fresh.end - self.fresh.start);
+        if !self.fresh.is_empty() && self.droppable(digested) as u64 >= (used / PRUNED_SHARE).max(1) {
+            return Try::Prune(digested);
+        }
+        if let Some(chunk) = self.fresh.next() {
             return Try::Got(chunk);
         }
         if armed(Bug::ChunkBackEarly) && !self.retired.is_empty() {
             return Try::Got(self.retired.remove(0).chunk);
         }
-        if self.retired.iter().any(|chunk| chunk.last_seq <= digested) {
+        if self.droppable(digested) > 0 {
             return Try::Prune(digested);
         }
         if self.total < max_chunks && !self.grown_out {
@@ -245,11 +269,14 @@ impl Log {
                 let total = (len_bytes / CHUNK_BYTES).min(self.region.len_bytes() / CHUNK_BYTES);
                 if total <= pool.total {
                     // Another thread grew it, or the daemon gave nothing: the next round sees which.
-                    pool.grown_out = total < chunks && pool.free.is_empty();
+                    pool.grown_out = total < chunks && pool.free.is_empty() && pool.fresh.is_empty();
                     return Ok(());
                 }
-                let fresh = pool.total..total;
-                pool.free.extend(fresh);
+                if pool.fresh.is_empty() {
+                    pool.fresh = pool.total..total;
+                } else {
+                    pool.fresh.end = total;
+                }
                 pool.total = total;
                 Ok(())
             }

@@ -131,6 +131,7 @@ impl Log {
     #[must_use]
     pub fn new(region: Arc<dyn Region>, page: Arc<dyn SessionPage>, options: LogOptions) -> Self {
         let most_chunks = options.max_bytes.max(options.len_bytes) / CHUNK_BYTES;
+        let syncs = Syncs::new(&*region);
         Self {
             next_seq: CachePadded::new(AtomicU64::new(1)),
             lanes: (0..LANES_MAX).map(|_| Lane::new()).collect(),
@@ -139,9 +140,9 @@ impl Log {
             shared_used: AtomicBool::new(false),
             shared: Mutex::new(()),
             seed: crc_seed(options.session),
-            pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES)),
+            pool: Mutex::new(Pool::new(options.len_bytes / CHUNK_BYTES, !syncs.in_memory)),
             large: Large::new(most_chunks),
-            syncs: Syncs::default(),
+            syncs,
             syncs_little: AtomicBool::new(false),
             trouble: Unsaid::default(),
             region,

@@ -11,6 +11,7 @@ use std::time::Instant;
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
 use varve_media::watch::SLOW;
+use varve_media::{MediumKind, Region};
 
 /// Rounds of less than this are little.
 const LITTLE_BYTES: u64 = 1 << 20;
@@ -22,6 +23,8 @@ pub(super) struct Syncs {
     ended: Condvar,
     /// What the last round wrote.
     bytes: AtomicU64,
+    /// Whether what a commit has fenced is durable, as far as the medium can.
+    pub(super) in_memory: bool,
 }
 
 #[derive(Default)]
@@ -30,6 +33,16 @@ struct Rounds {
     started: u64,
     /// Highest round that succeeded.
     done: u64,
+}
+
+impl Syncs {
+    /// For a log in `region`.
+    pub(super) fn new(region: &dyn Region) -> Self {
+        Self {
+            in_memory: matches!(region.info().kind, MediumKind::Shm | MediumKind::Dax),
+            ..Self::default()
+        }
+    }
 }
 
 impl Log {
@@ -41,6 +54,9 @@ impl Log {
     pub fn sync_upto(&self, upto: LogSeq) -> Result<(), Errno> {
         if upto.0 == 0 {
             return Ok(());
+        }
+        if self.syncs.in_memory {
+            return self.sync_memory();
         }
         let mut rounds = self.syncs.state.lock();
         // A round that has started may have read the lanes before our entries were there: wait for the next one.
@@ -66,6 +82,15 @@ impl Log {
             }
             self.syncs.ended.wait(&mut rounds);
         }
+    }
+
+    /// Where a commit's fence makes it durable there is nothing to write: no round, and nobody waits for a thread that is not running.
+    fn sync_memory(&self) -> Result<(), Errno> {
+        self.region.sync(0, 0).map_err(|error| {
+            tracing::error!(%error, "the log could not be made durable");
+            self.note_failure(&error);
+            Errno(libc::EIO)
+        })
     }
 
     /// The program has synced. `true`: it does so a little at a time, and did not before, so [`look_ahead`](Self::look_ahead) has work.

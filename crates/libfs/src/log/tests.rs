@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::log::{CHUNK_BYTES, entry_size};
 use varve_format::{EntryFlags, InodeKey, LogOp, LogSeq, OpCode, TxId};
 use varve_ipc::{IpcError, Page};
-use varve_media::{DeviceInfo, MediaError, Region};
+use varve_media::{Backing, DeviceInfo, MappedOptions, MappedRegion, MediaError, MediumKind, Region};
 
 const NONE: EntryFlags = EntryFlags::empty();
 
@@ -80,7 +80,11 @@ fn log_over(
     wait_ms: u64,
     dir: tempfile::TempDir,
 ) -> (Log, Host, tempfile::TempDir) {
-    let max_bytes = max_chunks * CHUNK_BYTES;
+    let (log, host) = log_in(region, chunks, max_chunks * CHUNK_BYTES, digests, wait_ms);
+    (log, host, dir)
+}
+
+fn log_in(region: Arc<dyn Region>, chunks: u64, max_bytes: u64, digests: bool, wait_ms: u64) -> (Log, Host) {
     let page = Arc::new(Page::heap(SESSION));
     let options = LogOptions {
         session: SESSION,
@@ -99,7 +103,7 @@ fn log_over(
         asked: Mutex::new(Vec::new()),
         looks: AtomicU64::new(0),
     };
-    (log, host, dir)
+    (log, host)
 }
 
 fn key() -> InodeKey {
@@ -349,6 +353,29 @@ fn chunks_are_used_again_only_when_digested() {
 }
 
 #[test]
+fn chunk_that_was_used_is_used_again_before_one_that_was_not() {
+    let (log, host, _dir) = log(64, 64, true);
+    let data = vec![1; 64 << 10];
+    let op = LogOp::Write {
+        key: key(),
+        offset: 0,
+        data: &data,
+    };
+    let mut highest = 0;
+    // Twice as many bytes as the log has.
+    for step in 0..2 * 64 * 31 {
+        let slot = log.reserve::<()>(&host, entry_size(data.len() + 8)).unwrap();
+        let committed = slot.append::<()>(&op, NONE, Stamp::default()).unwrap();
+        highest = highest.max(committed.entries()[0].addr / CHUNK_BYTES);
+        drop(committed);
+        if step % 31 == 0 {
+            host.digest(log.last_seq(), false).unwrap();
+        }
+    }
+    assert!(highest < 8, "chunk {highest} of 64 was needed");
+}
+
+#[test]
 fn full_log_fails_with_enospc_after_the_wait_when_nothing_is_digested() {
     let (log, host, _dir) = log_that_waits(1, 2, false, 100);
     let data = vec![5; 1 << 20];
@@ -412,7 +439,15 @@ fn more_threads_than_lanes_share_one() {
 
 #[test]
 fn sync_returns_and_covers_all_lanes() {
-    let (log, host, _dir) = log(4, 8, false);
+    let dir = tempfile::tempdir().unwrap();
+    let options = MappedOptions {
+        backing: Backing::File,
+        len_bytes: 4 * CHUNK_BYTES,
+        max_bytes: 8 * CHUNK_BYTES,
+        sparse: false,
+    };
+    let region = MappedRegion::create(&dir.path().join("log"), options).unwrap();
+    let (log, host) = log_in(Arc::new(region), 4, 8 * CHUNK_BYTES, false, 60_000);
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -461,7 +496,7 @@ fn log_becomes_longer_before_its_last_chunk_is_full_when_somebody_looks_ahead() 
     assert_eq!(log.len_bytes(), 7 * CHUNK_BYTES, "and not beyond its limit");
 }
 
-/// A region that remembers what it was told to get ready.
+/// A region that remembers what it was told to get ready, and says that its syncs write something.
 struct Readied(Arc<dyn Region>, Mutex<Vec<u64>>);
 
 impl Region for Readied {
@@ -504,7 +539,10 @@ impl Region for Readied {
     }
 
     fn info(&self) -> DeviceInfo {
-        self.0.info()
+        DeviceInfo {
+            kind: MediumKind::File,
+            ..self.0.info()
+        }
     }
 }
 
@@ -537,4 +575,14 @@ fn chunks_that_come_next_are_readied_when_the_program_syncs_a_little() {
     assert!(!log.note_sync());
     log.look_ahead(&host);
     assert!(readied.1.lock().is_empty(), "what was written is much: {first:?}");
+}
+
+#[test]
+fn log_in_memory_remembers_nothing_to_sync() {
+    let (log, host, _dir) = log(4, 8, true);
+    for _ in 0..200 {
+        append(&log, &host, 60_000);
+        log.sync_upto(log.last_seq()).unwrap();
+    }
+    assert!(log.pool.lock().unsynced.is_empty());
 }

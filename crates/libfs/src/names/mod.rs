@@ -121,7 +121,7 @@ pub(crate) fn commit<'s, T>(
 ) -> OpResult<Committed<'s>, T> {
     let stamp = crate::log::Stamp {
         time_ns,
-        ..session.stamp()
+        base: session.page.committed_tx(),
     };
     slot.append(op, flags, stamp)
 }
@@ -221,6 +221,18 @@ fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(),
         }
     }
     Ok(())
+}
+
+/// What `name` seems to name, for whom may search `dir`: no pin, no waiting. For those who look again under a pin.
+fn hint(session: &Session, dir: InodeKey, name: &[u8], cred: &Cred) -> Option<Target> {
+    session.leases.see(|nodes| {
+        let node = nodes.get(&dir)?;
+        if session.options.check_permissions && cred.uid != 0 {
+            may(&node.inode.try_attr()?, cred, EXEC).ok()?;
+        }
+        let names = node.names.try_lock()?;
+        names.get(name)?
+    })
 }
 
 /// What `name` names, with no pin before or after.

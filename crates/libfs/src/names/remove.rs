@@ -4,8 +4,8 @@ use varve_format::{EntryFlags, FileKind, InodeKey, LogOp};
 use varve_ipc::Cred;
 
 use super::{
-    LOOKS_MAX, Locked, begin, check_name, commit, directory, find, is_empty, may_change, pin_or_mediate,
-    resolve, settle, touch_dir,
+    LOOKS_MAX, Locked, begin, check_name, commit, directory, find, hint, is_empty, may_change,
+    pin_or_mediate, resolve, settle, touch_dir,
 };
 use crate::attrs::{EXEC, may_remove};
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -38,7 +38,10 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
             return Ok(());
         }
         for _ in 0..LOOKS_MAX {
-            let target = find(mount, session, dir, name, cred)?.ok_or(Errno(libc::ENOENT))?;
+            let target = match hint(session, dir, name, cred) {
+                Some(target) => target,
+                None => find(mount, session, dir, name, cred)?.ok_or(Errno(libc::ENOENT))?,
+            };
             let key = target.key;
             let is_dir = target.kind == FileKind::Directory;
             let op = LogOp::Unlink { dir, name, key };
@@ -68,8 +71,11 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
                 }
             };
             match remove_once(mount, session, &pins, &op, name, is_rmdir, cred) {
-                Ok(Some((seqs, live))) => {
+                Ok(Some((seqs, live, buried))) => {
                     drop(pins);
+                    if buried && let Some(node) = session.leases.take_down(key) {
+                        session.data.unlist(&node.inode);
+                    }
                     return settle(session, seqs, live, ());
                 }
                 // Also: another thread of this session removed it, and the daemon has forgotten it already.
@@ -98,6 +104,9 @@ pub(super) fn last_closed(mount: &Mount, key: InodeKey) -> EntryFlags {
     }
 }
 
+/// Numbers of the removal, whether the session lived, and whether the inode is buried.
+type Removed = (varve_format::SeqRange, bool, bool);
+
 /// `None`: the name changed, look again.
 fn remove_once(
     mount: &Mount,
@@ -107,7 +116,7 @@ fn remove_once(
     name: &[u8],
     is_rmdir: bool,
     cred: &Cred,
-) -> OpResult<Option<(varve_format::SeqRange, bool)>, ()> {
+) -> OpResult<Option<Removed>, ()> {
     let LogOp::Unlink { dir, key, .. } = *op else {
         return Err(Errno(libc::EIO).into());
     };
@@ -154,8 +163,6 @@ fn remove_once(
     node.names
         .lock()
         .set(name, None, committed.seqs.last, session.page.digested());
-    if dead && !is_rmdir {
-        session.leases.bury(key, committed.seqs.last);
-    }
-    Ok(Some((committed.seqs, committed.live)))
+    let buried = dead && !is_rmdir && session.leases.bury(key, committed.seqs.last);
+    Ok(Some((committed.seqs, committed.live, buried)))
 }

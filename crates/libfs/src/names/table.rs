@@ -149,7 +149,12 @@ impl DirNames {
     /// Takes in what our log says. It stays until it is digested.
     pub(crate) fn set(&mut self, name: &[u8], target: Option<Target>, seq: LogSeq, digested: LogSeq) {
         self.make_room(digested);
-        self.names.insert(name.into(), Known { target, seq });
+        match self.names.get_mut(name) {
+            Some(known) => *known = Known { target, seq },
+            None => {
+                self.names.insert(name.into(), Known { target, seq });
+            }
+        }
         self.gone += usize::from(target.is_none());
         if self.asking == 0 && self.gone >= GONE_MIN.max(self.stayed).max(self.names.len() / 4) {
             self.forget_gone(digested);

@@ -193,6 +193,32 @@ fn generations_grow_when_numbers_are_used_again() {
 }
 
 #[test]
+fn numbers_given_back_together_are_all_given_back_or_none() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let mut keys = Vec::new();
+    for _ in 0..3 {
+        keys.extend(tx.alloc_inodes(ROOT_INO, 16).unwrap());
+    }
+    tx.commit().unwrap();
+    let mut tx = rig.store.begin().unwrap();
+    let mut wrong = keys.clone();
+    wrong[40].generation.0 += 1;
+    assert!(matches!(tx.release_inodes(&wrong), Err(StoreError::NoInode(key)) if key == wrong[40]));
+    // What was refused changed nothing, and the transaction goes on.
+    tx.release_inodes(&keys[..40]).unwrap();
+    assert!(tx.release_inodes(&keys[39..]).is_err(), "one of them is free");
+    tx.release_inodes(&[]).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(rig.store.space().inodes_used, 1 + keys.len() as u64 - 40);
+    let mut tx = rig.store.begin().unwrap();
+    tx.release_inodes(&keys[40..]).unwrap();
+    tx.commit().unwrap();
+    assert_eq!(rig.store.space().inodes_used, 1);
+    rig.reopen();
+}
+
+#[test]
 fn inode_file_stays_small_when_numbers_are_reserved_by_many_and_given_back() {
     let mut rig = Rig::new();
     let mut kept = 0;
