@@ -104,30 +104,6 @@ fn wrapped(megabytes: u64) -> Vec<Act> {
     .concat()
 }
 
-/// A file is emptied and another one takes its place in the same digest.
-fn full_and_replaced() -> Script {
-    let big = acts(vec![
-        Op::Create(vec!["a"]),
-        write("a", 0, 1_000_000, 6),
-        Op::Create(vec!["b"]),
-    ]);
-    Script {
-        before: [setup(), big, vec![Act::Digest], wrapped(2)].concat(),
-        acts: [
-            acts(vec![
-                Op::Truncate {
-                    path: vec!["a"],
-                    size: 0,
-                },
-                write("b", 0, 1_000_000, 7),
-                write("b", 1_000_000, 600_000, 8),
-            ]),
-            vec![Act::Digest],
-        ]
-        .concat(),
-    }
-}
-
 /// Directory blocks are freed, and data takes their place, while the journal still knows them. The pool is filled with data until the
 /// allocator has no other block left, so that it does not matter where it stands.
 fn metadata_and_reuse() -> Script {
@@ -535,12 +511,7 @@ fn fences_of_the_journal() {
 
 #[test]
 fn space() {
-    // Where the log can be lost while the data got to the medium: else the log does it all again.
-    by_crash(
-        Bug::FreeBeforeCommit,
-        tight(SimMedium::File),
-        &full_and_replaced(),
-    );
+    // `FreeBeforeCommit` is in the table of the second list: what is made and deleted in one batch takes no space to be freed too early.
     by_crash(Bug::TrimBeforeCommit, Shape::tiny(SimMedium::Dax), &units());
     by_crash(
         Bug::OrphanNotListed,

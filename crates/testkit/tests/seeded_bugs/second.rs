@@ -163,10 +163,11 @@ const DAX: SimMedium = SimMedium::Dax;
 const FILE: SimMedium = SimMedium::File;
 
 /// Of the first list those that other parts catch, too.
-const FIRST: [(Bug, Part); 4] = [
+const FIRST: [(Bug, Part); 5] = [
     (Bug::AckWithoutPageCheck, Part::System(Weather::SLOW, 8)),
     (Bug::CacheKeptAfterRevocation, Part::System(Weather::SLOW, 8)),
     (Bug::LeaseBeforeDigest, Part::System(Weather::SLOW, 8)),
+    (Bug::FreeBeforeCommit, Part::Work(Level::Whole, ONE_FILE, DAX, 1)),
     (Bug::OneFooter, Part::Work(Level::Whole, FULL_TIERS, DAX, 1)),
 ];
 
@@ -192,13 +193,22 @@ const SECOND: [(Bug, Part); 30] = [
     (Bug::SealCoversNext, Part::System(Weather::SLOW, 8)),
     (Bug::SealCoversNext, Part::Work(Level::Run, Amid, DAX, 3)),
     (Bug::NumberAfterOps, Part::Work(Level::Whole, LANES, DAX, 2)),
-    (Bug::NodesUnfenced, Part::Work(Level::Parts, LANES, DAX, 2)),
+    (
+        Bug::NodesUnfenced,
+        Part::Work(Level::Parts, Company(Flavour::Calm), DAX, 1),
+    ),
     (Bug::RecordBeforePayload, Part::Work(Level::Whole, LANES, DAX, 1)),
     (Bug::InPlaceUnfenced, Part::Work(Level::Whole, LANES, DAX, 3)),
     (Bug::RangeNotMerged, Part::Work(Level::Whole, LANES, FILE, 1)),
     (Bug::RecordTailUnchecked, Part::Work(Level::Torn, LANES, DAX, 2)),
-    (Bug::TwoHeadersOneFence, Part::Work(Level::Parts, LANES, DAX, 1)),
-    (Bug::HeaderSumShort, Part::Work(Level::Parts, LANES, DAX, 1)),
+    (
+        Bug::TwoHeadersOneFence,
+        Part::Work(Level::Parts, Company(Flavour::All), DAX, 1),
+    ),
+    (
+        Bug::HeaderSumShort,
+        Part::Work(Level::Parts, Company(Flavour::All), DAX, 1),
+    ),
     (Bug::TailWrittenEarly, Part::Work(Level::Parts, LANES, FILE, 1)),
     (Bug::RingOverTail, Part::Work(Level::Whole, RING, DAX, 5)),
     (Bug::ReplayNoWrap, Part::Work(Level::Whole, RING, DAX, 5)),
