@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 use varve_ipc::{IpcError, Link, Request, SYNC_RANGES_MAX};
-use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, Region};
+use varve_media::{DeviceInfo, DeviceState, MappedRegion, MediaError, MediumKind, Region};
 
 /// A mapped log, and whom to ask.
 pub(super) struct ServedLog {
@@ -100,7 +100,11 @@ impl Region for ServedLog {
         self.log.state()
     }
 
+    /// Memory by how it is reached; by what a sync is for, the file behind it, which the daemon has.
     fn info(&self) -> DeviceInfo {
-        self.log.info()
+        DeviceInfo {
+            kind: MediumKind::File,
+            ..self.log.info()
+        }
     }
 }
