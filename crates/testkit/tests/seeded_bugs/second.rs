@@ -174,7 +174,7 @@ const FIRST: [(Bug, Part); 4] = [
 /// `docs/results/seeded-bugs.md`.
 const SECOND: [(Bug, Part); 30] = [
     (Bug::EntryTailUnchecked, Part::Work(Level::Torn, LANES, DAX, 2)),
-    (Bug::GapBelowStable, Part::Work(Level::Whole, LANES, FILE, 1)),
+    (Bug::GapBelowStable, Part::Work(Level::Whole, LONG_LOG, FILE, 1)),
     (Bug::SyncOwnLane, Part::Work(Level::Whole, LANES, FILE, 1)),
     (Bug::SyncFromNextPage, Part::Work(Level::Whole, LANES, FILE, 1)),
     (
