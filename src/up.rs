@@ -56,7 +56,7 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     if let Some(report) = &fresh.report {
         println!("{report}");
     }
-    println!("{}", ready_text(&pool));
+    println!("{}", ready_text(&pool, fresh.report.is_some()));
     let _ = std::io::stdout().flush();
     let outcome = run.watch(&stop);
     let ended = run.end(&stop);
@@ -65,16 +65,41 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     outcome.and(ended)
 }
 
-fn ready_text(pool: &Pool) -> String {
+fn ready_text(pool: &Pool, told: bool) -> String {
     format!(
-        "mounted at {mnt}  ({durability})\n\
+        "{mounted}\n\
          try:   cp -a /usr/share/doc {mnt}/\n\
-         \x20      varve status {dir}\n\
+         \x20      varve status {dir}{varve}\n\
          Ctrl-C here, or `varve down {dir}`, unmounts and stops",
+        mounted = mounted_text(pool, told),
+        varve = where_varve_is(),
         mnt = pool.mountpoint().display(),
-        durability = pool.durability(),
         dir = pool.dir().display()
     )
+}
+
+/// Where it is mounted, and how durable it is, unless that was `told` when the pool was made.
+fn mounted_text(pool: &Pool, told: bool) -> String {
+    let mnt = pool.mountpoint();
+    match told {
+        true => format!("mounted at {}", mnt.display()),
+        false => format!("mounted at {}  ({})", mnt.display(), pool.durability()),
+    }
+}
+
+/// For those who run it from where it was built.
+fn where_varve_is() -> String {
+    let found =
+        |path: std::ffi::OsString| std::env::split_paths(&path).any(|dir| dir.join("varve").is_file());
+    match std::env::current_exe() {
+        Ok(own) if !std::env::var_os("PATH").is_some_and(found) => {
+            format!(
+                "\n       (`varve` is {} here; `cargo xtask install` puts it where it is found)",
+                own.display()
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 fn write_pid(pool: &Pool) -> anyhow::Result<()> {
@@ -468,9 +493,8 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
                 println!("{report}");
             }
             println!(
-                "mounted at {}  ({})\nrunning in the background (pid {}), log in {}; stop it with `varve down {}`",
-                pool.mountpoint().display(),
-                pool.durability(),
+                "{}\nrunning in the background (pid {}), log in {}; stop it with `varve down {}`",
+                mounted_text(pool, report.is_some()),
                 child.id(),
                 pool.log_file().display(),
                 pool.dir().display()

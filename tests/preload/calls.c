@@ -1,6 +1,7 @@
 /* What a program of C may expect of its file calls, in the working directory. Run by tests/run.rs under `varve run`; says which line found
  * something else, and ends with 1 then. It must pass on every file system. */
 #define _GNU_SOURCE
+#include "check.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -24,21 +25,6 @@
 #include <unistd.h>
 
 extern char **environ;
-static int failures;
-
-#define CHECK(what)                                                                   \
-    do {                                                                              \
-        if (!(what)) {                                                                \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);               \
-            if (++failures > 20) exit(1);                                             \
-        }                                                                             \
-    } while (0)
-
-static int status_of(pid_t child) {
-    int status = -1;
-    CHECK(waitpid(child, &status, 0) == child);
-    return status;
-}
 
 static volatile int stop;
 

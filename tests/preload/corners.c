@@ -2,6 +2,7 @@
  * names, programs that run, users that change, handlers amid `sendfile`. Run by tests/run.rs under `varve run`; says which line found something
  * else, and ends with 1 then. It must pass on every file system (one without `O_TMPFILE` may say so, unless the program is served). */
 #define _GNU_SOURCE
+#include "check.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,24 +28,8 @@
 #include <unistd.h>
 
 extern char **environ;
-static int failures;
-
-#define CHECK(what)                                                                   \
-    do {                                                                              \
-        if (!(what)) {                                                                \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);               \
-            fflush(stdout);                                                           \
-            if (++failures > 20) _exit(1);                                            \
-        }                                                                             \
-    } while (0)
 
 #define FAILS(what, with) CHECK((what) < 0 && errno == (with))
-
-static int status_of(pid_t child) {
-    int status = -1;
-    CHECK(waitpid(child, &status, 0) == child);
-    return status;
-}
 
 static int is_served(void) { return getenv("VARVE_PRELOAD_MOUNT") != NULL; }
 

@@ -1,6 +1,7 @@
 /* Open files across fork, spawn and exec, in the working directory: offsets are shared, and nobody loses what another wrote. Run by
  * tests/run.rs under `varve run`, where nearly all of it must be served in-process; it must pass on every file system. */
 #define _GNU_SOURCE
+#include "check.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -14,23 +15,7 @@
 #include <unistd.h>
 
 extern char **environ;
-static int failures;
 enum { TURNS = 400, RECORD = 8 };
-
-#define CHECK(what)                                                                   \
-    do {                                                                              \
-        if (!(what)) {                                                                \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);               \
-            fflush(stdout);                                                           \
-            if (++failures > 20) _exit(1);                                            \
-        }                                                                             \
-    } while (0)
-
-static int status_of(pid_t child) {
-    int status = -1;
-    CHECK(waitpid(child, &status, 0) == child);
-    return status;
-}
 
 static void put(int fd, char who, int count) {
     char record[RECORD + 1];

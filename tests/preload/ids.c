@@ -1,6 +1,7 @@
 /* What a program of root's may expect that is another user for a while, in the working directory, which all may use. Run by tests/run.rs under
  * `varve run`; says which line found something else, and ends with 1 then. It must pass on every file system. */
 #define _GNU_SOURCE
+#include "check.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,16 +11,6 @@
 #include <unistd.h>
 
 enum { NOBODY = 65534 };
-
-static int failures;
-
-#define CHECK(what)                                                                   \
-    do {                                                                              \
-        if (!(what)) {                                                                \
-            printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);               \
-            if (++failures > 20) exit(1);                                             \
-        }                                                                             \
-    } while (0)
 
 static void make(const char *path, unsigned mode, const char *text, long len) {
     int fd = open(path, O_CREAT | O_EXCL | O_WRONLY, mode);

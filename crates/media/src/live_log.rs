@@ -191,7 +191,7 @@ impl LiveLog {
         self.live.file()
     }
 
-    /// The backing file, to pass to a client. Its flags (`O_DIRECT|O_DSYNC`) travel with the descriptor.
+    /// The backing file, to pass to a client. Its flags (`O_DIRECT`) travel with the descriptor.
     pub const fn backing_file(&self) -> &File {
         self.backing.file()
     }

@@ -281,7 +281,10 @@ impl Region for MappedRegion {
     fn info(&self) -> DeviceInfo {
         let (kind, backend) = match self.backing {
             Backing::Shm => (MediumKind::Shm, "shm: memory only, lost at a power cut"),
-            Backing::File => (MediumKind::File, "file: mapped, fdatasync"),
+            Backing::File => (
+                MediumKind::File,
+                "file: read by its mapping, written by pwrite, fdatasync",
+            ),
             Backing::Dax => (MediumKind::Dax, "dax: persistent memory"),
         };
         DeviceInfo {

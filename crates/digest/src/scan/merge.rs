@@ -111,6 +111,15 @@ impl Entry {
     pub fn is_sound(&self, payload_crc: u32) -> bool {
         is_sound(&self.header, payload_crc)
     }
+
+    /// Whether it is an entry, of which the payload is read for it if it was left in `log`, the log of `session`.
+    ///
+    /// # Errors
+    /// Only the device's.
+    pub fn is_sound_in<L: LogBytes>(&self, log: &L, session: SessionId) -> Result<bool, ScanError<L::Error>> {
+        self.left_at()
+            .map_or(Ok(true), |at| is_sound_at(log, session, &self.header, at))
+    }
 }
 
 /// Entries that take effect together or not at all.
@@ -449,27 +458,32 @@ pub fn gather<L: LogBytes>(
     limits: &GatherLimits,
     cursors: &Cursors,
 ) -> Result<Batch, ScanError<L::Error>> {
+    let walker = || Walker::new(log, session, cursors);
     if limits.leave_bytes != usize::MAX && matches!(cut, Cut::Live(_)) {
-        let batch = gather_as(log, session, digested, newest_tx, cut, limits, cursors)?;
+        let batch = gather_from(walker()?, session, digested, newest_tx, cut, limits)?;
         if batch.refused.is_empty() && batch.is_confirmed(log, session)? {
             return Ok(batch);
         }
     }
-    let limits = limits.copying_all();
-    gather_as(log, session, digested, newest_tx, cut, &limits, cursors)
+    gather_from(
+        walker()?,
+        session,
+        digested,
+        newest_tx,
+        cut,
+        &limits.copying_all(),
+    )
 }
 
-/// [`gather`], which leaves what `limits` say unseen.
-fn gather_as<L: LogBytes>(
-    log: &L,
+/// [`gather`] from where the walker stands; leaves unseen what `limits` say.
+fn gather_from<L: LogBytes>(
+    mut walker: Walker<'_, L>,
     session: SessionId,
     digested: LogSeq,
     newest_tx: NewestTx<'_>,
     cut: Cut<'_>,
     limits: &GatherLimits,
-    cursors: &Cursors,
 ) -> Result<Batch, ScanError<L::Error>> {
-    let mut walker = Walker::new(log, session, cursors)?;
     let mut heads = Heads::new(&walker)?;
     let mut batch = Batch {
         session,
@@ -587,9 +601,7 @@ impl Batch {
         let behind = self.entries.iter().rev();
         let unsure = behind.take_while(|entry| below.is_none_or(|below| entry.seq() >= below));
         for entry in unsure {
-            if let Some(at) = entry.left_at()
-                && !is_sound_at(log, session, &entry.header, at)?
-            {
+            if !entry.is_sound_in(log, session)? {
                 return Ok(false);
             }
         }

@@ -18,9 +18,6 @@ use varve_digest::{Entry, LogBytes};
 use varve_format::log::crc_seed;
 use varve_store::{Fetch, NotFetched};
 
-/// Bytes read at once to be summed only.
-const SUM_BYTES: usize = 32 << 10;
-
 /// How much of an entry has been fetched in order, and the checksum of that.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
@@ -60,41 +57,27 @@ impl<'a> LeftInLogs<'a> {
 
     /// Whether the entries of a source's batch that were left in its log are sound. `false` also where the log cannot be read.
     pub(super) fn are_sound(&self, source: usize, entries: Range<usize>) -> bool {
-        let batch = self.sources[source].batch;
+        let (batch, session) = (self.sources[source].batch, self.sources[source].client.session);
         let sound = |index: usize| {
             let entry = &batch.entries[index];
-            entry.left_at().is_none_or(|at| {
-                self.sum(source, index, entry, at)
-                    .is_ok_and(|sum| entry.is_sound(sum))
-            })
+            if entry.left_at().is_none() {
+                return true;
+            }
+            let seen = self.seen.borrow()[source].get(index).copied();
+            match seen.filter(|seen| seen.bytes == entry.header.payload_len.get() as usize) {
+                Some(seen) => entry.is_sound(seen.sum),
+                // Written in part, or not at all.
+                None => entry
+                    .is_sound_in(&self.logs[source], session)
+                    .unwrap_or_else(|_| self.not_read()),
+            }
         };
         entries.into_iter().all(sound)
     }
 
-    /// Checksum of an entry's payload: that of what was fetched, if it was all of it.
-    fn sum(&self, source: usize, index: usize, entry: &Entry, at: u64) -> Result<u32, NotFetched> {
-        let len = entry.header.payload_len.get() as usize;
-        let seen = self.seen.borrow()[source].get(index).copied();
-        if let Some(seen) = seen
-            && seen.bytes == len
-        {
-            return Ok(seen.sum);
-        }
-        let mut sum = crc_seed(self.sources[source].client.session);
-        let mut piece = vec![0; SUM_BYTES.min(len)];
-        for skip in (0..len).step_by(SUM_BYTES) {
-            let piece = &mut piece[..SUM_BYTES.min(len - skip)];
-            self.read(source, at + skip as u64, piece)?;
-            sum = self.logs[source].payload_crc(sum, piece);
-        }
-        Ok(sum)
-    }
-
-    fn read(&self, source: usize, at: u64, out: &mut [u8]) -> Result<(), NotFetched> {
-        self.logs[source].read(at, out).map_err(|_| {
-            self.failed.set(true);
-            NotFetched
-        })
+    fn not_read(&self) -> bool {
+        self.failed.set(true);
+        false
     }
 }
 
@@ -107,7 +90,10 @@ impl Fetch for LeftInLogs<'_> {
             .get(index)
             .and_then(Entry::left_at)
             .ok_or(NotFetched)?;
-        self.read(source, at + skip as u64, out)?;
+        if self.logs[source].read(at + skip as u64, out).is_err() {
+            self.not_read();
+            return Err(NotFetched);
+        }
         let mut seen = self.seen.borrow_mut();
         let seen = &mut seen[source];
         if seen.len() <= index {

@@ -354,3 +354,32 @@ impl Client {
         Self::open(kernel, Peer::this_process(), hello).unwrap()
     }
 }
+
+/// Makes `name` with `data` in the log, under the leases that it takes.
+pub fn write_file(client: &mut Client, name: &[u8], data: &[u8]) -> InodeKey {
+    client.write_lease(ROOT);
+    let (key, _) = client.alloc(1)[0];
+    client.create(name, key);
+    client.log_op(&LogOp::Write { key, offset: 0, data });
+    key
+}
+
+/// An ordinary user's process.
+pub fn stranger() -> Peer {
+    Peer {
+        pid: std::process::id(),
+        uid: 4711,
+        gid: 4711,
+    }
+}
+
+pub fn chmod(client: &mut Client, key: InodeKey, mode: u32) {
+    client.log_op(&LogOp::SetAttr {
+        key,
+        attr: varve_format::SetAttr {
+            mask: varve_format::SetAttrMask::MODE,
+            mode,
+            ..varve_format::SetAttr::default()
+        },
+    });
+}

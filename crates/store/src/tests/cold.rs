@@ -411,13 +411,7 @@ fn node_of_an_older_life_is_found_by_its_checksum() {
     let (tier, number) = top(&rig.store).home().unwrap();
     let device = Arc::clone(rig.store.device(tier).unwrap());
     let before = dump(&rig.store);
-    let mut node = vec![0; 4096];
-    device.read(number * BLOCK_BYTES, &mut node).unwrap();
-    // The same node but for bytes that nothing looks at.
-    node[28] ^= 1;
-    let crc = crc32c::crc32c(&node[4..]);
-    node[..4].copy_from_slice(&crc.to_le_bytes());
-    device.write(number * BLOCK_BYTES, &node).unwrap();
+    make_older(&*device, number);
     rig.store.checkpoint().unwrap();
     let Rig { world, store } = rig;
     drop(store);

@@ -124,13 +124,7 @@ fn node_of_an_older_life_is_not_taken_for_the_present_one() {
     let top = crate::lens::dir_root(&rig.store.get(dir).unwrap()).unwrap();
     let (tier, number) = top.top().unwrap().block.home().unwrap();
     let device = Arc::clone(rig.store.device(tier).unwrap());
-    let mut node = vec![0; 4096];
-    device.read(number * BLOCK_BYTES, &mut node).unwrap();
-    // The same but for bytes that nothing looks at.
-    node[28] ^= 1;
-    let crc = crc32c::crc32c(&node[4..]);
-    node[..4].copy_from_slice(&crc.to_le_bytes());
-    device.write(number * BLOCK_BYTES, &node).unwrap();
+    make_older(&*device, number);
     let Rig { world, store } = rig;
     drop(store);
     let store = open(&world).unwrap();

@@ -12,7 +12,8 @@ mod space;
 
 use crate::{Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, Store, Tx};
 use std::collections::BTreeMap;
-use varve_format::{FileBlock, FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, ROOT_INO, Tier};
+use varve_media::BlockDevice;
 use varve_media::sim::{SimMedium, SimWorld};
 
 /// Media of a small pool.
@@ -209,4 +210,14 @@ pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
             (state >> 32) as u8
         })
         .collect()
+}
+
+/// Changes a block of metadata on a device in bytes that nothing looks at, with a right checksum of its own: as one of an older life would be.
+pub(super) fn make_older(device: &dyn BlockDevice, number: u64) {
+    let mut node = vec![0; 4096];
+    device.read(number * BLOCK_BYTES, &mut node).unwrap();
+    node[28] ^= 1;
+    let crc = crc32c::crc32c(&node[4..]);
+    node[..4].copy_from_slice(&crc.to_le_bytes());
+    device.write(number * BLOCK_BYTES, &node).unwrap();
 }

@@ -369,6 +369,17 @@ fn noise_in_a_log_is_digested_to_nothing() {
     assert_eq!(machine.digested(), LogSeq(1));
 }
 
+/// A file with a block of ones, digested, and one of twos over it, in the log.
+fn overwritten(machine: &mut Machine) -> InodeKey {
+    let key = file_with(machine, &[1; 4096]);
+    machine.op(LogOp::Write {
+        key,
+        offset: 0,
+        data: &[2; 4096],
+    });
+    key
+}
+
 /// A file with `first` as its content, digested.
 fn file_with(machine: &mut Machine, first: &[u8]) -> InodeKey {
     let key = machine.numbers(1)[0];
@@ -415,12 +426,7 @@ fn blocks_left_in_the_log_come_to_their_place_whatever_covers_them() {
 #[test]
 fn torn_blocks_have_no_effect_and_nothing_behind_them_either() {
     let mut machine = Machine::new();
-    let key = file_with(&mut machine, &[1; 4096]);
-    machine.op(LogOp::Write {
-        key,
-        offset: 0,
-        data: &[2; 4096],
-    });
+    let key = overwritten(&mut machine);
     machine.op(LogOp::Write {
         key,
         offset: 4096,
@@ -442,12 +448,7 @@ fn torn_blocks_have_no_effect_and_nothing_behind_them_either() {
 #[test]
 fn torn_blocks_that_nobody_needs_are_looked_at_all_the_same() {
     let mut machine = Machine::new();
-    let key = file_with(&mut machine, &[1; 4096]);
-    machine.op(LogOp::Write {
-        key,
-        offset: 0,
-        data: &[2; 4096],
-    });
+    let key = overwritten(&mut machine);
     let torn = machine.end() - 1;
     // Covers it wholly.
     machine.op(LogOp::Write {
