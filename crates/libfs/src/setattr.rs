@@ -73,14 +73,37 @@ fn check_size(session: &Session, attr: &InodeAttr, size: u64, cred: &Cred) -> Re
     Ok(())
 }
 
-/// Changes attributes; the size first. Where there are two parts both can be done again: when the session is lost in between, they are.
+/// Changes attributes; the size first. Under a lease, where there are two parts both can be done again: when the session is lost in between,
+/// they are.
 pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &Cred) -> Result<InodeAttr> {
+    if let Some(attr) = change_at_once(mount, key, change, cred)? {
+        return Ok(attr);
+    }
+    // By the daemon each part is an operation of its own, which is done once.
+    let size = AttrChange {
+        size: change.size,
+        ..AttrChange::default()
+    };
+    let rest = AttrChange {
+        size: None,
+        ..change.clone()
+    };
+    change_at_once(mount, key, &size, cred)?;
+    change_at_once(mount, key, &rest, cred)?.ok_or(Errno(libc::EIO))
+}
+
+/// `None`: the daemon has to do it, and it is two operations. Nothing was changed then; the rules allow it.
+fn change_at_once(
+    mount: &Mount,
+    key: InodeKey,
+    change: &AttrChange,
+    cred: &Cred,
+) -> Result<Option<InodeAttr>> {
     mount.with_session(|session, attempt| {
         session.may_write()?;
-        if attempt.is_done() && change.is_one_operation() {
-            return attr_of(session, key);
+        if attempt.is_done() {
+            return attr_of(session, key).map(Some);
         }
-        attempt.forget_done();
         let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
             Err(OpError::Mediate) => return mediated(session, attempt, key, change, cred),
@@ -104,9 +127,9 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
             let attr = node.inode.attr();
             drop(pins);
             return if change.size.is_some() {
-                synced(session, attr)
+                synced(session, attr).map(Some)
             } else {
-                Ok(attr)
+                Ok(Some(attr))
             };
         }
         let slot = begin(
@@ -135,11 +158,11 @@ pub(crate) fn setattr(mount: &Mount, key: InodeKey, change: &AttrChange, cred: &
         drop(committed);
         drop(body);
         drop(pins);
-        settle(session, seqs, live, after)
+        settle(session, seqs, live, Some(after))
     })
 }
 
-fn synced(session: &Session, attr: InodeAttr) -> OpResult<InodeAttr> {
+fn synced<T>(session: &Session, attr: InodeAttr) -> OpResult<InodeAttr, T> {
     if session.options.sync_always && session.data.sync().is_err() {
         return Err(Errno(libc::EIO).into());
     }
@@ -147,27 +170,29 @@ fn synced(session: &Session, attr: InodeAttr) -> OpResult<InodeAttr> {
 }
 
 /// By the daemon, which checks again with `cred`.
-fn mediated(
+fn mediated<T>(
     session: &Session,
     attempt: &mut Try,
     key: InodeKey,
     change: &AttrChange,
     cred: &Cred,
-) -> OpResult<InodeAttr> {
+) -> OpResult<Option<InodeAttr>, T> {
     let attr = attr_of(session, key)?;
     let check = session.options.check_permissions;
     let planned = plan(&attr, change, cred, check, session.now_ns())?;
     if let Some(size) = change.size {
         check_size(session, &attr, size, cred)?;
+        if !change.is_one_operation() {
+            return Ok(None);
+        }
         let op = LogOp::Truncate { key, size };
         session.mediate(attempt, &[key], &op, clears(&attr, cred), Asks::NOTHING, cred)?;
-    }
-    if !planned.is_empty() {
+    } else if !planned.is_empty() {
         let op = LogOp::SetAttr {
             key,
             attr: entry(&planned),
         };
         session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
     }
-    attr_of(session, key)
+    attr_of(session, key).map(Some)
 }

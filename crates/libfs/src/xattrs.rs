@@ -8,8 +8,8 @@ use varve_ipc::{Cred, LeaseMode, Request, Response};
 use crate::attrs::{READ, WRITE, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Node;
-use crate::names::{attr_of, begin, commit, give_up, settle};
-use crate::session::{Asks, Mediated, Mount, Session};
+use crate::names::{begin, commit, give_up, settle};
+use crate::session::{Asks, Mount, Session};
 
 /// Names and values.
 pub(crate) type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -160,10 +160,8 @@ pub(crate) fn change(
             Ok(pins) => pins,
             Err(OpError::Mediate) => {
                 with::<(), ()>(session, key, verdict)?;
-                let done = session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
-                return match done {
-                    Mediated::Done(_) | Mediated::DoneBefore => attr_of(session, key).map(|_| ()),
-                };
+                session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
+                return Ok(());
             }
             Err(error) => return Err(error),
         };

@@ -272,6 +272,60 @@ fn contended_operation_whose_answer_is_lost_is_done_once() {
     fs.unmount().unwrap();
 }
 
+/// What the caller is told beside is asked for in the next session.
+#[test]
+fn contended_operation_is_done_once_though_its_session_ends_with_the_answer() {
+    let fake = Fake::new();
+    let maker = mount(&fake);
+    let made = maker.create(maker.root(), b"f", FILE, 0, &me()).unwrap();
+    maker.unmount().unwrap();
+    let fs = mount(&fake);
+    fake.contended.store(true, Ordering::SeqCst);
+    let file = fs.open(made.key, RW, &me()).unwrap();
+    let mediated = || fake.mediated.load(Ordering::SeqCst);
+    let once = |what: &str, operations: u64, call: &dyn Fn()| {
+        let before = mediated();
+        fake.seal_after_mediated.store(true, Ordering::SeqCst);
+        call();
+        assert!(!fake.seal_after_mediated.load(Ordering::SeqCst), "{what}");
+        assert_eq!(mediated() - before, operations, "{what}");
+    };
+    let xattr = b"user.k";
+    once("setxattr", 1, &|| {
+        fs.setxattr(made.key, xattr, b"v", true, false, &me()).unwrap();
+    });
+    once("removexattr", 1, &|| {
+        fs.removexattr(made.key, xattr, &me()).unwrap();
+    });
+    once("link", 1, &|| {
+        let attr = fs.link(made.key, fs.root(), b"g", &me()).unwrap();
+        assert_eq!(attr.nlink, 2);
+    });
+    let size = |size| AttrChange {
+        size: Some(size),
+        ..AttrChange::default()
+    };
+    once("truncate", 1, &|| {
+        let attr = fs.setattr(made.key, &size(2), &me()).unwrap();
+        assert_eq!(attr.size_bytes, 2);
+    });
+    once("truncate and chmod", 2, &|| {
+        let change = AttrChange {
+            mode: Some(0o640),
+            ..size(1)
+        };
+        let attr = fs.setattr(made.key, &change, &me()).unwrap();
+        assert_eq!((attr.size_bytes, attr.mode & 0o777), (1, 0o640));
+    });
+    once("append", 1, &|| {
+        assert_eq!(file.append(b"d", &me()).unwrap(), (1, 1));
+    });
+    once("unlink", 1, &|| fs.unlink(fs.root(), b"g", &me()).unwrap());
+    assert_eq!(contents(&fs, b"f"), b"\0d");
+    drop(file);
+    fs.unmount().unwrap();
+}
+
 #[test]
 fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again() {
     let fake = Fake::new();

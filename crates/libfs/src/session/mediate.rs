@@ -13,7 +13,7 @@ use crate::sync::lock_held_long;
 pub(crate) enum Mediated {
     /// The daemon answered.
     Done(MediatedResult),
-    /// It was carried out just before the session was lost; the answer is not known.
+    /// It was carried out in a session that was lost then; the answer is not known any more.
     DoneBefore,
 }
 
@@ -35,8 +35,8 @@ impl Asks {
 }
 
 impl Session {
-    /// Has the daemon do `op`. This session's own leases on `keys` are given back first, so nothing here goes stale; the caller holds no
-    /// pins and no locks.
+    /// Has the daemon do `op`, once in all attempts: a call has one mediated operation. This session's own leases on `keys` are given back
+    /// first, so nothing here goes stale; the caller holds no pins and no locks.
     pub(crate) fn mediate<T>(
         &self,
         attempt: &mut Try,
@@ -75,6 +75,7 @@ impl Session {
         };
         match self.link.call(Request::Mediate(request)) {
             Ok(Response::Mediated(result)) => {
+                attempt.note_done();
                 self.leases.contended().learn(keys, &result.contended);
                 self.mediated.fetch_add(1, Ordering::Relaxed);
                 Ok(Mediated::Done(result))

@@ -38,10 +38,15 @@ pub(crate) struct Try {
 }
 
 impl Try {
-    /// Whether the mediated operation was carried out in a session that was lost: it must not be again, in whatever way the next session would
-    /// do it, and however often that is lost too.
+    /// Whether the daemon has carried the mediated operation out: it must not be done again, in whatever way the next session would do it, and
+    /// however often that is lost too.
     pub(crate) const fn is_done(&self) -> bool {
         self.done
+    }
+
+    /// The daemon says that it has done it. What still has to be asked for the caller's answer may be asked in another session.
+    pub(crate) const fn note_done(&mut self) {
+        self.done = true;
     }
 
     /// It is done again from the beginning.

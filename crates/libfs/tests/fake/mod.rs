@@ -65,6 +65,10 @@ pub struct Fake {
     pub contended: AtomicBool,
     /// The next mediated operation is done, its answer is lost, and nothing is contended from then on.
     pub lose_mediated: AtomicBool,
+    /// All sessions end when the next mediated operation has been answered.
+    pub seal_after_mediated: AtomicBool,
+    /// Operations that were mediated; those of a session that has ended are not.
+    pub mediated: AtomicU64,
     pub leases_max: AtomicU64,
     pub calls: Mutex<BTreeMap<&'static str, u64>>,
     /// Sessions sealed because a lease was not given back.
@@ -314,6 +318,8 @@ impl Fake {
             dir: tempfile::tempdir().unwrap(),
             contended: AtomicBool::new(false),
             lose_mediated: AtomicBool::new(false),
+            seal_after_mediated: AtomicBool::new(false),
+            mediated: AtomicU64::new(0),
             leases_max: AtomicU64::new(10_000),
             calls: Mutex::default(),
             late: AtomicU64::new(0),
@@ -557,6 +563,7 @@ impl Fake {
         };
         state.sessions.get_mut(&id).unwrap().last_mediated = op.number;
         result.map_err(IpcError::Errno)?;
+        self.mediated.fetch_add(1, Ordering::SeqCst);
         let key = match parsed {
             LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::SetAttr { key, .. } => Some(key),
             LogOp::Create { key, .. } | LogOp::Link { key, .. } => Some(key),
@@ -570,6 +577,10 @@ impl Fake {
             self.contended.store(false, Ordering::SeqCst);
             self.seal_all();
             return Err(IpcError::Gone("the answer is lost".into()));
+        }
+        if self.seal_after_mediated.swap(false, Ordering::SeqCst) {
+            drop(state);
+            self.seal_all();
         }
         Ok(Response::Mediated(MediatedResult {
             attr,
