@@ -216,7 +216,7 @@ pub fn log_scan(data: &[u8]) -> bool {
         token: 4,
         state: varve_format::session::SessionState::Sealed(found.seal.clone()),
         digested: LogSeq(0),
-        last_mediated: 0,
+        last_mediated: varve_format::LastMediated::default(),
         log_bytes: 0,
         created_ns: 0,
         flags: 0,

@@ -253,7 +253,7 @@ fn session_rows() -> Vec<Vec<u8>> {
             }],
         }),
         digested: LogSeq(2),
-        last_mediated: 0,
+        last_mediated: varve_format::LastMediated::default(),
         log_bytes: 1 << 20,
         created_ns: 0,
         flags: 0,

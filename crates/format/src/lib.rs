@@ -41,3 +41,4 @@ pub use ids::{
 };
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
 pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
+pub use session::LastMediated;

@@ -2,6 +2,7 @@
 
 use crate::BLOCK_BODY_SIZE;
 use crate::{Generation, Ino, InodeKey, LeaseNo, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId};
+use serde::{Deserialize, Serialize};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -26,6 +27,19 @@ pub enum SessionState {
     Ended(Seal),
 }
 
+/// The last operation that the daemon did for a session, and what the answer to it says that is found nowhere else: its client may not have got it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastMediated {
+    /// Its number; 0: there was none.
+    pub number: u64,
+    /// The inode that it made.
+    pub made: Option<InodeKey>,
+    /// What it made is open.
+    pub open: bool,
+    /// Where what it wrote begins, in bytes.
+    pub offset: u64,
+}
+
 /// One session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionRow {
@@ -43,8 +57,8 @@ pub struct SessionRow {
     pub state: SessionState,
     /// Everything up to here is digested.
     pub digested: LogSeq,
-    /// Highest mediated operation carried out.
-    pub last_mediated: u64,
+    /// Last mediated operation that was carried out.
+    pub last_mediated: LastMediated,
     /// Bytes of its log.
     pub log_bytes: u64,
     /// When it was opened, nanoseconds since 1970.
@@ -77,7 +91,11 @@ struct SessionBytes {
     log_bytes: U64,
     created_ns: I64,
     seal_last: U64,
-    reserved: [u8; 160],
+    made_ino: U64,
+    made_generation: U32,
+    made_open: U32,
+    mediated_offset: U64,
+    reserved: [u8; 136],
     runs: [MissingBytes; SEAL_MISSING_MAX],
 }
 
@@ -107,6 +125,7 @@ impl SessionRow {
         if self.id.0 == 0 || seal.missing.len() > SEAL_MISSING_MAX {
             return Err(BadRow);
         }
+        let made = self.last_mediated.made.unwrap_or(InodeKey::new(0, 0));
         let empty = MissingBytes {
             first: U64::new(0),
             len: U32::new(0),
@@ -128,11 +147,15 @@ impl SessionRow {
             reserved0: U16::new(0),
             flags: U32::new(self.flags),
             digested: U64::new(self.digested.0),
-            last_mediated: U64::new(self.last_mediated),
+            last_mediated: U64::new(self.last_mediated.number),
             log_bytes: U64::new(self.log_bytes),
             created_ns: I64::new(self.created_ns),
             seal_last: U64::new(seal.last.0),
-            reserved: [0; 160],
+            made_ino: U64::new(made.ino.0),
+            made_generation: U32::new(made.generation.0),
+            made_open: U32::new(self.last_mediated.open.into()),
+            mediated_offset: U64::new(self.last_mediated.offset),
+            reserved: [0; 136],
             runs,
         };
         Ok(zerocopy::transmute!(bytes))
@@ -183,7 +206,13 @@ impl SessionRow {
             token: u128::from_le_bytes(row.token),
             state,
             digested: LogSeq(row.digested.get()),
-            last_mediated: row.last_mediated.get(),
+            last_mediated: LastMediated {
+                number: row.last_mediated.get(),
+                made: (row.made_ino.get() != 0)
+                    .then(|| InodeKey::new(row.made_ino.get(), row.made_generation.get())),
+                open: row.made_open.get() != 0,
+                offset: row.mediated_offset.get(),
+            },
             log_bytes: row.log_bytes.get(),
             created_ns: row.created_ns.get(),
             flags: row.flags.get(),
@@ -299,7 +328,12 @@ mod tests {
                 token: u128::MAX - 5,
                 state,
                 digested: LogSeq(12),
-                last_mediated: 4,
+                last_mediated: LastMediated {
+                    number: 4,
+                    made: Some(InodeKey::new(18, 3)),
+                    open: true,
+                    offset: 5000,
+                },
                 log_bytes: 2 << 20,
                 created_ns: -1,
                 flags: 3,
@@ -337,7 +371,7 @@ mod tests {
                 missing: vec![run; 65],
             }),
             digested: LogSeq(0),
-            last_mediated: 0,
+            last_mediated: LastMediated::default(),
             log_bytes: 0,
             created_ns: 0,
             flags: 0,

@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogSeq, Seal, SessionId, Tier, TimeNs,
-    TxId,
+    BlockNo, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal, SessionId,
+    Tier, TimeNs, TxId,
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -129,8 +129,8 @@ pub struct Welcome {
     pub needs_sync: bool,
     /// Seal of the session that this one continues.
     pub seal: Option<Seal>,
-    /// Highest [`Request::Mediate`] number of the old session that was carried out.
-    pub last_mediated: u64,
+    /// Last [`Request::Mediate`] of the old session that was carried out. If what it made is open, it is held open for the new session.
+    pub last_mediated: LastMediated,
     /// Most leases that one session should keep.
     pub leases_max: u32,
 }

@@ -10,7 +10,7 @@ use crate::session::{Known, Session, unlearn};
 use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use varve_format::{InodeKey, Seal, SessionId, TxId};
+use varve_format::{InodeKey, LastMediated, Seal, SessionId, TxId};
 use varve_ipc::{IpcError, ReleaseItem, Upcall};
 
 /// Where a session is.
@@ -49,7 +49,7 @@ pub(crate) struct Ended {
     pub(crate) uid: u32,
     pub(crate) process: crate::process::ProcessId,
     pub(crate) seal: Seal,
-    pub(crate) last_mediated: u64,
+    pub(crate) last_mediated: LastMediated,
     /// The session that it continued, if its client was never heard of in this one.
     pub(crate) continues: Option<SessionId>,
     /// Its holds count until then; `None`: as long as its process lives.

@@ -12,7 +12,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::session::SessionState;
-use varve_format::{InodeKey, LogSeq, ROOT_INO, SessionId};
+use varve_format::{InodeKey, LastMediated, LogSeq, ROOT_INO, SessionId};
 use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
 use varve_store::StoreError;
 
@@ -65,7 +65,7 @@ impl KernelFs {
         let session = Arc::new(made.inspect_err(|error| {
             tracing::warn!(pid = peer.pid, "no session: {error}");
         })?);
-        let company = self.enter(&session, &hello, predecessor.is_some());
+        let company = self.enter(&session, &hello, predecessor.as_ref());
         if company {
             self.announce_company(session.id);
         }
@@ -106,7 +106,9 @@ impl KernelFs {
             },
             needs_sync: self.logs.needs_sync(),
             seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
-            last_mediated: predecessor.as_ref().map_or(0, |ended| ended.last_mediated),
+            last_mediated: predecessor
+                .as_ref()
+                .map_or(LastMediated::default(), |ended| ended.last_mediated),
             leases_max: self.leases_max(&session),
         };
         Ok(LocalSession {
@@ -287,7 +289,7 @@ impl KernelFs {
         if !read_only {
             let put = loop {
                 let put = self.store.begin().and_then(|mut tx| {
-                    tx.session_put(&session.row(SessionState::Live, LogSeq(0), 0))?;
+                    tx.session_put(&session.row(SessionState::Live, LogSeq(0), LastMediated::default()))?;
                     tx.commit()
                 });
                 // The table of a small pool has fewer rows than there may be sessions.
@@ -319,11 +321,17 @@ impl KernelFs {
     }
 
     /// The new session is one of all from here on. Answers whether there are others.
-    fn enter(&self, session: &Arc<Session>, hello: &Hello, resumes: bool) -> bool {
+    fn enter(&self, session: &Arc<Session>, hello: &Hello, predecessor: Option<&crate::core::Ended>) -> bool {
+        // Its client may not have been told what was made and opened for it: it is not among what it names.
+        let made = predecessor
+            .map(|ended| ended.last_mediated)
+            .filter(|last| last.open)
+            .and_then(|last| last.made);
         let held: Vec<_> = hello
             .held
             .iter()
-            .filter(|key| self.may_hold(session, **key, resumes))
+            .chain(&made)
+            .filter(|key| self.may_hold(session, **key, predecessor.is_some()))
             .collect();
         let mut core = self.locked();
         let company = core.has_company(session.id);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::{SessionRow, SessionState};
-use varve_format::{Generation, Ino, InodeKey, LogSeq, Seal, SessionId, TxId};
+use varve_format::{Generation, Ino, InodeKey, LastMediated, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer, Upcall};
 use varve_store::{InodeSlot, StoreError};
 
@@ -108,7 +108,9 @@ impl KernelFs {
         if !session.read_only {
             let mut tx = self.store.begin()?;
             // Mediated operations write their number into the row themselves.
-            let last_mediated = tx.session(session.id)?.map_or(0, |row| row.last_mediated);
+            let last_mediated = tx
+                .session(session.id)?
+                .map_or(LastMediated::default(), |row| row.last_mediated);
             let state = SessionState::Sealed(seal.clone());
             tx.session_put(&session.row(state, reader.digested, last_mediated))?;
             tx.commit()?;
@@ -153,7 +155,10 @@ impl KernelFs {
             (core.rows.of_session(session.id), core.rows.numbers(session.id))
         };
         let removed: BTreeSet<_> = rows.iter().copied().collect();
-        let mut last_mediated = *session.turn.last.lock();
+        let mut last_mediated = LastMediated {
+            number: *session.turn.last.lock(),
+            ..LastMediated::default()
+        };
         if !session.read_only {
             self.write_rows(&free_numbers(&numbers))?;
             let mut rows = rows.into_iter().peekable();
@@ -526,7 +531,7 @@ impl KernelFs {
         });
         session.page.seal();
         session.reader.lock().digested = row.digested;
-        *session.turn.last.lock() = row.last_mediated;
+        *session.turn.last.lock() = row.last_mediated.number;
         if session.log.is_none() && row.digested > LogSeq(0) {
             let text = "the log is gone; what was not digested is lost";
             tracing::warn!(session = %row.id, "{text}");

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
-use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId, TimeNs};
+use varve_format::{InodeAttr, InodeKey, LastMediated, LogSeq, SessionId, TimeNs};
 use varve_ipc::{ClientKind, Cred, Page, Peer, UpcallQueue};
 use varve_media::{DeviceInfo, DeviceState, MediaError, Region};
 
@@ -238,7 +238,12 @@ impl Session {
     }
 
     /// The session's row on media.
-    pub(crate) fn row(&self, state: SessionState, digested: LogSeq, last_mediated: u64) -> SessionRow {
+    pub(crate) fn row(
+        &self,
+        state: SessionState,
+        digested: LogSeq,
+        last_mediated: LastMediated,
+    ) -> SessionRow {
         SessionRow {
             id: self.id,
             uid: self.peer.uid,

@@ -7,7 +7,7 @@ use common::{Client, ROOT, World, chmod, hello, stranger, write_file};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{EntryFlags, InodeKey, LogOp};
-use varve_ipc::{Hello, IpcError, Link, Peer, Request, Response};
+use varve_ipc::{Hello, IpcError, Link, Peer, Request, Response, Service};
 use varve_kernelfs::Config;
 
 /// A client holds a deleted file when everything stops; what is there after the next start.
@@ -287,6 +287,51 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     clients[1].mediate(&unlink).unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes);
     world.check();
+}
+
+/// The answer may not have come: its client cannot say that it has it open.
+#[test]
+fn what_was_made_and_opened_for_a_lost_session_is_kept_for_the_next() {
+    for restarts in [false, true] {
+        let mut world = World::new();
+        let (mut a, mut b) = (world.client(), world.client());
+        let inodes = world.kernel.status().inodes_used;
+        let create = LogOp::Create {
+            dir: ROOT,
+            name: b"f",
+            key: InodeKey::new(0, 0),
+            mode: 0o100_600,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        };
+        let key = a.mediate_open(&create).unwrap().attr.unwrap().key;
+        if restarts {
+            world = world.restart();
+            b = b.resume(&world.kernel, Vec::new());
+        } else {
+            world.kernel.gone(a.id());
+        }
+        b.mediate(&LogOp::Unlink {
+            dir: ROOT,
+            name: b"f",
+            key,
+        })
+        .unwrap();
+        let a = a.resume(&world.kernel, Vec::new());
+        let last = a.welcome.last_mediated;
+        assert_eq!((last.number, last.made, last.open), (1, Some(key), true));
+        world.clock.advance_ms(world.config.grace_ms + 1);
+        world.kernel.tick();
+        let attr = || a.link.call(Request::GetAttr { key });
+        assert!(matches!(attr(), Ok(Response::Attr(attr)) if attr.nlink == 0));
+        let keys = vec![key];
+        assert_eq!(a.link.call(Request::Drop { keys }), Ok(Response::Done));
+        assert_eq!(attr(), Err(IpcError::Errno(libc::ESTALE)));
+        assert_eq!(world.kernel.status().inodes_used, inodes);
+        world.check();
+    }
 }
 
 #[test]

@@ -670,7 +670,7 @@ fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
         assert_eq!(asked.join().unwrap(), Err(IpcError::Sealed));
         resumed
     });
-    assert_eq!(resumed.welcome.last_mediated, 0);
+    assert_eq!(resumed.welcome.last_mediated.number, 0);
     resumed.read_lease(ROOT);
     assert!(resumed.lookup(b"g").is_none());
     world.check();

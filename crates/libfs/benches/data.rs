@@ -142,7 +142,7 @@ impl Rig {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: 0,
+            last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
         };
         let nvm = region(dir, "nvm", FILE_BYTES + (8 << 20));

@@ -376,12 +376,6 @@ impl OpenFile {
             data,
         };
         op_end(offset.unwrap_or(0), data.len())?;
-        // Where an append went is not known any more when it was done before the session was lost; its end is not before ours. Looked at while
-        // that can be looked at again.
-        let size = match offset {
-            None if attempt.is_done() => attr_of(session, key)?.size_bytes,
-            _ => 0,
-        };
         // Which set-id bits go the daemon says, and where the end is: no lease is taken for that.
         let asks = Asks {
             append: offset.is_none(),
@@ -391,7 +385,7 @@ impl OpenFile {
         let at = match (offset, mediated) {
             (Some(offset), _) => offset,
             (None, Mediated::Done(result)) => result.offset,
-            (None, Mediated::DoneBefore) => size.saturating_sub(data.len() as u64),
+            (None, Mediated::DoneBefore(done)) => done.offset,
         };
         Ok((at, data.len()))
     }

@@ -99,14 +99,15 @@ fn change_at_once(
     change: &AttrChange,
     cred: &Cred,
 ) -> Result<Option<InodeAttr>> {
+    let mut before = None;
     mount.with_session(|session, attempt| {
         session.may_write()?;
         if attempt.is_done() {
-            return attr_of(session, key).map(Some);
+            return after(session, key, before.as_ref());
         }
         let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
-            Err(OpError::Mediate) => return mediated(session, attempt, key, change, cred),
+            Err(OpError::Mediate) => return mediated(session, attempt, key, change, cred, &mut before),
             Err(error) => return Err(error),
         };
         let node = pins.node(key)?;
@@ -176,8 +177,10 @@ fn mediated<T>(
     key: InodeKey,
     change: &AttrChange,
     cred: &Cred,
+    before: &mut Option<InodeAttr>,
 ) -> OpResult<Option<InodeAttr>, T> {
     let attr = attr_of(session, key)?;
+    *before = Some(attr.clone());
     let check = session.options.check_permissions;
     let planned = plan(&attr, change, cred, check, session.now_ns())?;
     if let Some(size) = change.size {
@@ -194,5 +197,16 @@ fn mediated<T>(
         };
         session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
     }
-    attr_of(session, key).map(Some)
+    after(session, key, before.as_ref())
+}
+
+/// Attributes after the daemon has changed them, in a session that may be another one by now. Somebody may have removed the inode since.
+fn after<T>(session: &Session, key: InodeKey, before: Option<&InodeAttr>) -> OpResult<Option<InodeAttr>, T> {
+    match (attr_of(session, key), before) {
+        (Err(OpError::Failed(Errno(libc::ESTALE))), Some(before)) => Ok(Some(InodeAttr {
+            nlink: 0,
+            ..before.clone()
+        })),
+        (attr, _) => attr.map(Some),
+    }
 }

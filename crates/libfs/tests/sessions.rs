@@ -272,6 +272,33 @@ fn contended_operation_whose_answer_is_lost_is_done_once() {
     fs.unmount().unwrap();
 }
 
+/// Another process removes it before it could be looked up.
+#[test]
+fn contended_creation_whose_answer_is_lost_is_found_when_its_name_is_gone() {
+    let fake = Fake::new();
+    let fs = mount(&fake);
+    fake.unlink_lost.store(true, Ordering::SeqCst);
+    let lost = || {
+        fake.contended.store(true, Ordering::SeqCst);
+        fake.lose_mediated.store(true, Ordering::SeqCst);
+    };
+    lost();
+    fs.create(fs.root(), b"f", FILE, 0, &me()).unwrap();
+    lost();
+    fs.create(fs.root(), b"d", DIR, 0, &me()).unwrap();
+    lost();
+    let (made, file) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
+    assert!(
+        !fake.lose_mediated.load(Ordering::SeqCst),
+        "all of them were mediated"
+    );
+    assert_eq!(listing(&fs), [] as [&str; 0]);
+    assert_eq!(file.append(b"abc", &me()).unwrap(), (0, 3));
+    assert_eq!(fs.getattr(made.key).unwrap().nlink, 0);
+    drop(file);
+    fs.unmount().unwrap();
+}
+
 /// What the caller is told beside is asked for in the next session.
 #[test]
 fn contended_operation_is_done_once_though_its_session_ends_with_the_answer() {

@@ -85,7 +85,7 @@ impl Service for Toy {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: 0,
+            last_mediated: varve_format::LastMediated::default(),
             leases_max: 10,
         };
         let page = Some(Page::open_for_client(&path).unwrap());

@@ -12,8 +12,8 @@ use varve_digest::{Fold, Grants, Need, Op, Refusal};
 use varve_format::log::HEADER_SIZE;
 use varve_format::session::SessionState;
 use varve_format::{
-    EntryFlags, EntryHeader, FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq, SetAttr,
-    SetAttrMask,
+    EntryFlags, EntryHeader, FILE_SIZE_MAX, FileKind, InodeAttr, InodeKey, LINK_MAX, LastMediated, LogOp,
+    LogSeq, SetAttr, SetAttrMask,
 };
 use varve_ipc::{Cred, MediatedOp, MediatedResult};
 use varve_store::{Store, StoreError, Tx};
@@ -130,7 +130,7 @@ fn attempt(
     if !matches!(row.state, SessionState::Live) {
         return Err(StoreError::NoSession(client.session).into());
     }
-    if op.number <= row.last_mediated {
+    if op.number <= row.last_mediated.number {
         return Err(MediateError::Errno(libc::EALREADY).into());
     }
     let einval = || MediateError::Errno(libc::EINVAL);
@@ -180,6 +180,10 @@ fn attempt(
         leases: env.leases,
     }
     .check(parsed)?;
+    let made = match parsed {
+        LogOp::Create { key, .. } => Some(key),
+        _ => None,
+    };
     let outcome = Outcome {
         of: subject(&parsed),
         offset,
@@ -205,7 +209,12 @@ fn attempt(
             Stuck::RecordFull => MediateError::Errno(libc::EFBIG).into(),
             Stuck::Store(error) => error.into(),
         })?;
-    row.last_mediated = op.number;
+    row.last_mediated = LastMediated {
+        number: op.number,
+        made,
+        open: op.open,
+        offset,
+    };
     tx.session_put(&row)?;
     Ok((applied, outcome, unfinished))
 }

@@ -317,7 +317,7 @@ fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
         sync_ms: 0,
         needs_sync: false,
         seal: None,
-        last_mediated: 0,
+        last_mediated: varve_format::LastMediated::default(),
         leases_max: 64,
     }
 }

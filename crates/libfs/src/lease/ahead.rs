@@ -4,7 +4,7 @@
 //! for reading and for writing, there is a window each: it grows while what came ahead is used, and shrinks while it is not.
 
 use std::sync::Arc;
-use varve_format::InodeKey;
+use varve_format::{InodeKey, LeaseNo};
 use varve_ipc::{LeaseMode, NEAR_MAX, Near, Want};
 
 use super::listed::Listed;
@@ -22,6 +22,8 @@ const PAUSE: u32 = 64;
 const LISTED_ENOUGH: usize = 16;
 /// So many listed inodes are looked at for each that is asked for: leases on the others are held.
 const LOOKED_AT: usize = 8;
+/// With so many leases that may come too late it is looked which still can.
+const LATE_MANY: usize = 256;
 
 /// Of one mode and one source.
 #[derive(Debug)]
@@ -81,8 +83,17 @@ pub(crate) struct Ahead {
     /// As [`slot`] numbers them.
     windows: [Window; 4],
     listed: Mutex<Listed>,
-    /// Requests with neighbours that are under way.
-    asking: AtomicU32,
+    asking: Mutex<UnderWay>,
+}
+
+/// Requests with neighbours whose answers were not taken in yet. They may bring leases that nobody here has named.
+#[derive(Debug, Default)]
+struct UnderWay {
+    /// When each began, as the count of all until then.
+    began: Vec<u64>,
+    count: u64,
+    /// Leases that are gone already, perhaps with the node that knew: the highest number of each inode, and what had begun by then.
+    late: KeyMap<(LeaseNo, u64)>,
 }
 
 /// Which window; a node keeps it, plus one.
@@ -91,11 +102,23 @@ const fn slot(source: Source, mode: LeaseMode) -> usize {
 }
 
 /// A request with neighbours, until its answer was taken in.
-pub(super) struct Asking<'a>(&'a Ahead);
+pub(super) struct Asking<'a> {
+    ahead: &'a Ahead,
+    began: u64,
+}
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.0.asking.fetch_sub(1, Ordering::SeqCst);
+        let mut asking = self.ahead.asking.lock();
+        asking.began.retain(|began| *began != self.began);
+        // What was gone before they began they cannot bring.
+        match asking.began.iter().min().copied() {
+            None => asking.late = KeyMap::default(),
+            Some(oldest) if asking.late.len() >= LATE_MANY => {
+                asking.late.retain(|_, (_, count)| *count >= oldest)
+            }
+            Some(_) => {}
+        }
     }
 }
 
@@ -104,7 +127,7 @@ impl Ahead {
         Self {
             windows: std::array::from_fn(|_| Window::new()),
             listed: Mutex::new(Listed::default()),
-            asking: AtomicU32::new(0),
+            asking: Mutex::new(UnderWay::default()),
         }
     }
 
@@ -140,14 +163,22 @@ impl Ahead {
         if count == 0 && these.is_empty() {
             return None;
         }
-        self.asking.fetch_add(1, Ordering::SeqCst);
         let near = Near {
             these,
             after: want.key.ino,
             count,
             mode,
         };
-        Some((near, Asking(self)))
+        Some((near, self.asking()))
+    }
+
+    /// A request with neighbours begins.
+    fn asking(&self) -> Asking<'_> {
+        let mut asking = self.asking.lock();
+        asking.count += 1;
+        let began = asking.count;
+        asking.began.push(began);
+        Asking { ahead: self, began }
     }
 
     /// What was listed and comes next. `None`: leases on that are here already, and this one only missed them.
@@ -167,9 +198,22 @@ impl Ahead {
         Some(missing.take(count).collect())
     }
 
-    /// Whether a lease may be under way that nobody here has named.
-    pub(super) fn is_asking(&self) -> bool {
-        self.asking.load(Ordering::SeqCst) > 0
+    /// Lease `number` is gone, or will be. If its grant is on its way here it comes too late; the node may be gone by then, too.
+    pub(super) fn note_gone(&self, key: InodeKey, number: LeaseNo) {
+        let mut asking = self.asking.lock();
+        if asking.began.is_empty() {
+            return;
+        }
+        let count = asking.count;
+        let (known, then) = asking.late.entry(key).or_insert((number, count));
+        *known = (*known).max(number);
+        *then = count;
+    }
+
+    /// Whether a lease is gone that an answer brings now.
+    pub(super) fn comes_too_late(&self, key: InodeKey, number: LeaseNo) -> bool {
+        let asking = self.asking.lock();
+        asking.late.get(&key).is_some_and(|(late, _)| number <= *late)
     }
 
     /// A lease came ahead that was asked for with `near`.

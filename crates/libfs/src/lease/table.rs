@@ -592,7 +592,11 @@ impl Leases {
         let Ok(node) = self.get_or_make(grant.attr.key) else {
             return;
         };
-        if self.install(&node, grant, false) {
+        // Looked at when the node is there: it is new if the one that knew is gone.
+        if self.ahead.comes_too_late(node.key(), lease) {
+            let mut state = node.state();
+            state.given_back = state.given_back.max(lease);
+        } else if self.install(&node, grant, false) {
             node.note_recent();
             self.ahead.came(&node, mode, near);
         }
@@ -849,10 +853,8 @@ impl Leases {
                 return Revoked::Early;
             }
         }
-        if self.ahead.is_asking() {
-            // A grant that nobody here has named may be on its way: the node remembers that it comes too late.
-            let _ = self.get_or_make(key);
-        }
+        // Before the node is looked at: a grant that nobody here has named and that is taken in meanwhile is seen there.
+        self.ahead.note_gone(key, number);
         let mut replaced = None;
         if let Some(node) = self.get(key) {
             let mut state = node.state();
@@ -880,12 +882,14 @@ impl Leases {
     pub(crate) fn gone(&self, key: InodeKey) {
         self.held.fetch_sub(1, Ordering::Relaxed);
         let mut nodes = self.nodes.write();
+        let Some(node) = nodes.get(&key) else { return };
+        let (mode, given_back) = {
+            let state = node.state();
+            (state.mode, state.given_back)
+        };
         // One reference is the map's, one the caller's.
-        if nodes
-            .get(&key)
-            .is_some_and(|node| Arc::strong_count(node) <= 2 && node.mode().is_none())
-            && !armed(Bug::CacheKeptAfterRevocation)
-        {
+        if Arc::strong_count(node) <= 2 && mode.is_none() && !armed(Bug::CacheKeptAfterRevocation) {
+            self.ahead.note_gone(key, given_back);
             nodes.remove(&key);
         }
     }

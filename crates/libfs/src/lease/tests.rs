@@ -864,6 +864,55 @@ fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
     assert_eq!(rig.released(), Vec::from_iter(came));
 }
 
+/// The node remembered that the newer lease was given back before it came, and went with the older one. The lease was taken in, and what was
+/// logged under it was refused.
+#[test]
+fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
+    let rig = rig();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let grants = grant_all(&asked);
+    let leases = Arc::downgrade(&rig.leases);
+    let gone = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&gone);
+    let answer: Answer = Box::new(move |request| {
+        let response = grants(request);
+        let leases = leases.upgrade().unwrap();
+        if let Response::Granted(given) = &response
+            && let Some(grant) = given[1..].iter().find(|grant| grant.mode == LeaseMode::Write)
+        {
+            // What the worker does when the daemon wants the neighbour back before the answer is read, until its release was answered.
+            let key = grant.attr.key;
+            let Revoked::Unknown {
+                replaced: Some((node, _)),
+            } = leases.revoked(key, grant.lease)
+            else {
+                panic!("the older lease goes too")
+            };
+            let mut state = node.state();
+            state.given_back = state.given_back.max(state.number);
+            state.mode = None;
+            node.publish(&state, false);
+            drop(state);
+            leases.gone(key);
+            drop(node);
+            assert!(leases.get(key).is_none(), "nobody refers to it");
+            *seen.lock() = Some(key);
+        }
+        response
+    });
+    assert!(rig.script.answer.set(answer).is_ok());
+    rig.leases.listed((0..5).map(|n| InodeKey::new(1000 + n, 1)));
+    look(&rig, 1000);
+    let write = rig
+        .leases
+        .pin_one::<()>(InodeKey::new(1000, 1), LeaseMode::Write, Use::Own);
+    assert!(write.is_ok());
+    drop(write);
+    let key = gone.lock().take().unwrap();
+    let held = rig.leases.get(key).and_then(|node| node.mode());
+    assert_eq!(held, None, "{key} was given back");
+}
+
 /// The daemon has taken an older grant back, and its answer to that has not come. A request for the directory waited half a second.
 #[test]
 fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() {

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 use varve_format::{
-    DIR_SIZE, EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LeaseNo, LogOp, SYMLINK_MAX, TimeNs,
+    DIR_SIZE, EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LastMediated, LeaseNo, LogOp,
+    SYMLINK_MAX, TimeNs,
 };
 use varve_ipc::Cred;
 
 use super::{
-    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, find, is_dots, may_change,
+    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, is_dots, may_change,
     pin_or_mediate, resolve, settle, touch_dir,
 };
 use crate::attrs::{EXEC, ownership};
@@ -275,6 +276,9 @@ fn mediate_create(
     cred: &Cred,
     opened: &mut Option<&mut Option<InodeKey>>,
 ) -> OpResult<InodeAttr, InodeAttr> {
+    if let Some(done) = attempt.done() {
+        return made_before(session, done, making);
+    }
     let parent = attr_of(session, dir)?;
     if !parent.is_dir() {
         return Err(Errno(libc::ENOTDIR).into());
@@ -296,10 +300,24 @@ fn mediate_create(
             }
             Ok(attr)
         }
-        Mediated::DoneBefore => {
-            let target = find(mount, session, dir, name, &Cred::root())?.ok_or(Errno(libc::ENOENT))?;
-            attr_of(session, target.key)
-        }
+        Mediated::DoneBefore(done) => made_before(session, done, making),
+    }
+}
+
+/// What the daemon made for a session that was lost then. By its key: the name may be another one's by now, or nobody's.
+fn made_before(session: &Session, done: LastMediated, making: &Making<'_>) -> OpResult<InodeAttr, InodeAttr> {
+    let key = done.made.ok_or(Errno(libc::EIO))?;
+    attr_or_gone(session, key, making.mode)
+}
+
+/// Attributes of what the daemon has given a name, in a session that may be another one by now: somebody may have removed it since.
+fn attr_or_gone<T>(session: &Session, key: InodeKey, mode: u32) -> OpResult<InodeAttr, T> {
+    match attr_of(session, key) {
+        Err(OpError::Failed(Errno(libc::ESTALE))) => Ok(InodeAttr {
+            nlink: 0,
+            ..InodeAttr::new(key, mode, session.now_ns())
+        }),
+        other => other,
     }
 }
 
@@ -312,10 +330,8 @@ pub(crate) fn tmpfile(mount: &Mount, dir: InodeKey, mode: u32, cred: &Cred) -> R
     };
     let attr = mount.with_session(|session, attempt| {
         session.may_write()?;
-        // What the daemon made for a session that is lost has no name to find it by: it went with that session.
-        attempt.forget_done();
         for _ in 0..LOOKS_MAX {
-            let Some(pins) = pin_or_mediate(session, &[dir])? else {
+            let Some(pins) = pin_or_mediate_again(session, attempt, &[dir])? else {
                 let mut opened = None;
                 return mediate_create(
                     mount,
@@ -372,8 +388,10 @@ pub(crate) fn link(
                     Asks::NOTHING,
                     cred,
                 )? {
-                    Mediated::Done(result) => result.attr.map_or_else(|| attr_of(session, key), Ok),
-                    Mediated::DoneBefore => attr_of(session, key),
+                    Mediated::Done(result) => result
+                        .attr
+                        .map_or_else(|| attr_or_gone(session, key, libc::S_IFREG), Ok),
+                    Mediated::DoneBefore(_) => attr_or_gone(session, key, libc::S_IFREG),
                 };
             };
             let (node, file) = (pins.node(dir)?, pins.node(key)?);

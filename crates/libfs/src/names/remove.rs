@@ -64,7 +64,7 @@ fn remove(mount: &Mount, dir: InodeKey, name: &[u8], is_rmdir: bool, cred: &Cred
                     Asks::NOTHING,
                     cred,
                 ) {
-                    Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
+                    Ok(Mediated::Done(_) | Mediated::DoneBefore(_)) => return Ok(()),
                     // The name means something else by now.
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
                     Err(error) => return Err(error),

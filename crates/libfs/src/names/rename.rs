@@ -125,7 +125,7 @@ pub(crate) fn rename(
             let Some(pins) = pinned else {
                 // Whether the victim is open here is not said: somebody may open it now. With its lease the daemon learns it in time.
                 match session.mediate(attempt, &keys, &op, EntryFlags::empty(), Asks::NOTHING, cred) {
-                    Ok(Mediated::Done(_) | Mediated::DoneBefore) => return Ok(()),
+                    Ok(Mediated::Done(_) | Mediated::DoneBefore(_)) => return Ok(()),
                     Err(OpError::Failed(Errno(libc::ESTALE | libc::EAGAIN))) => continue,
                     // Somebody made the new name since it was looked up: to be replaced, unless that was not meant.
                     Err(OpError::Failed(Errno(libc::EEXIST))) if !noreplace => continue,
@@ -184,7 +184,7 @@ pub(crate) fn rename_contended(
         let keys = [dir, new_dir];
         let keys = if dir == new_dir { &keys[..1] } else { &keys[..] };
         match session.mediate(attempt, keys, &op, EntryFlags::empty(), Asks::NOTHING, cred) {
-            Ok(Mediated::Done(_) | Mediated::DoneBefore) => Ok(Some(())),
+            Ok(Mediated::Done(_) | Mediated::DoneBefore(_)) => Ok(Some(())),
             Err(OpError::Failed(Errno(libc::EAGAIN | libc::ESTALE))) => {
                 session.leases.contended().learn(keys, &[]);
                 Ok(None)

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{
-    EntryFlags, EntryHeader, InodeAttr, InodeKey, LogOp, LogSeq, Seal, SeqRange, SessionId, TxId,
+    EntryFlags, EntryHeader, InodeAttr, InodeKey, LastMediated, LogOp, LogSeq, Seal, SeqRange, SessionId,
+    TxId,
 };
 use varve_ipc::{
     Cred, Hello, IpcError, Link, MediatedResult, PageState, Request, Response, SessionPage, Upcall, Welcome,
@@ -201,7 +202,10 @@ impl Connector for Door {
             sync_ms: 0,
             needs_sync: false,
             seal,
-            last_mediated: old.map_or(0, |old| old.last_mediated.load(Ordering::SeqCst)),
+            last_mediated: LastMediated {
+                number: old.map_or(0, |old| old.last_mediated.load(Ordering::SeqCst)),
+                ..LastMediated::default()
+            },
             leases_max: 64,
         };
         Ok(Connection {

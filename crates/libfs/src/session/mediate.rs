@@ -1,7 +1,7 @@
 //! Operations that the daemon does for us, because an inode is contended or the move needs a view of the whole tree.
 
 use std::sync::atomic::Ordering;
-use varve_format::{EntryFlags, EntryMeta, InodeKey, LogOp};
+use varve_format::{EntryFlags, EntryMeta, InodeKey, LastMediated, LogOp};
 use varve_ipc::{Cred, IpcError, MediatedOp, MediatedResult, Request, Response};
 use zerocopy::IntoBytes;
 
@@ -13,8 +13,8 @@ use crate::sync::lock_held_long;
 pub(crate) enum Mediated {
     /// The daemon answered.
     Done(MediatedResult),
-    /// It was carried out in a session that was lost then; the answer is not known any more.
-    DoneBefore,
+    /// It was carried out in a session that was lost then; of the answer this is known.
+    DoneBefore(LastMediated),
 }
 
 /// What is asked of the daemon beside the operation itself.
@@ -46,8 +46,8 @@ impl Session {
         asks: Asks,
         cred: &Cred,
     ) -> OpResult<Mediated, T> {
-        if attempt.is_done() {
-            return Ok(Mediated::DoneBefore);
+        if let Some(done) = attempt.done() {
+            return Ok(Mediated::DoneBefore(done));
         }
         self.may_write()?;
         self.leases.give_back(keys)?;
@@ -75,7 +75,17 @@ impl Session {
         };
         match self.link.call(Request::Mediate(request)) {
             Ok(Response::Mediated(result)) => {
-                attempt.note_done();
+                let made = match op {
+                    LogOp::Create { .. } => result.attr.as_ref().map(|attr| attr.key),
+                    _ => None,
+                };
+                attempt.note_done(LastMediated {
+                    number,
+                    made,
+                    open: asks.open,
+                    offset: result.offset,
+                });
+                self.answered.store(number, Ordering::Release);
                 self.leases.contended().learn(keys, &result.contended);
                 self.mediated.fetch_add(1, Ordering::Relaxed);
                 Ok(Mediated::Done(result))

@@ -44,6 +44,8 @@ pub(crate) struct Session {
     /// Number of the last mediated operation; held while one is under way, so that `last_mediated` tells of exactly one.
     mediating: Mutex<u64>,
     pub mediated: AtomicU64,
+    /// Number of the last mediated operation of which the daemon said that it is done.
+    pub answered: AtomicU64,
     pub revoked: AtomicU64,
     /// The kernel was told, or is being told, to drop what it keeps of files.
     data_dropped: AtomicBool,
@@ -105,6 +107,7 @@ impl Session {
             events,
             mediating: Mutex::new(0),
             mediated: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
         });

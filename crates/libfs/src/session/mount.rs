@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use varve_format::{LogSeq, Seal, SessionId};
+use varve_format::{LastMediated, LogSeq, Seal, SessionId};
 use varve_ipc::{Clock, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
 
 use super::{Opens, Session};
@@ -26,7 +26,7 @@ struct End {
     session: SessionId,
     /// `None`: the daemon no longer knew it.
     seal: Option<Seal>,
-    last_mediated: u64,
+    last_mediated: LastMediated,
 }
 
 /// What an operation remembers between its attempts.
@@ -34,24 +34,29 @@ struct End {
 pub(crate) struct Try {
     /// The mediated operation that was sent when the session was lost.
     pub asked: Option<(SessionId, u64)>,
-    done: bool,
+    done: Option<LastMediated>,
 }
 
 impl Try {
     /// Whether the daemon has carried the mediated operation out: it must not be done again, in whatever way the next session would do it, and
     /// however often that is lost too.
     pub(crate) const fn is_done(&self) -> bool {
+        self.done.is_some()
+    }
+
+    /// What the daemon has done.
+    pub(crate) const fn done(&self) -> Option<LastMediated> {
         self.done
     }
 
     /// The daemon says that it has done it. What still has to be asked for the caller's answer may be asked in another session.
-    pub(crate) const fn note_done(&mut self) {
-        self.done = true;
+    pub(crate) const fn note_done(&mut self, done: LastMediated) {
+        self.done = Some(done);
     }
 
     /// It is done again from the beginning.
     pub(crate) const fn forget_done(&mut self) {
-        self.done = false;
+        self.done = None;
     }
 }
 
@@ -212,7 +217,10 @@ impl Mount {
                 if end.seal.is_none() {
                     return Err(Errno(libc::EIO));
                 }
-                attempt.done |= end.last_mediated >= number;
+                // One is under way at a time: no later number is done.
+                if end.last_mediated.number >= number {
+                    attempt.done = Some(end.last_mediated);
+                }
             }
         }
     }
@@ -283,6 +291,13 @@ impl Mount {
             if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
                 break;
             }
+        }
+        if let Some(made) = end.last_mediated.made.filter(|_| end.last_mediated.open)
+            && lost.answered.load(Ordering::Acquire) >= end.last_mediated.number
+            && !self.opens.is_open(made)
+        {
+            // The daemon keeps it for one who was not told. It was closed since.
+            let _ = session.link.call(Request::Drop { keys: vec![made] });
         }
         tracing::info!(old = %lost.id(), new = %session.id(), seal = ?end.seal, "session continued");
         for (sum, value) in self.past.iter().zip(counts(lost)) {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
 };
-use varve_format::{EntryHeader, Generation, Ino, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId};
+use varve_format::{
+    EntryHeader, Generation, Ino, InodeKey, LastMediated, LeaseNo, LogOp, LogSeq, Seal, SessionId,
+};
 use varve_ipc::{
     Admin, Descriptors, DirEntry, Grant, Hello, InprocLink, IpcError, LeaseMode, MediatedOp, MediatedResult,
     Near, Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want,
@@ -40,7 +42,7 @@ struct Session {
     upcalls: Arc<UpcallQueue>,
     token: u128,
     sealed: Option<Seal>,
-    last_mediated: u64,
+    last_mediated: LastMediated,
     opens: HashSet<InodeKey>,
 }
 
@@ -65,6 +67,8 @@ pub struct Fake {
     pub contended: AtomicBool,
     /// The next mediated operation is done, its answer is lost, and nothing is contended from then on.
     pub lose_mediated: AtomicBool,
+    /// What is made then loses its name before its client comes back.
+    pub unlink_lost: AtomicBool,
     /// All sessions end when the next mediated operation has been answered.
     pub seal_after_mediated: AtomicBool,
     /// Operations that were mediated; those of a session that has ended are not.
@@ -319,6 +323,7 @@ impl Fake {
             contended: AtomicBool::new(false),
             lose_mediated: AtomicBool::new(false),
             seal_after_mediated: AtomicBool::new(false),
+            unlink_lost: AtomicBool::new(false),
             mediated: AtomicU64::new(0),
             leases_max: AtomicU64::new(10_000),
             calls: Mutex::default(),
@@ -561,8 +566,21 @@ impl Fake {
             }
             op => state.tree.apply(&header, &op),
         };
-        state.sessions.get_mut(&id).unwrap().last_mediated = op.number;
+        let made = match parsed {
+            LogOp::Create { key, .. } => Some(key),
+            _ => None,
+        };
+        let session = state.sessions.get_mut(&id).unwrap();
+        session.last_mediated = LastMediated {
+            number: op.number,
+            made,
+            open: op.open,
+            offset,
+        };
         result.map_err(IpcError::Errno)?;
+        if op.open {
+            session.opens.extend(made);
+        }
         self.mediated.fetch_add(1, Ordering::SeqCst);
         let key = match parsed {
             LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::SetAttr { key, .. } => Some(key),
@@ -573,6 +591,12 @@ impl Fake {
             .and_then(|key| state.tree.get(key).ok())
             .map(|inode| inode.attr.clone());
         if self.lose_mediated.swap(false, Ordering::SeqCst) {
+            if let LogOp::Create { dir, name, key, .. } = parsed
+                && self.unlink_lost.load(Ordering::SeqCst)
+            {
+                let removed = state.tree.apply(&header, &LogOp::Unlink { dir, name, key });
+                removed.map_err(IpcError::Errno)?;
+            }
             drop(state);
             self.contended.store(false, Ordering::SeqCst);
             self.seal_all();
@@ -774,8 +798,16 @@ impl Service for Fake {
             upcalls: Arc::clone(&upcalls),
             token: u128::from(id) + 1000,
             sealed: None,
-            last_mediated: 0,
-            opens: hello.held.iter().copied().collect(),
+            last_mediated: LastMediated::default(),
+            opens: hello
+                .held
+                .iter()
+                .copied()
+                .chain(
+                    old.as_ref()
+                        .and_then(|old| old.last_mediated.made.filter(|_| old.last_mediated.open)),
+                )
+                .collect(),
         };
         let welcome = Welcome {
             session: SessionId(id),
@@ -799,7 +831,7 @@ impl Service for Fake {
             sync_ms: 0,
             needs_sync: false,
             seal: old.as_ref().and_then(|old| old.sealed.clone()),
-            last_mediated: old.map_or(0, |old| old.last_mediated),
+            last_mediated: old.map_or(LastMediated::default(), |old| old.last_mediated),
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
         };
         state.sessions.insert(id, session);

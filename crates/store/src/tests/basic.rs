@@ -108,7 +108,7 @@ fn session(id: SessionId) -> SessionRow {
         token: 7,
         state: SessionState::Live,
         digested: LogSeq(0),
-        last_mediated: 0,
+        last_mediated: varve_format::LastMediated::default(),
         log_bytes: 1 << 21,
         created_ns: 8,
         flags: 0,

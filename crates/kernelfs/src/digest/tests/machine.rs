@@ -115,7 +115,7 @@ impl Machine {
             token: 5,
             state: SessionState::Live,
             digested: LogSeq(0),
-            last_mediated: 0,
+            last_mediated: varve_format::LastMediated::default(),
             log_bytes: LOG_BYTES,
             created_ns: 0,
             flags: 0,

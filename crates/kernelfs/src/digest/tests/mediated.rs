@@ -332,5 +332,8 @@ fn mediated_number_is_carried_out_once() {
     caller.number -= 1;
     assert_eq!(errno(caller.make(ROOT, b"g", FILE)), libc::EALREADY);
     assert_eq!(caller.machine.lookup(ROOT, b"g"), None);
-    assert_eq!(caller.machine.store.sessions().unwrap()[0].last_mediated, 1);
+    assert_eq!(
+        caller.machine.store.sessions().unwrap()[0].last_mediated.number,
+        1
+    );
 }

@@ -153,7 +153,7 @@ impl Fake {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: 0,
+            last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
         }
     }
