@@ -482,6 +482,40 @@ fn mediated_rename_replaces_what_came_meanwhile() {
     b.unmount().unwrap();
 }
 
+/// The two names were looked at one after the other: the file seemed to have both, as if they were links to it.
+#[test]
+fn file_that_is_moved_between_the_looks_of_another_rename_had_one_name() {
+    for noreplace in [false, true] {
+        let fake = Fake::new();
+        let (a, b) = (mount(&fake), mount(&fake));
+        let root = b.root();
+        let d = b.create(root, b"d", DIR, 0, &me()).unwrap().key;
+        b.create(d, b"f", FILE, 0, &me()).unwrap();
+        let looked = fake.hold(1, "acquire", root, false);
+        let flags = RenameFlags {
+            noreplace,
+            ..RenameFlags::default()
+        };
+        let outcome = std::thread::scope(|scope| {
+            let late = scope.spawn(|| a.rename(d, b"f", root, b"f", flags, &me()));
+            assert!(looked.reached(std::time::Duration::from_secs(20)));
+            b.rename(d, b"f", root, b"f", flags, &me()).unwrap();
+            looked.open();
+            late.join().unwrap()
+        });
+        assert_eq!(outcome, Err(Errno(libc::ENOENT)), "{noreplace}");
+        assert_eq!(listing(&b), ["d", "f"]);
+        // Links to one file are left as they are.
+        let f = b.lookup(root, b"f", &me()).unwrap().key;
+        b.link(f, d, b"f", &me()).unwrap();
+        let flags = RenameFlags::default();
+        assert_eq!(a.rename(d, b"f", root, b"f", flags, &me()), Ok(()));
+        assert_eq!(b.getattr(f).unwrap().nlink, 2);
+        a.unmount().unwrap();
+        b.unmount().unwrap();
+    }
+}
+
 #[test]
 fn directory_moves_to_another_parent_by_mediation() {
     let fake = Fake::new();

@@ -2,7 +2,7 @@
 //! that gets another parent is moved by the daemon, which sees the whole tree and so no cycle can come up.
 
 use varve_format::{EntryFlags, FileKind, InodeAttr, InodeKey, LogOp, SeqRange};
-use varve_ipc::Cred;
+use varve_ipc::{Cred, LeaseMode};
 
 use super::remove::last_closed;
 use super::{
@@ -84,6 +84,11 @@ pub(crate) fn rename(
             let from = find(mount, session, dir, name, cred)?.ok_or(Errno(libc::ENOENT))?;
             let to = find(mount, session, new_dir, new_name, cred)?;
             let ends = Ends { from, to };
+            // The names were looked at one after the other: what was moved in between has neither, or both.
+            let same = to.is_some_and(|to| to.key == from.key);
+            if (same || (flags.noreplace && to.is_some())) && !named_at_once(mount, session, &moving, ends)? {
+                continue;
+            }
             match to {
                 Some(_) if flags.noreplace => return Err(Errno(libc::EEXIST).into()),
                 None if flags.exchange => return Err(Errno(libc::ENOENT).into()),
@@ -101,7 +106,7 @@ pub(crate) fn rename(
                 })
                 .into());
             }
-            if to.is_some_and(|to| to.key == from.key) {
+            if same {
                 return Ok(());
             }
             let op = entry(&moving, ends);
@@ -144,6 +149,14 @@ pub(crate) fn rename(
         }
         Err(Errno(libc::EIO).into())
     })
+}
+
+/// Whether both names are those of `ends` at one moment.
+fn named_at_once<T>(mount: &Mount, session: &Session, moving: &Move<'_>, ends: Ends) -> OpResult<bool, T> {
+    let pins = session.pin(&[moving.dir, moving.new_dir], LeaseMode::Read)?;
+    let from = resolve(mount, session, pins.node(moving.dir)?, moving.name)?;
+    let to = resolve(mount, session, pins.node(moving.new_dir)?, moving.new_name)?;
+    Ok(from.map(|from| from.key) == Some(ends.from.key) && to.map(|to| to.key) == ends.to.map(|to| to.key))
 }
 
 /// A rename in contended directories, where nobody knows the names: the daemon finds what has the name. One message, whether or not the name
