@@ -38,13 +38,16 @@ find_tool() {
   printf '%s\n' "$into/bin/$name"
 }
 
-# within SECONDS WHAT COMMAND...: waits until the command succeeds.
+# within SECONDS WHAT COMMAND...: waits until the command succeeds. When it does not, a script that has a function `explain` tells more.
 within() {
   local tries=$(( $1 * 20 )) what=$2
   shift 2
   until "$@"; do
     tries=$((tries - 1))
-    [ "$tries" -gt 0 ] || die "$what did not happen"
+    if [ "$tries" -le 0 ]; then
+      if declare -F explain >/dev/null; then explain || true; fi
+      die "$what did not happen"
+    fi
     sleep 0.05
   done
 }

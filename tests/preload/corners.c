@@ -249,6 +249,52 @@ static void programs_that_run_are_not_written(void) {
     CHECK((to = open("program", O_WRONLY)) >= 0 && close(to) == 0);
 }
 
+static int becomes(const char *program) {
+    char *arguments[] = {(char *)program, NULL};
+    execve(program, arguments, environ);
+    return errno;
+}
+
+/* Opens it as `flags` say and becomes it, in a child. */
+static int status_of_who_writes_and_becomes(const char *program, int flags) {
+    pid_t child = fork();
+    if (child == 0) _exit(open(program, flags) < 0 ? 1 : becomes(program));
+    return WEXITSTATUS(status_of(child));
+}
+
+/* A child that becomes it when `go` can be read. */
+static pid_t who_becomes_later(const char *program, int go[2]) {
+    pid_t child;
+    char byte;
+    CHECK(pipe(go) == 0);
+    if ((child = fork()) == 0) {
+        close(go[1]);
+        _exit(read(go[0], &byte, 1) == 1 ? becomes(program) : 1);
+    }
+    return child;
+}
+
+/* Of what a served program has open for writing the kernel knows when it starts a child: from then on nobody may run it. Before that, others
+ * may, and the program itself by a descriptor that ends with it: a limit (docs/PRELOAD.md). */
+static void programs_that_are_written_do_not_run(void) {
+    char *arguments[] = {"written", NULL};
+    int first_go[2], second_go[2], to, unknown = is_served() ? 3 : ETXTBSY;
+    put_file("written", "#!/bin/sh\nexit 3\n");
+    CHECK(chmod("written", 0755) == 0);
+    /* From before the file is open: they do not have it. */
+    pid_t child, first = who_becomes_later("written", first_go), second = who_becomes_later("written", second_go);
+    CHECK((to = open("written", O_RDWR | O_CLOEXEC)) >= 0 && write(first_go[1], "x", 1) == 1);
+    CHECK(WEXITSTATUS(status_of(first)) == unknown);
+    CHECK(posix_spawn(&child, "./written", NULL, NULL, arguments, environ) == ETXTBSY);
+    if ((child = fork()) == 0) _exit(becomes("written"));
+    CHECK(WEXITSTATUS(status_of(child)) == ETXTBSY);
+    CHECK(write(second_go[1], "x", 1) == 1 && WEXITSTATUS(status_of(second)) == ETXTBSY);
+    CHECK(close(to) == 0 && WEXITSTATUS(system("./written")) == 3);
+    for (int end = 0; end < 2; end++) close(first_go[end]), close(second_go[end]);
+    CHECK(status_of_who_writes_and_becomes("written", O_WRONLY) == ETXTBSY);
+    CHECK(status_of_who_writes_and_becomes("written", O_WRONLY | O_CLOEXEC) == unknown);
+}
+
 static void *idle(void *stop) {
     while (!__atomic_load_n((int *)stop, __ATOMIC_SEQ_CST)) usleep(1000);
     return NULL;
@@ -462,6 +508,7 @@ int main(void) {
     files_without_a_name_live_and_get_one();
     open_files_get_names_by_their_number();
     programs_that_run_are_not_written();
+    programs_that_are_written_do_not_run();
     users_have_their_own_rights();
     handlers_run_while_a_file_is_sent();
     threads_leave_while_others_write();
