@@ -84,27 +84,22 @@ pub(crate) fn rename(
             let from = find(mount, session, dir, name, cred)?.ok_or(Errno(libc::ENOENT))?;
             let to = find(mount, session, new_dir, new_name, cred)?;
             let ends = Ends { from, to };
-            // The names were looked at one after the other: what was moved in between has neither, or both.
+            let refused = match to {
+                None if flags.exchange => return Err(Errno(libc::ENOENT).into()),
+                Some(_) if flags.noreplace => Some(libc::EEXIST),
+                // No directory may get into itself, nor replace what it lies in.
+                _ if Ends::is_dir(from) && from.key == new_dir => Some(libc::EINVAL),
+                Some(to) if to.key == dir && flags.exchange => Some(libc::EINVAL),
+                Some(to) if to.key == dir => Some(libc::ENOTEMPTY),
+                _ => None,
+            };
             let same = to.is_some_and(|to| to.key == from.key);
-            if (same || (flags.noreplace && to.is_some())) && !named_at_once(mount, session, &moving, ends)? {
+            // The names were looked at one after the other: what was moved in between has neither, or both.
+            if (same || refused.is_some()) && !named_at_once(mount, session, &moving, ends)? {
                 continue;
             }
-            match to {
-                Some(_) if flags.noreplace => return Err(Errno(libc::EEXIST).into()),
-                None if flags.exchange => return Err(Errno(libc::ENOENT).into()),
-                _ => {}
-            }
-            // No directory may get into itself, nor replace what it lies in.
-            if Ends::is_dir(from) && from.key == new_dir {
-                return Err(Errno(libc::EINVAL).into());
-            }
-            if to.is_some_and(|to| to.key == dir) {
-                return Err(Errno(if flags.exchange {
-                    libc::EINVAL
-                } else {
-                    libc::ENOTEMPTY
-                })
-                .into());
+            if let Some(errno) = refused {
+                return Err(Errno(errno).into());
             }
             if same {
                 return Ok(());
