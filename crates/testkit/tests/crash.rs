@@ -362,7 +362,7 @@ fn deletion_of_big_files_can_crash_between_its_records() {
     assert!(sum.images > 100, "{sum:?}");
     on_both(&sum, "digest", 30);
     on_both(&sum, "tick", 1);
-    on_both(&sum, "checkpoint", 5);
+    on_both(&sum, "checkpoint", 1);
     on_both(&sum, "recovery", 50);
 }
 
