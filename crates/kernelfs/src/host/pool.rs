@@ -75,7 +75,18 @@ pub struct HostPool {
 /// The right to serve or change a pool, as long as it lives.
 #[derive(Debug)]
 pub struct PoolLock {
-    _file: File,
+    file: File,
+    /// Who took it: a child that a fork leaves with a copy of this does not let go of it.
+    pid: u32,
+}
+
+impl Drop for PoolLock {
+    fn drop(&mut self) {
+        // Not by the close alone: a child that another thread starts at this moment has the descriptor too until it runs its program.
+        if self.pid == std::process::id() {
+            let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
+        }
+    }
 }
 
 /// A UUID as text.
@@ -414,7 +425,10 @@ fn take_lock(dir: &Path) -> Result<PoolLock, KernelError> {
         .map_err(|error| KernelError::io(format!("cannot open {}", path.display()), error))?;
     let _ = file.set_permissions(std::fs::Permissions::from_mode(0o600));
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(PoolLock { _file: file }),
+        Ok(()) => Ok(PoolLock {
+            file,
+            pid: std::process::id(),
+        }),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let pid = std::fs::read_to_string(dir.join("pid")).unwrap_or_default();
             let who = match pid.trim() {

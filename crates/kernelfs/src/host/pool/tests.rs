@@ -184,3 +184,17 @@ fn missing_image_is_named() {
     let error = HostDaemon::start(&pool.0).err().unwrap().to_string();
     assert!(error.contains("ssd.img is not there"), "{error}");
 }
+
+/// A child that another thread starts has all descriptors of this process until it runs its program.
+#[test]
+fn pool_is_free_when_its_lock_goes_though_a_child_still_has_the_descriptor() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    let made = Live(create_pool(&dir, &spec("16M")).unwrap());
+    let lock = made.0.lock().unwrap();
+    let childs = lock.file.try_clone().unwrap();
+    assert!(made.0.lock().is_err());
+    drop(lock);
+    drop(made.0.lock().unwrap());
+    drop(childs);
+}
