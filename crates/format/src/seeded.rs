@@ -207,23 +207,34 @@ mod switch {
 pub use switch::{arm, armed, current};
 
 /// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random schedules and such by
-/// priorities, until one fails. The bound is far beyond what any of the bugs needs; it is there so that a bug nobody finds ends too.
+/// priorities, until one fails. Prints how many it took. The bound is far beyond what any of the bugs needs; it is there so that a bug nobody
+/// finds ends too.
 #[cfg(feature = "shuttle")]
 pub fn is_found<W: Fn() + Copy + Send + Sync + std::panic::UnwindSafe + 'static>(
     bug: Bug,
     works: &[W],
 ) -> bool {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    let schedules = Arc::new(AtomicU64::new(0));
     let search = |work: W| {
+        let count = Arc::clone(&schedules);
         let armed = move || {
+            count.fetch_add(1, Ordering::Relaxed);
             arm(Some(bug));
             work();
         };
         let found = std::panic::catch_unwind(move || {
-            shuttle::check_random(armed, 1_000);
+            shuttle::check_random(armed.clone(), 1_000);
             shuttle::check_pct(armed, 2_000, 4);
         });
         arm(None);
         found.is_err()
     };
-    (0..1_000).any(|_| works.iter().any(|work| search(*work)))
+    let found = (0..1_000).any(|_| works.iter().any(|work| search(*work)));
+    println!(
+        "{bug:?}: found {found}, schedules {}",
+        schedules.load(Ordering::Relaxed)
+    );
+    found
 }

@@ -262,6 +262,13 @@ impl Script {
             }
         }
         stage.held.clear();
+        // Who comes anew has nothing of his own to look at.
+        let got = target::tree(&stage.rig.mount().map_err(say)?);
+        let got = got.map_err(|errno| format!("a new session: {errno:?}"))?;
+        if want != got {
+            let lines = target::difference(&want, &got).join("; ");
+            return Err(format!("a new session sees another tree: {lines}"));
+        }
         stage.rig.check().map_err(say)?;
         let clients = stage.clients.iter().map(|client| &client.fs);
         stage.rig.check_credits(clients).map_err(say)?;

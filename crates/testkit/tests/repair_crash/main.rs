@@ -1,5 +1,5 @@
 //! `fsck --repair` cut off at every point, and the repair after it cut off once more: the next one takes it up, leaves nothing, and loses
-//! nothing that the first would have kept. A repair that is refused takes nothing away.
+//! nothing that the first would have kept, also where the pool was served and filled before it. A repair that is refused takes nothing away.
 //!
 //! `VARVE_SEED=n` damages other blocks in other ways, `VARVE_REPAIR_PAIRS=n` gives each kind of structure n turns on each medium.
 
@@ -8,18 +8,24 @@ mod pool;
 use pool::{Damaged, Pool, copy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use varve_format::BLOCK_SIZE;
+use varve_format::seeded::{self, Bug};
 use varve_ipc::Cred;
 use varve_libfs::{Fs, OpenFlags};
 use varve_media::sim::{Crash, CrashPoint, Recording, SimMedium, SimWorld};
 use varve_store::Store;
 use varve_store::repair::{RepairOptions, RepairReport};
-use varve_testkit::rig::{self, Rig};
+use varve_testkit::rig::{self, Policy, Rig};
 use varve_testkit::workload::Rng;
 
 /// Crashes of the repair after a crashed one that are tried, where it is one of those.
 const SECOND_CRASHES: u64 = 5;
 /// One in so many repairs after a crash is crashed too.
 const SECOND_STRIDE: u64 = 12;
+/// One in so many pools whose repair was cut off is served and used before the next repair.
+const SERVED_STRIDE: u64 = 4;
+/// More files than a pool's NVM has room for.
+const FILES_OF_USE: u64 = 160;
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| {
@@ -147,6 +153,57 @@ fn unnamed_harm(sight: &Sight, pool: &Pool, named: &BTreeSet<String>, slow_data:
     None
 }
 
+/// Makes files until NVM is full: what is free between blocks in use is taken last. False: damage keeps something from being digested.
+fn use_space(rig: &Rig, fs: &Fs) -> bool {
+    let root = Cred::root();
+    let make = |file: u64| {
+        let key = fs
+            .create(fs.root(), format!("new{file}").as_bytes(), 0o100_600, 0, &root)?
+            .key;
+        // Attributes come to be blocks of metadata, for which some room is kept.
+        let named = fs.setxattr(key, b"user.new", &[7; 300], false, false, &root);
+        let open = fs.open(key, OpenFlags::READ_WRITE, &root)?;
+        open.write_at(0, &vec![file as u8; 16 * BLOCK_SIZE], &root)
+            .map(drop)
+            .or(named)
+    };
+    let made = (0..FILES_OF_USE)
+        .take_while(|file| make(*file).is_ok() && (file % 8 < 7 || rig.kernel().digest_all().is_ok()))
+        .count();
+    made > 0 && rig.kernel().digest_all().is_ok()
+}
+
+/// Takes a pool into service after a repair was cut off, without another one. It may be damaged still, but what it shows stays as it is when new
+/// space is used. False: it is not taken into service, or cannot be used.
+fn use_unmended(world: SimWorld, pool: &Pool) -> Result<bool, String> {
+    // New data goes to NVM first.
+    let Ok(rig) = Rig::start(world, pool.shape.with(Policy::Product)) else {
+        return Ok(false);
+    };
+    let Ok(fs) = rig.mount() else { return Ok(false) };
+    let before = look(&fs);
+    if !use_space(&rig, &fs) {
+        return Ok(false);
+    }
+    drop(fs);
+    let after = look(&rig.mount().map_err(|error| error.to_string())?);
+    for (path, shown) in &before {
+        let now = after.get(path);
+        if shown.content.is_ok() && now.is_none_or(|now| now.content != shown.content) {
+            let errno = now.and_then(|now| now.content.as_ref().err());
+            return Err(format!(
+                "{path} came to show other bytes when new space was used (errno {errno:?})"
+            ));
+        }
+        if shown.attributes.is_ok() && now.is_none_or(|now| now.attributes != shown.attributes) {
+            return Err(format!(
+                "{path} came to have other attributes when new space was used"
+            ));
+        }
+    }
+    Ok(true)
+}
+
 /// What `kept` shows and `sight` does not.
 fn less_than(kept: &Sight, sight: &Sight, pool: &Pool) -> Option<String> {
     for (path, shown) in kept {
@@ -185,6 +242,9 @@ struct Tally {
     of_second: u64,
     lossy: u64,
     refused: BTreeMap<String, u64>,
+    /// Images that were served without another repair, and those that could not be.
+    served: u64,
+    not_served: u64,
     /// Images by the rules of the NVM.
     by_medium: BTreeMap<String, u64>,
 }
@@ -270,12 +330,26 @@ impl Trial<'_> {
         self.tally.of_second += u64::from(!place.crashes.is_empty());
         let world = image.into_world();
         place.crashes.push((crash, point.index));
+        if self.rng.below(SERVED_STRIDE) == 0 {
+            self.serve_unmended(copy(&world))
+                .map_err(|why| format!("served without another repair: {why}"))?;
+        }
         let (again, report) = world.clone().record(|| repair(&world));
+        self.judge(&world, report)?;
+        if place.crashes.len() == 1 && self.rng.below(SECOND_STRIDE) == 0 {
+            self.crash_some(&again, place)?;
+        }
+        place.crashes.pop();
+        Ok(())
+    }
+
+    /// What a repair came to that took up one that was cut off.
+    fn judge(&self, world: &SimWorld, report: Result<RepairReport, String>) -> Result<(), String> {
         let report = report?;
         if !report.left.is_empty() {
             return Err(format!("left: {:?}", report.left));
         }
-        let sight = serve(copy(&world), self.pool)?;
+        let sight = serve(copy(world), self.pool)?;
         if let Some(harm) = less_than(&self.kept, &sight, self.pool) {
             return Err(format!("{harm}; {report:?}"));
         }
@@ -284,11 +358,18 @@ impl Trial<'_> {
         if let Some(harm) = unnamed_harm(&sight, self.pool, &named, self.damaged.slow_data) {
             return Err(format!("{harm}; {report:?}"));
         }
-        if place.crashes.len() == 1 && self.rng.below(SECOND_STRIDE) == 0 {
-            self.crash_some(&again, place)?;
-        }
-        place.crashes.pop();
         Ok(())
+    }
+
+    /// What a cut-off repair left is used before the next repair, which has no less to keep for that.
+    fn serve_unmended(&mut self, world: SimWorld) -> Result<(), String> {
+        if !use_unmended(world.clone(), self.pool)? {
+            self.tally.not_served += 1;
+            return Ok(());
+        }
+        self.tally.served += 1;
+        let report = repair(&world);
+        self.judge(&world, report)
     }
 }
 
@@ -356,29 +437,32 @@ fn try_damage(pool: &Pool, damaged: &Damaged, seed: u64, tally: &mut Tally) -> R
         .map_err(|why| format!("{place}: {why}"))
 }
 
-/// Every kind of structure of a pool, by turns; each failure with its damage.
-fn try_pool(pool: &Pool, medium: SimMedium, turns: u64, tally: &mut Tally) -> Vec<String> {
+/// Every kind of structure of a pool, by turns: damage to it, and the seed.
+fn damages(pool: &Pool, medium: SimMedium, turns: u64) -> impl Iterator<Item = (u64, Damaged)> {
     let seed = number("VARVE_SEED", 1);
-    let mut failures = Vec::new();
-    for turn in 0..turns {
-        for (index, kind) in pool.places.keys().enumerate() {
-            let seed =
-                ((seed * 1000 + turn) * 2 + u64::from(medium == SimMedium::File)) * 1000 + index as u64;
-            let mut rng = Rng::new(seed);
-            let hit = pool.some_kinds(kind, &mut rng);
-            let damaged = pool.damaged(&hit, &mut rng);
-            if let Err(why) = try_damage(pool, &damaged, seed, tally) {
-                failures.push(format!("{medium:?}, {why}"));
-            }
-        }
-    }
-    failures
+    let kinds = move |turn| (0..).zip(pool.places.keys()).map(move |kind| (turn, kind));
+    (0..turns).flat_map(kinds).map(move |(turn, (index, kind))| {
+        let seed = ((seed * 1000 + turn) * 2 + u64::from(medium == SimMedium::File)) * 1000 + index;
+        let mut rng = Rng::new(seed);
+        let hit = pool.some_kinds(kind, &mut rng);
+        (seed, pool.damaged(&hit, &mut rng))
+    })
+}
+
+/// Each failure with its damage.
+fn try_pool(pool: &Pool, medium: SimMedium, turns: u64, tally: &mut Tally) -> Vec<String> {
+    let tried =
+        damages(pool, medium, turns).map(|(seed, damaged)| try_damage(pool, &damaged, seed, tally).err());
+    tried.flatten().map(|why| format!("{medium:?}, {why}")).collect()
 }
 
 /// Fails with what was found; prints what was tried.
 fn conclude(what: &str, tally: &Tally, failures: &[String]) {
     println!("{what}: {tally:?}");
-    assert!(tally.images > 100 && tally.of_second > 20, "{what}: {tally:?}");
+    assert!(
+        tally.images > 100 && tally.of_second > 20 && tally.served > 20,
+        "{what}: {tally:?}"
+    );
     let both = tally.by_medium.values().filter(|images| **images > 40).count();
     assert_eq!(both, 2, "{what}: {:?}", tally.by_medium);
     let seed = number("VARVE_SEED", 1);
@@ -447,6 +531,19 @@ fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
         tally.was_on(medium);
     }
     conclude("tables and trees", &tally, &failures);
+}
+
+/// Seeded bug 80. The next repair makes good what was freed too early, but nobody says that there is one before the pool is used.
+#[test]
+fn repair_that_frees_in_its_first_pass_is_caught() {
+    let pool = Pool::new(SimMedium::Dax);
+    let mut tally = Tally::default();
+    seeded::arm(Some(Bug::RepairFreesFirst));
+    let found = damages(&pool, SimMedium::Dax, 1)
+        .find_map(|(seed, damaged)| try_damage(&pool, &damaged, seed, &mut tally).err());
+    seeded::arm(None);
+    println!("RepairFreesFirst: {tally:?}: {found:?}");
+    assert!(found.is_some(), "the seeded bug is not found: {tally:?}");
 }
 
 #[test]

@@ -60,14 +60,20 @@ pub fn copy(world: &SimWorld) -> SimWorld {
 }
 
 impl Pool {
-    /// Names, extents and attributes in blocks of their own, and data on three tiers: units of both slower ones are sealed, and one is open.
+    /// Names, extents and attributes in blocks of their own, and data on three tiers: units of both slower ones are sealed, and one is open. One
+    /// file has a tree whose leaves can be saved when its top is lost, into new nodes: there is room.
     pub fn new(medium: SimMedium) -> Self {
         let shape = Shape {
             nvm_bytes: 4 << 20,
-            blocks_bytes: 2 << 20,
+            blocks_bytes: 3 << 20,
             ..Shape::tiny(medium)
         };
-        Self::made(shape, false, |_, _| ())
+        let pool = Self::made(shape, false, |_, run| {
+            run(&Op::Create(vec!["many"]));
+            (0..260).for_each(|part| run(&write("many", part * 2 * BLOCK_BYTES, BLOCK_SIZE as u32, 11)));
+        });
+        assert!(pool.places.contains_key("ExtentNode"), "{:?}", pool.places.keys());
+        pool
     }
 
     /// The same with all of its metadata on slower tiers.

@@ -171,9 +171,8 @@ const FIRST: [(Bug, Part); 5] = [
     (Bug::OneFooter, Part::Work(Level::Whole, FULL_TIERS, DAX, 1)),
 ];
 
-/// `NumberBeforeFlight` is for `shuttle` (`libfs/src/log/driven.rs`). `CutForgotten` and `RepairFreesFirst` are caught by nothing that is here yet:
-/// `docs/results/seeded-bugs.md`.
-const SECOND: [(Bug, Part); 30] = [
+/// `NumberBeforeFlight` is for `shuttle` (`libfs/src/log/driven.rs`), `RepairFreesFirst` for `repair_crash`.
+const SECOND: [(Bug, Part); 31] = [
     (Bug::EntryTailUnchecked, Part::Work(Level::Torn, LANES, DAX, 2)),
     (Bug::GapBelowStable, Part::Work(Level::Whole, LONG_LOG, FILE, 1)),
     (Bug::SyncOwnLane, Part::Work(Level::Whole, LANES, FILE, 1)),
@@ -193,6 +192,7 @@ const SECOND: [(Bug, Part); 30] = [
     (Bug::SealCoversNext, Part::System(Weather::SLOW, 8)),
     (Bug::SealCoversNext, Part::Work(Level::Run, Amid, DAX, 3)),
     (Bug::NumberAfterOps, Part::Work(Level::Whole, LANES, DAX, 2)),
+    (Bug::CutForgotten, Part::Work(Level::Run, ONE_FILE, DAX, 3)),
     (
         Bug::NodesUnfenced,
         Part::Work(Level::Parts, Company(Flavour::Calm), DAX, 1),
