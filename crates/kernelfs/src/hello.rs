@@ -41,6 +41,7 @@ impl KernelFs {
     /// # Errors
     /// `Protocol` for another version; `Errno` with EUSERS (too many sessions), ENOSPC (no room for its log) and others.
     pub fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
+        let _entered = self.begin_request()?;
         if hello.version != PROTOCOL_VERSION {
             return Err(IpcError::Protocol(format!(
                 "the daemon speaks version {PROTOCOL_VERSION}, the client {}",

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::core::Core;
+use crate::entries::{Entered, Entries};
 use crate::error::KernelError;
 use crate::leases::{Limits, Table};
 use crate::logs::LogStore;
@@ -98,6 +99,7 @@ pub struct KernelFs {
     /// Somebody else runs [`tick`](Self::tick), so that work may be left to it.
     pub(crate) background: AtomicBool,
     pub(crate) stopping: AtomicBool,
+    pub(crate) entries: Entries,
     pub(crate) shutdown_asked: AtomicBool,
     pub(crate) bell: Bell,
     /// Rung when a session has asked for a digest that it does not wait for.
@@ -187,6 +189,7 @@ impl KernelFs {
             segments: Segments::default(),
             background: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
+            entries: Entries::default(),
             shutdown_asked: AtomicBool::new(false),
             bell: Bell::default(),
             digest_bell: Bell::default(),
@@ -322,25 +325,53 @@ impl KernelFs {
         })
     }
 
-    /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on. Always ends: what a failed device keeps from being
-    /// digested stays in the logs.
+    /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have ended when this returns, so that the
+    /// pool may be opened again at once, in this process too. Always ends: what a failed device keeps from being digested stays in the logs,
+    /// and a request that it keeps from ending, for longer than any may wait, changes nothing any more.
     ///
     /// # Errors
     /// The first error of a device; everything else was done.
     pub fn shutdown(&self) -> Result<(), StoreError> {
         self.stopping.store(true, Ordering::Release);
-        let ids: Vec<_> = self.core.lock().members.keys().copied().collect();
-        for id in ids {
-            self.seal_session(id, "the daemon stops");
+        self.end_sessions();
+        self.entries.close();
+        let until_ms = self.now_ms() + self.config.wait_ms;
+        while !self.entries.are_over() && self.now_ms() < until_ms {
+            self.clock.pause(Duration::from_millis(1));
+            self.finish_sealed();
         }
-        self.finish_sealed();
-        match self.store.latched() {
+        // Of those that had begun before.
+        self.end_sessions();
+        let ended = match self.store.latched() {
             Some(reason) => Err(StoreError::Latched(reason)),
             None => self
                 .store
                 .checkpoint()
                 .inspect_err(|error| self.note_error(error)),
+        };
+        if !self.entries.are_over() {
+            tracing::warn!("some requests did not end in time");
+            self.store.latch("the daemon has stopped");
         }
+        ended
+    }
+
+    fn end_sessions(&self) {
+        let ids: Vec<_> = self.core.lock().members.keys().copied().collect();
+        for id in ids {
+            self.seal_session(id, "the daemon stops");
+        }
+        self.finish_sealed();
+    }
+
+    /// A request begins: it is carried out while the answer lives.
+    ///
+    /// # Errors
+    /// `Gone` when the daemon has stopped.
+    pub(crate) fn begin_request(&self) -> Result<Entered<'_>, IpcError> {
+        self.entries
+            .enter()
+            .ok_or_else(|| IpcError::Gone("the daemon has stopped".into()))
     }
 
     /// Waits for a condition to change, at most so long.

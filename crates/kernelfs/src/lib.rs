@@ -35,6 +35,7 @@ mod core;
 mod daemon;
 pub mod digest;
 mod digesting;
+mod entries;
 mod error;
 mod hello;
 pub mod host;

@@ -238,6 +238,9 @@ impl KernelFs {
 
     /// The connection of a session is gone. Its client may still live and resume on another one, within the grace time.
     pub(crate) fn connection_gone(&self, id: SessionId) {
+        let Ok(_entered) = self.begin_request() else {
+            return;
+        };
         if self.stopping.load(Ordering::Acquire) {
             return;
         }

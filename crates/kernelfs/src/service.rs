@@ -14,6 +14,7 @@ impl KernelFs {
     /// # Errors
     /// An errno; `Sealed` when the session is over; `Mediate` when an inode is contended.
     pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
+        let _entered = self.begin_request()?;
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
             self.forget_ended(predecessor);
@@ -92,6 +93,7 @@ impl KernelFs {
     /// # Errors
     /// EPERM, EIO with the cause in the daemon's log, ENOSYS where nobody implements it.
     pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
+        let _entered = self.begin_request()?;
         if !self.is_privileged(peer.uid) {
             return Err(no(libc::EPERM));
         }
