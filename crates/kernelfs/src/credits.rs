@@ -9,10 +9,10 @@
 //!    what it spends meanwhile is not among them. The daemon never takes any away; a client that does not answer is sealed, and its word goes
 //!    when its log is digested. What one claims beyond its word does nothing; what it then logs without credit is not covered, as with any client
 //!    that logs without asking: see 5.
-//! 3. *ENOSPC is the last word.* Nobody is told so before, with no grant under way: the own log was digested; all sessions that had credits, the
-//!    own included, gave back what they did not use, or were sealed and digested; nothing deleted was left to be freed; all logs were
-//!    digested; and once more all gave back. Each answer says of how many blocks the client knew that were granted to it; one that did not
-//!    know of all (an answer was under way) is asked again.
+//! 3. *ENOSPC is the last word.* It is told only after one search, with no grant beside it, in which nothing deleted was left to be freed, all logs
+//!    were digested, and then all sessions that had credits, the own included, gave back what they did not use, or were sealed and
+//!    digested. Each answer says of how many blocks the client knew that were granted to it; one that did not know of all (an answer was
+//!    under way) is asked again. What calls under way have consumed is used.
 //! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes back goes to whom it came back
 //!    for. A client's answer takes no turn, so one that waits for credits itself answers all the same. A search waits for clients at most
 //!    `lease_ms`, as for leases, then for the digests of those that it has sealed; all clients are asked at once.
@@ -181,29 +181,42 @@ impl KernelFs {
         least: u64,
         take: &dyn Fn() -> Result<Option<T>, IpcError>,
     ) -> Result<T, IpcError> {
-        let _alone = self.one_search()?;
         let own = || self.digest_session(session, None).map(drop);
         let recall = || {
             self.recall_credits(least);
             Ok(())
         };
+        if let Some(taken) = self.search(&[&own, &recall], take)? {
+            return Ok(taken);
+        }
+        // Others may be content with less meanwhile.
+        self.await_grace();
         let all = || {
-            self.await_grace();
             self.free_unheld_for(self.config.wait_ms);
             self.finish_sealed();
             // What fails is noted where it does, and is another session's.
             let _ = self.digest_all();
             Ok(())
         };
-        let steps: [&dyn Fn() -> Result<(), StoreError>; 4] = [&own, &recall, &all, &recall];
+        let taken = self.search(&[&all, &recall], take)?;
+        taken.ok_or(no(libc::ENOSPC))
+    }
+
+    /// Does these steps, with no grant beside them, until `take` finds something.
+    fn search<T>(
+        &self,
+        steps: &[&dyn Fn() -> Result<(), StoreError>],
+        take: &dyn Fn() -> Result<Option<T>, IpcError>,
+    ) -> Result<Option<T>, IpcError> {
+        let _alone = self.one_search()?;
         for step in steps {
             if let Some(taken) = take()? {
-                return Ok(taken);
+                return Ok(Some(taken));
             }
             step().map_err(|error| self.refused(&error))?;
             self.check_writable()?;
         }
-        take()?.ok_or(no(libc::ENOSPC))
+        take()
     }
 
     /// The right to look for space, within `wait_ms`.

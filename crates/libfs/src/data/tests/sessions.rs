@@ -100,7 +100,7 @@ fn session_gives_back_what_it_does_not_use_and_asks_again() {
         // It answers for all that it was granted, whatever became of it.
         assert_eq!(rig.fake.vouched.load(Ordering::SeqCst), asks * 16_384);
         rig.plane.append(&inode, &[2; 100], NONE).unwrap();
-        assert_eq!(rig.fake.called("credits") as u64, asks + 1);
+        assert_eq!(rig.fake.called("credits"), asks + 1);
     }
     // There is nothing left to give.
     rig.plane.give_credits_back();
