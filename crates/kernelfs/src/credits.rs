@@ -10,7 +10,7 @@
 //!    when its log is digested. What one claims beyond its word does nothing; what it then logs without credit is not covered, as with any client
 //!    that logs without asking: see 5.
 //! 3. *ENOSPC is the last word.* It is told only after one search, with no grant beside it, in which nothing deleted was left to be freed, all logs
-//!    were digested, and then all sessions that had credits, the own included, gave back what they did not use, or were sealed and
+//!    were digested, what is freed waited for no reader, and then all sessions that had credits, the own included, gave back what they did not use, or were sealed and
 //!    digested. Each answer says of how many blocks the client knew that were granted to it; one that did not know of all (an answer was
 //!    under way) is asked again. What calls under way have consumed is used.
 //! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes back goes to whom it came back
@@ -196,7 +196,7 @@ impl KernelFs {
             self.finish_sealed();
             // What fails is noted where it does, and is another session's.
             let _ = self.digest_all();
-            Ok(())
+            self.await_freed(least)
         };
         let taken = self.search(&[&all, &recall], take)?;
         taken.ok_or(no(libc::ENOSPC))
@@ -261,6 +261,43 @@ impl KernelFs {
             let passed = self.clock.moment() - began;
             self.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
         }
+    }
+
+    /// Waits for blocks that are freed and that clients may still read, or that the journal still names, as far as that helps.
+    fn await_freed(&self, least: u64) -> Result<(), StoreError> {
+        let began = self.clock.moment();
+        let most = Duration::from_millis(2 * self.config.lease_ms);
+        let waiting = || {
+            let stats = self.store.space();
+            stats.tiers.iter().map(|tier| tier.pending).sum::<u64>()
+        };
+        let helps = |blocks: u64| {
+            let left = self.promisable();
+            blocks > 0 && left < least && left + self.promised() + blocks >= least
+        };
+        if !helps(waiting()) {
+            return Ok(());
+        }
+        self.store.checkpoint()?;
+        // Who does not forget what it has read in time is sealed. A test's clock may stand still.
+        while helps(self.store.pending_frees().blocks) && self.clock.moment() - began < most {
+            self.locked().pump(self.now_ms());
+            self.seal_doomed();
+            self.finish_sealed();
+            let passed = self.clock.moment() - began;
+            self.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+        }
+        Ok(())
+    }
+
+    /// Blocks that all sessions have.
+    fn promised(&self) -> u64 {
+        let core = self.locked();
+        let each = core
+            .members
+            .values()
+            .map(|member| member.session.credits.load(Ordering::Acquire));
+        each.sum()
     }
 
     /// Asks all sessions that may have some for unused credits. `None`: all of them would be too few.
