@@ -371,6 +371,14 @@ pub enum Request {
         /// Least number that helps; fewer is an error.
         least: u32,
     },
+    /// Gives credits back that are not used: what they stood for is in no log and will be in none. Asked for or not.
+    CreditsBack {
+        /// Blocks; of more than the session has, all are taken.
+        blocks: u64,
+        /// Of how many that the session was ever granted the answers had come when it was looked what is left. Fewer than were granted: an
+        /// answer is under way, and the session is asked again.
+        of: u64,
+    },
     /// Digests this session's log.
     Digest {
         /// At least up to here (as far as contiguous).
@@ -439,7 +447,8 @@ pub struct StatFs {
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks that may be written.
+    /// Free blocks that may be written: with what is promised to other sessions, and without what is promised to the one that asks, which
+    /// knows what of that is left.
     pub blocks_available: u64,
     /// Inodes in use.
     pub inodes_used: u64,
@@ -505,6 +514,8 @@ pub enum Upcall {
     },
     /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::CompanyAck`].
     Company,
+    /// Space is short: give unused credits back with [`Request::CreditsBack`] within `lease_ms`, also if there are none.
+    CreditsWanted,
     /// Alone again.
     Solo,
     /// The session is sealed: resume.

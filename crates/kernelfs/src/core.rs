@@ -10,6 +10,7 @@ use crate::session::{Known, Session, unlearn};
 use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use varve_format::{InodeKey, LastMediated, Seal, SessionId, TxId};
 use varve_ipc::{IpcError, ReleaseItem, Upcall};
 
@@ -30,6 +31,20 @@ pub(crate) struct Member {
     pub(crate) company: bool,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
+    /// Whether its unused credits are waited for.
+    pub(crate) recall: Recall,
+}
+
+/// How far a session is with giving unused credits back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Recall {
+    /// Nobody has asked, or it has answered for all that it was granted.
+    #[default]
+    None,
+    /// It was asked and must have answered by then.
+    Asked { until_ms: u64 },
+    /// It has answered before it knew of all that it was granted: whoever waits asks again.
+    Again { until_ms: u64 },
 }
 
 /// A barrier that a session has not obeyed yet.
@@ -185,6 +200,10 @@ impl Core {
                 self.doomed
                     .insert(*id, "it did not let go of moved blocks in time");
             }
+            if matches!(member.recall, Recall::Asked { until_ms } if now_ms >= until_ms) {
+                self.doomed
+                    .insert(*id, "it did not give unused space back in time");
+            }
         }
     }
 
@@ -207,6 +226,44 @@ impl Core {
         if member.phase == Phase::Live && !member.session.upcalls.push(upcall) {
             self.doomed.insert(session, "it does not take its messages");
         }
+    }
+
+    /// Asks a session for the credits that it does not use, unless it was asked already.
+    pub(crate) fn recall(&mut self, id: SessionId, until_ms: u64) {
+        if let Some(member) = self.members.get_mut(&id)
+            && member.phase == Phase::Live
+            && !matches!(member.recall, Recall::Asked { .. })
+        {
+            member.recall = Recall::Asked { until_ms };
+            self.send(id, Upcall::CreditsWanted);
+        }
+    }
+
+    /// Whether credits of these sessions may still come back; asks those again that have answered too soon.
+    pub(crate) fn recalls(&mut self, asked: &[SessionId], now_ms: u64) -> bool {
+        let mut under_way = false;
+        for id in asked {
+            let Some(member) = self.members.get(id) else {
+                continue;
+            };
+            let has = member.session.credits.load(Ordering::Acquire) > 0;
+            under_way |= match (member.phase, member.recall) {
+                // All of them when its log is digested; one that cannot be is tried later.
+                (Phase::Sealing, _) => has && !self.unfinished.iter().any(|(session, ..)| session.id == *id),
+                (Phase::Live, Recall::None) => false,
+                (Phase::Live, Recall::Asked { .. }) => true,
+                (Phase::Live, Recall::Again { until_ms }) if now_ms < until_ms => {
+                    self.recall(*id, until_ms);
+                    true
+                }
+                (Phase::Live, Recall::Again { .. }) => {
+                    self.doomed
+                        .insert(*id, "it does not hear what space it was granted");
+                    true
+                }
+            };
+        }
+        under_way
     }
 
     /// The live session of that number.

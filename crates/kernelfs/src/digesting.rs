@@ -74,14 +74,9 @@ impl Leases for LeaseView<'_> {
 
     fn credits(&self, session: SessionId) -> Option<u64> {
         let core = self.0.locked();
-        let blocks = core
-            .members
-            .get(&session)?
-            .session
-            .credits
-            .load(Ordering::Acquire);
+        let session = &core.members.get(&session)?.session;
         // What a session had before a restart is not known.
-        (blocks > 0).then_some(blocks)
+        (!session.of_earlier_daemon).then(|| session.credits.load(Ordering::Acquire))
     }
 }
 

@@ -1,7 +1,7 @@
 //! How sessions begin: numbers, tokens, company, resumption.
 
 use crate::config::Emulated;
-use crate::core::{Member, Phase};
+use crate::core::{Member, Phase, Recall};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
 use crate::process::ProcessId;
@@ -341,6 +341,7 @@ impl KernelFs {
             phase: Phase::Live,
             company,
             barriers: BTreeMap::new(),
+            recall: Recall::None,
         };
         core.members.insert(session.id, member);
         for key in held {

@@ -10,13 +10,13 @@ use crate::placement::{Hierarchy, Marks, Placement, Placer};
 use crate::segments::Segments;
 use crate::status::Counters;
 use crate::trouble::LogTroubles;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use varve_format::{LeaseNo, TxId};
 use varve_ipc::{Clock, IpcError};
-use varve_store::{Store, StoreError};
+use varve_store::{SpaceStats, Store, StoreError};
 
 /// Lease numbers taken from the journal at once: for one run of the daemon.
 const LEASE_NUMBERS: u64 = 1 << 40;
@@ -26,6 +26,9 @@ pub type Hook = Box<dyn Fn(&KernelFs) -> Result<String, String> + Send + Sync>;
 
 /// Blocks that the host under a tier can still hold, beyond what a margin keeps; a tier on a device of its own has no bound.
 pub type HostRoom = Box<dyn Fn(varve_format::Tier) -> u64 + Send + Sync>;
+
+/// Blocks that can be promised as far as the host under the pool's files goes; `None`: the pool itself is the bound.
+pub type HostLeft = Box<dyn Fn(&SpaceStats) -> Option<u64> + Send + Sync>;
 
 /// Where tokens of sessions come from in a deterministic test.
 pub type Tokens = Box<dyn Fn() -> u128 + Send + Sync>;
@@ -106,6 +109,10 @@ pub struct KernelFs {
     pub(crate) digest_bell: Bell,
     /// What the host can still hold of a tier.
     pub(crate) host_room: std::sync::OnceLock<HostRoom>,
+    /// What it can still hold at all.
+    pub(crate) host_left: std::sync::OnceLock<HostLeft>,
+    /// Held alone while space is looked for, shared where some is promised: see `credits`.
+    pub(crate) space_turn: RwLock<()>,
     /// A mount has given its kernel's caches up.
     pub(crate) company_changed: parking_lot::Condvar,
 }
@@ -194,6 +201,8 @@ impl KernelFs {
             bell: Bell::default(),
             digest_bell: Bell::default(),
             host_room: std::sync::OnceLock::new(),
+            host_left: std::sync::OnceLock::new(),
+            space_turn: RwLock::new(()),
             company_changed: parking_lot::Condvar::new(),
         };
         kernel.recover(base_limit)?;
@@ -215,6 +224,11 @@ impl KernelFs {
     /// Bounds what is moved to tiers by what their host can hold. The first one stays.
     pub fn set_host_room(&self, room: HostRoom) {
         let _ = self.host_room.set(room);
+    }
+
+    /// Bounds what is promised by what the host can hold. The first one stays.
+    pub fn set_host_left(&self, left: HostLeft) {
+        let _ = self.host_left.set(left);
     }
 
     pub(crate) fn now_ms(&self) -> u64 {

@@ -25,10 +25,6 @@ use varve_store::{OP_ROOM, StoreError, Tx};
 
 /// Longest sleep of a waiting thread: a test's clock may have moved without a wake-up.
 const NAP_MS: u64 = 20;
-/// A session that asks for credits is given this part of them at least, before its log is digested for more.
-const CREDITS_PARTS: u32 = 8;
-/// How often it is looked whether a digest has given credits back.
-const CREDITS_NAP: Duration = Duration::from_micros(100);
 /// Numbers under one row.
 const BATCH_MAX: u16 = 16;
 /// So many times the leases of another session are a mount's.
@@ -632,91 +628,6 @@ impl KernelFs {
                 _ => libc::EIO,
             })
         })
-    }
-
-    /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that fills the pool.
-    fn await_grace(&self) {
-        // A test's clock may stand still.
-        let began = self.clock.moment();
-        let most = Duration::from_millis(self.config.grace_ms);
-        while self.in_grace() && self.clock.moment() - began < most {
-            self.clock.pause(Duration::from_millis(NAP_MS));
-        }
-    }
-
-    /// `Request::Credits`.
-    pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
-        if session.read_only {
-            return Err(no(libc::EROFS));
-        }
-        self.check_writable()?;
-        if least > blocks {
-            return Err(no(libc::EINVAL));
-        }
-        for round in 0..3 {
-            // Rather some from the digest than the last few, and the next message for the next few.
-            let some = if round == 0 { blocks / CREDITS_PARTS } else { 0 };
-            if let Some(amount) = self.grant_credits(session, blocks, least.max(some)) {
-                self.digest_before_credits_end(session);
-                return Ok(amount);
-            }
-            // A digest gives used credits back, and makes superseded blocks free.
-            let digested = if round == 0 {
-                if self.await_credits(session, least.max(some)) {
-                    continue;
-                }
-                self.digest_session(session, None).map(|_| ())
-            } else {
-                self.await_grace();
-                self.free_unheld_for(self.config.wait_ms);
-                self.digest_all()
-            };
-            digested.map_err(|error| self.refused(&error))?;
-        }
-        Err(no(libc::ENOSPC))
-    }
-
-    /// `least` to `blocks` credits, if there are so many.
-    fn grant_credits(&self, session: &Session, blocks: u32, least: u32) -> Option<u32> {
-        let has = session.credits.load(Ordering::Acquire);
-        let left = self.config.credits_max_blocks.saturating_sub(has);
-        let mut amount = blocks.min(u32::try_from(left).unwrap_or(u32::MAX));
-        while amount >= least.max(1) {
-            if self.store.reserve(u64::from(amount)).is_ok() {
-                session.credits.fetch_add(u64::from(amount), Ordering::AcqRel);
-                return Some(amount);
-            }
-            amount = if amount / 2 < least {
-                least.min(amount - 1)
-            } else {
-                amount / 2
-            };
-        }
-        None
-    }
-
-    /// Has a session's log digested that holds more credits than it could still get: else it would write until there are none, and then wait
-    /// until all of that is digested.
-    fn digest_before_credits_end(&self, session: &Session) {
-        let has = session.credits.load(Ordering::Acquire);
-        let left = self.config.credits_max_blocks.saturating_sub(has);
-        if has > left.min(self.store.space().available) && self.background.load(Ordering::Acquire) {
-            self.locked().to_digest.ask(session.id);
-            self.digest_bell.ring();
-        }
-    }
-
-    /// Waits for a digest that is under way to give `least` credits back: it does so record by record. `false`: none is under way.
-    fn await_credits(&self, session: &Session, least: u32) -> bool {
-        while session.reader.try_lock().is_none() {
-            let has = session.credits.load(Ordering::Acquire);
-            let left = self.config.credits_max_blocks.saturating_sub(has);
-            if left.min(self.store.space().available) >= u64::from(least) {
-                return true;
-            }
-            self.clock.pause(CREDITS_NAP);
-        }
-        false
     }
 }
 

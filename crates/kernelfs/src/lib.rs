@@ -4,6 +4,7 @@
 //!
 //! # Lock order
 //! A thread that holds a lock takes only those further down:
+//! 0. `KernelFs::space_turn`: alone while space is looked for (waits for clients, bounded by `lease_ms`, and for digests), shared for grants;
 //! 1. `KernelFs::rename`: one move of a directory at a time;
 //! 2. leases of a mediated operation (waits for clients, bounded by `wait_ms`);
 //! 3. `Session::row_changes` of one session;
@@ -32,6 +33,7 @@ mod ahead;
 mod asked;
 pub mod config;
 mod core;
+mod credits;
 mod daemon;
 pub mod digest;
 mod digesting;
@@ -60,7 +62,7 @@ pub use config::{Config, ConfigError, Users};
 pub use daemon::Daemon;
 pub use error::{KernelError, errno};
 pub use hello::LocalSession;
-pub use kernel::{Hook, HostRoom, KernelFs, Parts, Tokens};
+pub use kernel::{Hook, HostLeft, HostRoom, KernelFs, Parts, Tokens};
 pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
 pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;

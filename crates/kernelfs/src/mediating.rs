@@ -12,7 +12,7 @@ use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
-use varve_format::{EntryHeader, InodeKey, LogOp, SessionId};
+use varve_format::{BLOCK_BYTES, EntryHeader, InodeKey, LogOp, SessionId, charge, charge_write};
 use varve_ipc::{ClientKind, IpcError, LeaseMode, MediatedOp, MediatedResult, PageState, SessionPage, Want};
 use zerocopy::FromBytes;
 
@@ -59,6 +59,15 @@ fn touched(op: &LogOp<'_>) -> Touched {
     keys.sort_unstable();
     keys.dedup();
     Touched { keys, moves }
+}
+
+/// Blocks that an operation takes at most.
+fn cost(op: &LogOp<'_>, append: bool) -> u32 {
+    match op {
+        // Where it begins is not known yet.
+        LogOp::Write { data, .. } if append => charge_write(BLOCK_BYTES - 1, data.len() as u64),
+        _ => charge(op),
+    }
 }
 
 /// A rename of whatever has a name.
@@ -178,6 +187,8 @@ impl KernelFs {
                 return Err(no(libc::ENOENT));
             }
         }
+        // As a session pays for what it logs: out of what is promised to nobody.
+        let _space = self.space_for(session, cost(&parsed, op.append))?;
         let wait = Duration::from_millis(self.config.wait_ms);
         // Two moves with disjoint leases could otherwise make a cycle.
         let _moving = match touched.moves {

@@ -5,7 +5,7 @@ use crate::kernel::KernelFs;
 use crate::placement::Use;
 use crate::session::Session;
 use std::sync::Arc;
-use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX};
+use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX, SessionId};
 use varve_ipc::{DATA_MAX, DirEntry, IpcError, MappedExtent, StatFs};
 use varve_store::StoreError;
 
@@ -270,14 +270,14 @@ impl KernelFs {
         Ok(data)
     }
 
-    pub(crate) fn stat_fs(&self) -> StatFs {
+    pub(crate) fn stat_fs(&self, asks: SessionId) -> StatFs {
         let space = self.store.space();
         let blocks = space.tiers.iter().map(|tier| tier.total).sum();
         let blocks_free: u64 = space.tiers.iter().map(|tier| tier.free + tier.pending).sum();
         StatFs {
             blocks,
             blocks_free: blocks_free.min(blocks),
-            blocks_available: space.available.min(blocks_free),
+            blocks_available: self.promisable_to(asks).min(blocks_free),
             inodes_used: space.inodes_used,
             inodes_free: space.inodes_free,
         }

@@ -1,6 +1,6 @@
 //! How sessions end: by order, by force, by death, at a restart. One way for all: page, barrier, scan, durable seal, digest, end.
 
-use crate::core::{Ended, Member, Phase};
+use crate::core::{Ended, Member, Phase, Recall};
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::process::ProcessId;
 use crate::rows::RowChange;
@@ -52,6 +52,8 @@ impl KernelFs {
                 return;
             }
             member.phase = Phase::Sealing;
+            // What it does not use comes back with all that it has.
+            member.recall = Recall::None;
             let session = Arc::clone(&member.session);
             // Whoever waits for this session's sake stops now.
             let tickets: Vec<_> = core.table.waiting_tickets(id);
@@ -187,7 +189,6 @@ impl KernelFs {
             tx.commit()?;
         }
         drop(row_changes);
-        self.store.unreserve(session.spend(u64::MAX));
         self.logs.remove(session.id);
         let now_ms = self.now_ms();
         let mut guard = self.locked();
@@ -203,6 +204,8 @@ impl KernelFs {
         let tickets = core.table.drop_session(session.id);
         core.end_waits(&tickets);
         core.members.remove(&session.id);
+        // From here on nothing is promised to it.
+        self.store.unreserve(session.spend(u64::MAX));
         core.doomed.remove(&session.id);
         if core.members.len() <= 1 {
             core.alone_since_ms = now_ms;
@@ -495,6 +498,7 @@ impl KernelFs {
                 phase: Phase::Sealing,
                 company: true,
                 barriers: BTreeMap::new(),
+                recall: Recall::None,
             },
         );
         Ok(())

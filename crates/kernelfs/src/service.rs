@@ -66,6 +66,10 @@ impl KernelFs {
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
             Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
+            Request::CreditsBack { blocks, of } => {
+                self.credits_back(session, blocks, of);
+                Ok(Response::Done)
+            }
             Request::Digest { upto, wait } => {
                 self.digest_request(session, upto, wait).map(Response::Digested)
             }
@@ -74,7 +78,7 @@ impl KernelFs {
                 self.barrier_ack(session, tx);
                 Ok(Response::Done)
             }
-            Request::StatFs => Ok(Response::StatFs(self.stat_fs())),
+            Request::StatFs => Ok(Response::StatFs(self.stat_fs(session.id))),
             Request::Trouble(trouble) => {
                 self.client_trouble(session, trouble);
                 Ok(Response::Done)

@@ -102,6 +102,8 @@ pub(crate) struct Session {
     pub(crate) peer: Peer,
     pub(crate) process: ProcessId,
     pub(crate) cred: Cred,
+    /// It was opened by an earlier daemon: what it was promised is not known.
+    pub(crate) of_earlier_daemon: bool,
     /// It is a session of an earlier daemon, whose process is gone: its groups are not known.
     pub(crate) groups_unknown: bool,
     pub(crate) privileged: bool,
@@ -115,8 +117,10 @@ pub(crate) struct Session {
     pub(crate) turn: Turn,
     /// Held while rows of ended leases are written.
     pub(crate) row_changes: Mutex<()>,
-    /// Blocks reserved and not used up.
+    /// Blocks reserved and not used up. Grows under the core's lock only.
     pub(crate) credits: AtomicU64,
+    /// Blocks that it was ever granted. Changes as `credits` grows.
+    pub(crate) granted: AtomicU64,
     /// What it held when its connection went counts until then; 0: as long as its process lives.
     pub(crate) holds_until_ms: AtomicU64,
     /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or it has.
@@ -186,6 +190,7 @@ impl Session {
             kind,
             peer,
             process: process.unwrap_or_else(|| ProcessId::of(peer.pid)),
+            of_earlier_daemon: process.is_some(),
             groups_unknown,
             cred: Cred {
                 uid: peer.uid,
@@ -213,6 +218,7 @@ impl Session {
             turn: Turn::default(),
             row_changes: Mutex::new(()),
             credits: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
             segments,

@@ -903,6 +903,9 @@ fn sealed_log_that_waits_for_space_is_digested_up_to_its_seal_only() {
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"old");
     world.kernel.digest_all().unwrap();
+    // It pays for what it logs; what nobody has paid for would be refused.
+    let (blocks, least) = (1000, 1000);
+    a.link.call(Request::Credits { blocks, least }).unwrap();
     let hog = take_all(&world);
     let data = vec![1; 512 << 10];
     let covered = a.log_op(&LogOp::Write {

@@ -367,7 +367,14 @@ impl Fs {
     /// As the system call of that name.
     pub fn statfs(&self) -> Result<StatFs> {
         self.mount.look(|session| match session.call(Request::StatFs)? {
-            Response::StatFs(space) => Ok(space),
+            Response::StatFs(space) => {
+                // What this session was promised and does not use, the daemon does not know.
+                let available = space.blocks_available + session.data.credits_left();
+                Ok(StatFs {
+                    blocks_available: available.min(space.blocks_free),
+                    ..space
+                })
+            }
             _ => Err(OpError::Failed(Errno(libc::EIO))),
         })
     }

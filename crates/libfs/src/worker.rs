@@ -1,7 +1,7 @@
 //! The session's own threads: one takes the daemon's upcalls, one gives leases back, one asks for numbers of new inodes before they are
 //! needed. Own the order of what the daemon asks; know no names and no data.
 //!
-//! The first thread never waits: barriers are obeyed at once (under an inode's lock, which no request holds while it talks to the
+//! The first thread never waits: unused space goes back and barriers are obeyed at once (under an inode's lock, which no request holds while it talks to the
 //! daemon), everything about leases goes to the second. The second waits for the daemon's `Release` only. What waits for the kernel has
 //! threads of its own.
 
@@ -148,6 +148,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
             // A failed answer means that the link is gone: the next upcall says so.
             let _ = session.link.call(Request::BarrierAck { tx });
         }
+        Upcall::CreditsWanted => session.data.give_credits_back(),
         Upcall::Company => {
             session.company().store(true, Ordering::SeqCst);
             let (observer, link) = (session.observer(), Arc::clone(&session.link));

@@ -806,3 +806,39 @@ fn kernel_drops_what_it_read_under_leases_of_a_session_that_was_sealed() {
     drop(file);
     fs.unmount().unwrap();
 }
+
+#[test]
+fn idle_mount_and_one_that_waits_for_space_give_back_what_they_do_not_use() {
+    let fake = Fake::new();
+    let (idle, busy) = (mount(&fake), mount(&fake));
+    let make = |fs: &Fs, name: &[u8]| fs.create(fs.root(), name, FILE, 0, &me()).unwrap().key;
+    let key = make(&idle, b"idle");
+    let file = idle.open(key, RW, &me()).unwrap();
+    file.write_at(0, b"ab", &me()).unwrap();
+    let left = idle.counters().credits;
+    assert!(left > 16_000, "{left}");
+    // Its worker answers; the other one never had any.
+    assert_eq!(fake.recall_space(), [(left, 16_384), (0, 0)]);
+    assert_eq!(idle.counters().credits, 0);
+    let key = make(&busy, b"busy");
+    let theirs = busy.open(key, RW, &me()).unwrap();
+    let left = busy.counters().credits;
+    assert_eq!(fake.recall_space(), [(0, 16_384), (left, 16_384)]);
+    fake.hold_space(true);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| theirs.write_at(0, b"cd", &me()));
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!writing.is_finished());
+        assert_eq!(fake.recall_space(), [(0, 16_384), (0, 16_384)]);
+        fake.hold_space(false);
+        assert_eq!(writing.join().unwrap(), Ok(2));
+    });
+    // It asks again when it needs some.
+    assert_eq!(file.write_at(0, b"efg", &me()), Ok(3));
+    let left = [idle.counters().credits, busy.counters().credits];
+    assert_eq!(fake.recall_space(), [(left[0], 32_768), (left[1], 32_768)]);
+    drop((file, theirs));
+    idle.unmount().unwrap();
+    busy.unmount().unwrap();
+    assert_eq!(contents(&mount(&fake), b"idle"), b"efg");
+}

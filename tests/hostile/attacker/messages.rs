@@ -32,6 +32,10 @@ impl Attacker {
                 }
                 Upcall::Barrier { tx, .. } => Request::BarrierAck { tx },
                 Upcall::Company => Request::CompanyAck,
+                Upcall::CreditsWanted => Request::CreditsBack {
+                    blocks: self.rng.below(2) * (1 << 20),
+                    of: u64::MAX,
+                },
                 Upcall::Solo | Upcall::Sealed => continue,
             };
             session.wire.send(&request)?;
@@ -41,7 +45,7 @@ impl Attacker {
 
     pub(super) fn request(&mut self) -> Request {
         let extreme = |rng: &mut Self| rng.extreme();
-        match self.rng.below(24) {
+        match self.rng.below(25) {
             0 => Request::Hello(self.hello()),
             1 => Request::CompanyAck,
             2 => Request::Lookup {
@@ -156,6 +160,10 @@ impl Attacker {
                 tx: TxId(extreme(self)),
             },
             22 => Request::StatFs,
+            23 => Request::CreditsBack {
+                blocks: extreme(self),
+                of: extreme(self),
+            },
             _ if self.job.owner => Request::Admin(Admin::Status),
             _ => Request::Admin(
                 [

@@ -44,6 +44,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::MapExtents { .. }
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
+        | Request::CreditsBack { .. }
         | Request::StatFs
         | Request::Trouble(_)
         | Request::Bye => false,

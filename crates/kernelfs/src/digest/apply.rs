@@ -61,7 +61,10 @@ pub fn digest(
             tx = store.begin_with_room()?;
         }
         let left = LeftInLogs::new(sources);
-        let carried = commit(store, &mut tx, sources, &cut, env, &left);
+        let carried = commit(store, &mut tx, sources, &cut, env, &left).and_then(|carried| {
+            leaves_what_is_promised(store, sources, &cut, env)?;
+            Ok(carried)
+        });
         if left.has_failed() || carried.is_ok() && !is_sound(&left, sources, &next, &cut) {
             return Ok(Digested::Unsure);
         }
@@ -140,6 +143,33 @@ fn is_confined(store: &Store, error: &StoreError) -> bool {
             | StoreError::DataChecksum { .. }
             | StoreError::Damaged(_)
     )
+}
+
+/// What nobody has paid for takes nothing that is promised to others. To be asked when it has taken its blocks.
+fn leaves_what_is_promised(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: &CutPlan<'_>,
+    env: &Environment<'_>,
+) -> Result<(), StoreError> {
+    let (mut paid, mut unpaid) = (0, 0);
+    for (source, charged) in sources.iter().zip(&cut.charged) {
+        let credits = env.leases.credits(source.client.session);
+        let covered = credits.map_or(*charged, |credits| credits.min(*charged));
+        paid += covered;
+        unpaid += charged - covered;
+    }
+    if unpaid == 0 {
+        return Ok(());
+    }
+    let space = store.space();
+    let free: u64 = space.tiers.iter().map(|tier| tier.free).sum();
+    let kept: u64 = space.tiers.iter().map(|tier| tier.kept).sum();
+    let promised = space.reserved.saturating_sub(paid);
+    if free.saturating_sub(kept) < promised {
+        return Err(StoreError::NoSpace { blocks: unpaid });
+    }
+    Ok(())
 }
 
 /// Why a transaction that the store cannot do is given up; `None`: it waits.

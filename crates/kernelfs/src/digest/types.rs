@@ -62,8 +62,8 @@ pub trait Leases {
         0
     }
 
-    /// Blocks granted to the session and not used up yet; `None`: not known any more. Asked only when there is no space for what a
-    /// session logged: more than was granted is refused, what was granted waits.
+    /// Blocks granted to the session and not used up yet; `None`: not known any more. What a session logged beyond them takes no space that is
+    /// promised: when there is none left it is refused, and what was granted waits.
     fn credits(&self, _session: SessionId) -> Option<u64> {
         None
     }

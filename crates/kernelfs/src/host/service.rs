@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service, StatFs};
+use varve_store::SpaceStats;
 
 /// A [`KernelFs`] on files of this host.
 pub struct HostService {
@@ -29,6 +30,12 @@ impl HostService {
         space: HostSpace,
         remarks: Vec<String>,
     ) -> Self {
+        let high_percent = u64::from(kernel.config().placement_high_percent);
+        let host = space.clone();
+        // Where nothing is missing the pool is the bound, and says so itself.
+        kernel.set_host_left(Box::new(move |stats| {
+            (host.missing_blocks(stats) > 0).then(|| left(&host, stats, high_percent))
+        }));
         Self {
             kernel,
             pool,
@@ -44,35 +51,11 @@ impl HostService {
         if missing == 0 {
             return stat;
         }
-        let left = self.left(&stats);
         StatFs {
             blocks: stat.blocks.saturating_sub(missing),
             blocks_free: stat.blocks_free.saturating_sub(missing),
-            blocks_available: stat.blocks_available.min(left),
             ..stat
         }
-    }
-
-    /// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new data goes to slower
-    /// tiers: what is free above it would be promised again and again, and eat up what the margin keeps of the host.
-    fn left(&self, stats: &varve_store::SpaceStats) -> u64 {
-        let nvm = &stats.tiers[0];
-        let high = u64::from(self.kernel.config().placement_high_percent);
-        let mark = nvm.total.saturating_sub(nvm.kept) * high / 100;
-        let room = mark.saturating_sub(nvm.total.saturating_sub(nvm.free));
-        let slower = self.space.usable_blocks(stats).saturating_sub(nvm.free);
-        (slower + room).saturating_sub(stats.reserved)
-    }
-
-    /// How many of `blocks` the host can back, beside what is promised already.
-    fn backed(&self, blocks: u32) -> u32 {
-        let stats = self.kernel.store().space();
-        if self.space.missing_blocks(&stats) == 0 {
-            // The pool is the bound, and says so itself.
-            return blocks;
-        }
-        let left = self.left(&stats);
-        u32::try_from(left).unwrap_or(u32::MAX).min(blocks)
     }
 
     fn host_status(&self) -> Value {
@@ -98,6 +81,16 @@ impl HostService {
     }
 }
 
+/// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new data goes to slower tiers: what
+/// is free above it would be promised again and again, and eat up what the margin keeps of the host.
+fn left(host: &HostSpace, stats: &SpaceStats, high_percent: u64) -> u64 {
+    let nvm = &stats.tiers[0];
+    let mark = nvm.total.saturating_sub(nvm.kept) * high_percent / 100;
+    let room = mark.saturating_sub(nvm.total.saturating_sub(nvm.free));
+    let slower = host.usable_blocks(stats).saturating_sub(nvm.free);
+    (slower + room).saturating_sub(stats.reserved)
+}
+
 impl Service for HostService {
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
         self.kernel.hello(peer, hello)
@@ -109,24 +102,6 @@ impl Service for HostService {
                 Response::StatFs(stat) => Ok(Response::StatFs(self.clamp(stat))),
                 other => Ok(other),
             },
-            Request::Credits { blocks, least } => {
-                let mut backed = self.backed(blocks);
-                if backed < least {
-                    // A digest gives back what was promised and is used up; its own errors are noted where they happen.
-                    let _ = self.kernel.digest_all();
-                    backed = self.backed(blocks);
-                }
-                if backed < least {
-                    return Err(IpcError::Errno(libc::ENOSPC));
-                }
-                self.kernel.call(
-                    session,
-                    Request::Credits {
-                        blocks: backed,
-                        least,
-                    },
-                )
-            }
             Request::Admin(Admin::Status) => match self.kernel.call(session, request)? {
                 Response::Json(json) => Ok(Response::Json(self.amend(json))),
                 other => Ok(other),

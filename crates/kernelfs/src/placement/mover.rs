@@ -216,8 +216,9 @@ impl KernelFs {
             ));
             return 0;
         }
-        // Until the old blocks are released both are taken: never out of what was promised to sessions.
-        if self.store.reserve(need).is_err() {
+        // Until the old blocks are released both are taken: never out of what was promised to sessions, or is looked for.
+        let _beside = self.space_turn.try_read();
+        if _beside.is_none() || self.store.reserve(need).is_err() {
             job.waiting = Some("waiting: the free space is promised to sessions".into());
             return 0;
         }

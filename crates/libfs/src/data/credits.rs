@@ -1,9 +1,15 @@
-//! Space credits: asked for in bulk, kept by lane, consumed before an operation is logged. Knows the formula's result only.
+//! Space credits: asked for in bulk, kept by lane, consumed before an operation is logged; given back when the daemon asks for what is not
+//! used. Knows the formula's result only.
+//!
+//! Every block that was granted is in one place at a time: the common stock, a lane, the call that has consumed it, or the log. A call takes its
+//! blocks from its lane with one atomic operation, and from the stock under its lock, under which others' are collected, too: what is given back
+//! is in no call and no log, and what was consumed is not given back. A grant counts as known once it is in the stock, so an answer vouches for
+//! none that is still on its way.
 
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::log::{LogHost, Slot};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use varve_ipc::{IpcError, Request, Response};
 
 /// Blocks asked for at once.
@@ -11,66 +17,103 @@ const BULK_BLOCKS: u32 = 16_384;
 /// Blocks that a lane takes at once from the common stock.
 const LANE_BLOCKS: u64 = 2048;
 
-/// Takes `least` to `most` from `stock`; 0 if there are fewer.
-fn draw(stock: &AtomicU64, least: u64, most: u64) -> u64 {
-    let mut have = stock.load(Ordering::Relaxed);
-    loop {
-        if have < least {
-            return 0;
+/// What a session has beside its lanes.
+#[derive(Debug, Default)]
+pub(super) struct Stock {
+    /// Blocks that are in no lane.
+    blocks: u64,
+    /// Blocks that the session was granted since it began, wherever they are by now.
+    granted: u64,
+}
+
+impl Stock {
+    /// Pays `blocks`, of which the call has `have`, and fills the lane up; `false`: there are too few.
+    fn pay(&mut self, lane: &AtomicU64, have: u64, blocks: u64) -> bool {
+        let missing = blocks.saturating_sub(have);
+        if self.blocks < missing {
+            return false;
         }
-        let take = have.min(most);
-        match stock.compare_exchange_weak(have, have - take, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => return take,
+        let taken = self.blocks.min(missing.max(LANE_BLOCKS));
+        self.blocks -= taken;
+        lane.fetch_add(have + taken - blocks, Ordering::Relaxed);
+        true
+    }
+}
+
+/// Takes `blocks` from a lane, if it has so many.
+#[inline]
+fn spend(lane: &AtomicU64, blocks: u64) -> bool {
+    let mut have = lane.load(Ordering::Relaxed);
+    while have >= blocks {
+        match lane.compare_exchange_weak(have, have - blocks, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return true,
             Err(now) => have = now,
         }
     }
+    false
 }
 
 impl DataPlane {
     /// Consumes `blocks` from the lane's credits.
     #[inline]
     pub(super) fn consume<T>(&self, slot: &Slot<'_>, blocks: u32) -> OpResult<(), T> {
-        let blocks = u64::from(blocks);
-        // The slot's holder alone changes its lane's credits: no read-modify-write is needed.
-        let have = slot.credits().load(Ordering::Relaxed);
-        if have < blocks {
-            return self.refill(slot, have, blocks);
+        // Only a locked instruction keeps apart what is spent and what is given back; it comes before anything is copied to the log.
+        if blocks == 0 || spend(slot.credits(), blocks.into()) {
+            return Ok(());
         }
-        slot.credits().store(have - blocks, Ordering::Relaxed);
-        Ok(())
+        self.refill(slot, blocks.into())
     }
 
     #[cold]
-    fn refill<T>(&self, slot: &Slot<'_>, have: u64, blocks: u64) -> OpResult<(), T> {
-        let missing = blocks - have;
-        let want = missing.max(LANE_BLOCKS);
-        let mut got = draw(&self.credits, missing, want);
-        if got == 0 {
-            let granted = match self.ask(missing) {
-                Err(IpcError::Errno(libc::ENOSPC)) => {
-                    // What the log holds may be superseded: digested, it gives back more than it takes.
-                    let log = self.log.as_ref().ok_or(OpError::Failed(Errno(libc::EROFS)))?;
-                    LogHost::digest(self, log.last_seq(), true).map_err(OpError::from)?;
-                    self.ask(missing)
-                }
-                other => other,
-            };
-            let granted = u64::from(granted.map_err(OpError::from)?);
-            if granted < missing {
-                self.credits.fetch_add(granted, Ordering::Relaxed);
-                return Err(OpError::Failed(Errno(libc::ENOSPC)));
-            }
-            got = granted.min(want);
-            self.credits.fetch_add(granted - got, Ordering::Relaxed);
+    fn refill<T>(&self, slot: &Slot<'_>, blocks: u64) -> OpResult<(), T> {
+        // What the lane has is this call's from now on: nobody takes it while the rest is asked for.
+        let have = slot.credits().swap(0, Ordering::Relaxed);
+        if self.stock.lock().pay(slot.credits(), have, blocks) {
+            return Ok(());
         }
-        slot.credits().store(have + got - blocks, Ordering::Relaxed);
-        Ok(())
+        let granted = self.obtain(blocks.saturating_sub(have));
+        let paid = granted.map_err(OpError::from).and_then(|granted| {
+            let mut stock = self.stock.lock();
+            stock.blocks += u64::from(granted);
+            stock.granted += u64::from(granted);
+            match stock.pay(slot.credits(), have, blocks) {
+                true => Ok(()),
+                false => Err(OpError::Failed(Errno(libc::ENOSPC))),
+            }
+        });
+        if paid.is_err() {
+            slot.credits().fetch_add(have, Ordering::Relaxed);
+        }
+        paid
+    }
+
+    /// At least `missing` blocks from the daemon.
+    fn obtain(&self, missing: u64) -> Result<u32, IpcError> {
+        match self.ask(missing) {
+            Err(IpcError::Errno(libc::ENOSPC)) => {
+                // What the log holds may be superseded: digested, it gives back more than it takes.
+                let log = self.log.as_ref().ok_or(IpcError::Errno(libc::EROFS))?;
+                LogHost::digest(self, log.last_seq(), true)?;
+                self.ask(missing)
+            }
+            other => other,
+        }
     }
 
     /// Blocks left: in the common stock and in the lanes. Exact while nobody writes.
     pub(crate) fn credits_left(&self) -> u64 {
         let lanes = self.log.as_ref().map_or(0, crate::log::Log::credits);
-        self.credits.load(Ordering::Relaxed) + lanes
+        self.stock.lock().blocks + lanes
+    }
+
+    /// Gives back what is not used, because others need it. Waits for nobody; if the answer fails, the link is gone, and the credits with it.
+    pub(crate) fn give_credits_back(&self) {
+        let (blocks, of) = {
+            let mut stock = self.stock.lock();
+            let lanes = self.log.as_ref().map_or(0, crate::log::Log::take_credits);
+            (std::mem::take(&mut stock.blocks) + lanes, stock.granted)
+        };
+        let _ = self.call(Request::CreditsBack { blocks, of });
     }
 
     fn ask(&self, least: u64) -> Result<u32, IpcError> {
@@ -84,3 +127,6 @@ impl DataPlane {
         }
     }
 }
+
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;

@@ -90,7 +90,7 @@ impl Region for Slow {
 
 /// A session page whose words the scheduler sees.
 #[derive(Default)]
-struct DrivenPage {
+pub(super) struct DrivenPage {
     sealed: AtomicU64,
     digested: AtomicU64,
 }
@@ -294,7 +294,7 @@ impl Surroundings for Stage {
     }
 }
 
-fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
+pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
     Welcome {
         session: SESSION,
         token: 1,

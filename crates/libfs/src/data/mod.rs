@@ -24,9 +24,9 @@ use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::overlay::LOG_BYTES_MAX;
 use crate::sync::Mutex;
 use cache::ReadCache;
+use credits::Stock;
 use crossbeam_channel::Sender;
 use nvm::Nvm;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
@@ -43,8 +43,8 @@ pub struct DataPlane {
     log_max_bytes: u64,
     /// The map is asked for a window at a time: what it names is copied for us when we ask.
     windowed: bool,
-    /// Space credits not bound to a lane, in blocks.
-    credits: AtomicU64,
+    /// Space credits not bound to a lane.
+    stock: Mutex<Stock>,
     cache: ReadCache,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
@@ -81,7 +81,7 @@ impl DataPlane {
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,
             windowed: !welcome.privileged,
-            credits: AtomicU64::new(0),
+            stock: Mutex::default(),
             cache: ReadCache::new(),
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),

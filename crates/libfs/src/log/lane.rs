@@ -59,6 +59,15 @@ impl Lane {
         self.own.credits.load(Ordering::Relaxed)
     }
 
+    /// Takes its space credits away.
+    pub(super) fn take_credits(&self) -> u64 {
+        // Most lanes never had any.
+        match self.credits() {
+            0 => 0,
+            _ => self.own.credits.swap(0, Ordering::Relaxed),
+        }
+    }
+
     /// Lowest number in flight, `u64::MAX` if none.
     #[inline]
     pub(super) fn in_flight(&self) -> u64 {
@@ -253,18 +262,17 @@ impl<'l> Slot<'l> {
         self.index != slots::SHARED
     }
 
-    /// Space credits of this lane, in blocks: only the slot's holder changes them.
+    /// Space credits of this lane, in blocks: the slot's holder spends them, and others may take what is left.
     pub(crate) fn credits(&self) -> &AtomicU64 {
         &self.lane.own.credits
     }
 
     /// Gives credits back that were consumed for what is not logged after all.
+    #[inline]
     pub(crate) fn pay_back(&self, blocks: u32) {
-        let credits = self.credits();
-        credits.store(
-            credits.load(Ordering::Relaxed) + u64::from(blocks),
-            Ordering::Relaxed,
-        );
+        if blocks > 0 {
+            self.credits().fetch_add(u64::from(blocks), Ordering::Relaxed);
+        }
     }
 
     /// Most payload bytes that one entry can have before the lane needs another chunk.

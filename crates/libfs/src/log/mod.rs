@@ -253,6 +253,11 @@ impl Log {
         self.lanes.iter().map(Lane::credits).sum()
     }
 
+    /// Takes the space credits of all lanes away. Who writes meanwhile has spent his before, or finds none.
+    pub(crate) fn take_credits(&self) -> u64 {
+        self.lanes.iter().map(Lane::take_credits).sum()
+    }
+
     /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from `next_seq` before.
     #[inline]
     fn stable(&self, own: usize, bound: u64) -> u64 {

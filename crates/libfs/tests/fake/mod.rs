@@ -57,6 +57,10 @@ struct State {
     tolerant: bool,
     /// Entries that were left out for want of a lease.
     refused: u64,
+    /// Requests for space wait until this is over.
+    holds_space: bool,
+    /// Answers to requests for what is not used: session, blocks, and of how many it knew.
+    given_back: Vec<(u64, u64, u64)>,
 }
 
 pub struct Fake {
@@ -342,6 +346,31 @@ impl Fake {
         self.state
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Requests for space wait while `on`.
+    pub fn hold_space(&self, on: bool) {
+        self.lock().holds_space = on;
+        self.changed.notify_all();
+    }
+
+    /// Asks all sessions for the space that they do not use: of each how much it gives back, and of how much it knew, by age.
+    pub fn recall_space(&self) -> Vec<(u64, u64)> {
+        let mut state = self.lock();
+        state.given_back.clear();
+        let asked = state.sessions.values().filter(|session| session.sealed.is_none());
+        let asked = asked
+            .filter(|session| session.upcalls.push(Upcall::CreditsWanted))
+            .count();
+        let waits = |state: &mut State| state.given_back.len() < asked;
+        let (mut state, late) = self.changed.wait_timeout_while(state, WAIT, waits).unwrap();
+        assert!(!late.timed_out(), "a session does not answer");
+        state.given_back.sort_unstable();
+        state
+            .given_back
+            .iter()
+            .map(|(_, blocks, of)| (*blocks, *of))
+            .collect()
     }
 
     /// Seals all sessions, as a restart does.
@@ -745,7 +774,18 @@ impl Fake {
                 ))
             }
             Request::GrowLog { .. } => Ok(Response::LogBytes(LOG_BYTES)),
-            Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
+            Request::Credits { blocks, .. } => {
+                let held = |state: &mut State| state.holds_space;
+                let held = self.changed.wait_timeout_while(state, WAIT, held).unwrap();
+                assert!(!held.1.timed_out(), "nobody lets the space go");
+                Ok(Response::Credits(blocks))
+            }
+            Request::CreditsBack { blocks, of } => {
+                state.given_back.push((id, blocks, of));
+                drop(state);
+                self.changed.notify_all();
+                Ok(Response::Done)
+            }
             Request::Digest { .. } => Ok(Response::Digested(state.digest(id))),
             Request::Trouble(_) => Ok(Response::Done),
             Request::StatFs => Ok(Response::StatFs(StatFs {

@@ -101,6 +101,8 @@ pub struct Fake {
     pub wait_ms: u64,
     /// Answers `Credits` with ENOSPC below this many blocks left.
     pub credits: AtomicU64,
+    /// What the client knew to have been granted when it gave credits back.
+    pub vouched: AtomicU64,
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
     pub calls: Mutex<HashMap<&'static str, u64>>,
@@ -125,6 +127,7 @@ impl Fake {
             log_max_bytes,
             wait_ms,
             credits: AtomicU64::new(u64::MAX),
+            vouched: AtomicU64::new(0),
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
         })
@@ -325,6 +328,12 @@ impl Link for Fake {
                 let given = u64::from(blocks).min(left);
                 self.credits.fetch_sub(given, Ordering::SeqCst);
                 Ok(Response::Credits(given as u32))
+            }
+            Request::CreditsBack { blocks, of } => {
+                count("back");
+                self.vouched.store(of, Ordering::SeqCst);
+                self.credits.fetch_add(blocks, Ordering::SeqCst);
+                Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {
                 count("digest");

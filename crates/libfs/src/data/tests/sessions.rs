@@ -2,7 +2,7 @@
 
 use super::{Rig, contents};
 use crate::errno::{Errno, OpError};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::{EntryFlags, FILE_SIZE_MAX, FallocateMode, LogOp, LogSeq, Tier, charge};
 
 const NONE: EntryFlags = EntryFlags::empty();
@@ -81,6 +81,72 @@ fn session_uses_up_nothing_when_it_runs_out_of_credits_amid_a_write() {
         30
     );
     assert_eq!(rig.plane.write(&inode, 0, &[1; 60_000], NONE), Ok(60_000));
+}
+
+#[test]
+fn session_gives_back_what_it_does_not_use_and_asks_again() {
+    let rig = Rig::new(2, 4);
+    let inode = Rig::inode(2);
+    rig.fake.obeys.store(false, Ordering::SeqCst);
+    let all = 20_000;
+    rig.fake.credits.store(all, Ordering::SeqCst);
+    rig.plane.write(&inode, 0, &[1; 4096], NONE).unwrap();
+    assert_eq!(rig.plane.credits_left(), 16_384 - counted(&rig));
+    for asks in 1..4 {
+        rig.plane.give_credits_back();
+        assert_eq!(rig.plane.credits_left(), 0);
+        let left = rig.fake.credits.load(Ordering::SeqCst);
+        assert_eq!(left + counted(&rig), all, "what is in the log stays paid");
+        // It answers for all that it was granted, whatever became of it.
+        assert_eq!(rig.fake.vouched.load(Ordering::SeqCst), asks * 16_384);
+        rig.plane.append(&inode, &[2; 100], NONE).unwrap();
+        assert_eq!(rig.fake.called("credits"), asks + 1);
+    }
+    // There is nothing left to give.
+    rig.plane.give_credits_back();
+    rig.plane.give_credits_back();
+    assert_eq!(rig.fake.credits.load(Ordering::SeqCst) + counted(&rig), all);
+}
+
+#[test]
+fn what_a_session_gives_back_is_in_no_lane_and_in_no_log() {
+    const THREADS: u64 = 3;
+    let rig = Rig::new(4, 16);
+    rig.fake.obeys.store(false, Ordering::SeqCst);
+    let all = 1 << 20;
+    rig.fake.credits.store(all, Ordering::SeqCst);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (rig, over) = (&rig, &over);
+        scope.spawn(move || {
+            while !over.load(Ordering::SeqCst) {
+                rig.plane.give_credits_back();
+                std::thread::yield_now();
+            }
+        });
+        let writers: Vec<_> = (0..THREADS)
+            .map(|number| {
+                let inode = Rig::inode(2 + number);
+                scope.spawn(move || {
+                    for round in 0..300 {
+                        rig.plane.write(&inode, round * 100, &[1; 200], NONE).unwrap();
+                        rig.plane.append(&inode, &[2; 5000], NONE).unwrap();
+                        if round % 50 == 0 {
+                            rig.plane.append(&inode, &[3; 40_000], NONE).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for writer in writers {
+            writer.join().unwrap();
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    let given = all - rig.fake.credits.load(Ordering::SeqCst);
+    assert_eq!(given, counted(&rig) + rig.plane.credits_left());
+    rig.plane.give_credits_back();
+    assert_eq!(all - rig.fake.credits.load(Ordering::SeqCst), counted(&rig));
 }
 
 #[test]

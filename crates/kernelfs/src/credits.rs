@@ -1,0 +1,372 @@
+//! Space credits: what is promised before anything is logged. Owns granting, the search for space when it is short, and how unused credits
+//! come back. What a log entry costs is `varve_format::charge`; how a client spends is libfs's (`data/credits.rs`).
+//!
+//! # Invariants
+//! 1. *What is promised is there.* The store's reservation is the sum of all sessions' credits and of what operations under way hold (mediated
+//!    ones, moves between tiers), and never more than what is free beyond the reserve. A session's word is at least what it has left, plus the
+//!    charge of what is in its log and not digested.
+//! 2. *A live session's word goes down by its own say or by a digest alone.* A client takes credits out of its stock first and then says so:
+//!    what it spends meanwhile is not among them. The daemon never takes any away; a client that does not answer is sealed, and its word goes
+//!    when its log is digested. What one claims beyond its word does nothing; what it then logs without credit is not covered, as with any client
+//!    that logs without asking: see 5.
+//! 3. *ENOSPC is the last word.* It is told only after one search, with no grant beside it, in which nothing deleted was left to be freed, all logs
+//!    were digested, what is freed waited for no reader, and then all sessions that had credits, the own included, gave back what they did not use, or were sealed and
+//!    digested. Each answer says of how many blocks the client knew that were granted to it; one that did not know of all (an answer was
+//!    under way) is asked again. What calls under way have consumed is used.
+//! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes back goes to whom it came back
+//!    for. A client's answer takes no turn, so one that waits for credits itself answers all the same. A search waits for clients at most
+//!    `lease_ms`, as for leases, then for the digests of those that it has sealed; all clients are asked at once.
+//! 5. *Unpaid work takes nothing that is promised.* What a log holds beyond its session's word is digested out of space that nobody was
+//!    promised, or refused (`digest::apply`).
+
+use crate::core::Recall;
+use crate::error::no;
+use crate::kernel::KernelFs;
+use crate::session::Session;
+use parking_lot::RwLockWriteGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use varve_format::SessionId;
+use varve_ipc::IpcError;
+use varve_store::StoreError;
+
+/// A session that asks for credits is given this part of them at least, before its log is digested for more.
+const CREDITS_PARTS: u32 = 8;
+/// At most this part of what is left goes to who asks, unless it needs more: the others need not be asked to give it back then.
+const SHARE: u64 = 4;
+/// The same after a digest: rather more than one for each of the last few.
+const SHARE_DIGESTED: u64 = 2;
+/// How often it is looked whether a digest, or others, have given credits back.
+const CREDITS_NAP: Duration = Duration::from_micros(100);
+/// The same when it takes long.
+const LONG_NAP: Duration = Duration::from_millis(2);
+/// The same for what is kept until the grace time is over.
+const GRACE_NAP: Duration = Duration::from_millis(20);
+
+/// Space that one operation may take while it is under way.
+pub(crate) struct Promised<'k> {
+    kernel: &'k KernelFs,
+    blocks: u64,
+}
+
+impl Drop for Promised<'_> {
+    fn drop(&mut self) {
+        self.kernel.store.unreserve(self.blocks);
+    }
+}
+
+impl KernelFs {
+    /// `Request::Credits`.
+    pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
+        if session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        self.check_writable()?;
+        if least > blocks || blocks == 0 {
+            return Err(no(libc::EINVAL));
+        }
+        if u64::from(least) > self.config.credits_max_blocks {
+            return Err(no(libc::ENOSPC));
+        }
+        let granted = match self.grant_beside(session, blocks, least)? {
+            Some(granted) => granted,
+            None => self.find_space(session, u64::from(least), &|| {
+                self.grant_credits(session, blocks, least, SHARE_DIGESTED)
+            })?,
+        };
+        self.digest_before_credits_end(session);
+        Ok(granted)
+    }
+
+    /// Credits without asking others; `None`: there are too few, or somebody looks for some.
+    fn grant_beside(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<Option<u32>, IpcError> {
+        let grant = |least, share| match self.space_turn.try_read() {
+            Some(_beside) => self.grant_credits(session, blocks, least, share),
+            None => Ok(None),
+        };
+        // Rather some from the digest than the last few, and the next message for the next few.
+        let some = least.max(blocks / CREDITS_PARTS);
+        if let Some(granted) = grant(some, SHARE)? {
+            return Ok(Some(granted));
+        }
+        // A digest gives used credits back, and makes superseded blocks free.
+        if !self.await_credits(session, some) {
+            self.digest_session(session, None)
+                .map_err(|error| self.refused(&error))?;
+        }
+        grant(least, SHARE_DIGESTED)
+    }
+
+    /// `least` to `blocks` credits, if there are so many, and more than `least` only out of a `share`th of what is left.
+    fn grant_credits(
+        &self,
+        session: &Session,
+        blocks: u32,
+        least: u32,
+        share: u64,
+    ) -> Result<Option<u32>, IpcError> {
+        let has = session.credits.load(Ordering::Acquire);
+        let most = self.config.credits_max_blocks.saturating_sub(has);
+        let left = self.promisable();
+        let most = most.min(left).min((left / share).max(least.into()));
+        let mut amount = blocks.min(u32::try_from(most).unwrap_or(u32::MAX));
+        while amount >= least.max(1) {
+            if self.promise(session, amount.into())? {
+                return Ok(Some(amount));
+            }
+            amount = if amount / 2 < least {
+                least.min(amount - 1)
+            } else {
+                amount / 2
+            };
+        }
+        Ok(None)
+    }
+
+    /// Promises `blocks` to a session, if there are so many.
+    fn promise(&self, session: &Session, blocks: u64) -> Result<bool, IpcError> {
+        // Under this lock it is known to end later, and then what it has goes with it.
+        let core = self.locked();
+        if core.live(session.id).is_none() {
+            return Err(IpcError::Sealed);
+        }
+        if self.store.reserve(blocks).is_err() {
+            return Ok(false);
+        }
+        session.granted.fetch_add(blocks, Ordering::AcqRel);
+        session.credits.fetch_add(blocks, Ordering::AcqRel);
+        Ok(true)
+    }
+
+    /// Blocks for an operation that the daemon does for a session itself, until the answer is dropped.
+    pub(crate) fn space_for(&self, session: &Arc<Session>, blocks: u32) -> Result<Promised<'_>, IpcError> {
+        let blocks = u64::from(blocks);
+        let take = || Ok(self.store.reserve(blocks).is_ok().then_some(()));
+        let beside = match self.space_turn.try_read() {
+            Some(_beside) => take()?,
+            None => None,
+        };
+        if beside.is_none() && blocks > 0 {
+            self.find_space(session, blocks, &take)?;
+        }
+        Ok(Promised { kernel: self, blocks })
+    }
+
+    /// Blocks that can be promised now.
+    fn promisable(&self) -> u64 {
+        let stats = self.store.space();
+        match self.host_left.get().and_then(|left| left(&stats)) {
+            Some(left) => left.min(stats.available),
+            None => stats.available,
+        }
+    }
+
+    /// Blocks that can be promised to a session when all others give back what they have. What these have logged and is not digested counts as
+    /// free here, as it does in the number of free blocks.
+    pub(crate) fn promisable_to(&self, id: SessionId) -> u64 {
+        let mut others = 0;
+        for member in self.locked().members.values() {
+            if member.session.id != id {
+                others += member.session.credits.load(Ordering::Acquire);
+            }
+        }
+        self.promisable() + others
+    }
+
+    /// Space is short: has come back what can, step by step, until `take` finds some.
+    fn find_space<T>(
+        &self,
+        session: &Arc<Session>,
+        least: u64,
+        take: &dyn Fn() -> Result<Option<T>, IpcError>,
+    ) -> Result<T, IpcError> {
+        let own = || self.digest_session(session, None).map(drop);
+        let recall = || {
+            self.recall_credits(least);
+            Ok(())
+        };
+        if let Some(taken) = self.search(&[&own, &recall], take)? {
+            return Ok(taken);
+        }
+        // Others may be content with less meanwhile.
+        self.await_grace();
+        let all = || {
+            self.free_unheld_for(self.config.wait_ms);
+            self.finish_sealed();
+            // What fails is noted where it does, and is another session's.
+            let _ = self.digest_all();
+            self.await_freed(least)
+        };
+        let taken = self.search(&[&all, &recall], take)?;
+        taken.ok_or(no(libc::ENOSPC))
+    }
+
+    /// Does these steps, with no grant beside them, until `take` finds something.
+    fn search<T>(
+        &self,
+        steps: &[&dyn Fn() -> Result<(), StoreError>],
+        take: &dyn Fn() -> Result<Option<T>, IpcError>,
+    ) -> Result<Option<T>, IpcError> {
+        let _alone = self.one_search()?;
+        for step in steps {
+            if let Some(taken) = take()? {
+                return Ok(Some(taken));
+            }
+            step().map_err(|error| self.refused(&error))?;
+            self.check_writable()?;
+        }
+        take()
+    }
+
+    /// The right to look for space, within `wait_ms`.
+    fn one_search(&self) -> Result<RwLockWriteGuard<'_, ()>, IpcError> {
+        let wait = Duration::from_millis(self.config.wait_ms);
+        if !self.clock.takes_turns() {
+            return self.space_turn.try_write_for(wait).ok_or(no(libc::ENOSPC));
+        }
+        let began = self.clock.moment();
+        loop {
+            if let Some(guard) = self.space_turn.try_write() {
+                return Ok(guard);
+            }
+            if self.clock.moment() - began >= wait {
+                return Err(no(libc::ENOSPC));
+            }
+            self.clock.pause(Duration::from_millis(1));
+        }
+    }
+
+    /// Has all sessions give back what they do not use, and waits until `least` blocks can be promised or all have answered. Nobody is asked
+    /// if it would not help.
+    fn recall_credits(&self, least: u64) {
+        let began = self.clock.moment();
+        let most = Duration::from_millis(2 * self.config.lease_ms);
+        let Some(asked) = self.ask_for_credits(least) else {
+            return;
+        };
+        // A test's clock may stand still.
+        while self.clock.moment() - began < most {
+            self.seal_doomed();
+            self.finish_sealed();
+            let under_way = {
+                let now_ms = self.now_ms();
+                let mut core = self.locked();
+                core.pump(now_ms);
+                !core.latched && core.recalls(&asked, now_ms)
+            };
+            if self.promisable() >= least || !under_way {
+                return;
+            }
+            let passed = self.clock.moment() - began;
+            self.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+        }
+    }
+
+    /// Waits for blocks that are freed and that clients may still read, or that the journal still names, as far as that helps.
+    fn await_freed(&self, least: u64) -> Result<(), StoreError> {
+        let began = self.clock.moment();
+        let most = Duration::from_millis(2 * self.config.lease_ms);
+        let waiting = || {
+            let stats = self.store.space();
+            stats.tiers.iter().map(|tier| tier.pending).sum::<u64>()
+        };
+        let helps = |blocks: u64| {
+            let left = self.promisable();
+            blocks > 0 && left < least && left + self.promised() + blocks >= least
+        };
+        if !helps(waiting()) {
+            return Ok(());
+        }
+        self.store.checkpoint()?;
+        // Who does not forget what it has read in time is sealed. A test's clock may stand still.
+        while helps(self.store.pending_frees().blocks) && self.clock.moment() - began < most {
+            self.locked().pump(self.now_ms());
+            self.seal_doomed();
+            self.finish_sealed();
+            let passed = self.clock.moment() - began;
+            self.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+        }
+        Ok(())
+    }
+
+    /// Blocks that all sessions have.
+    fn promised(&self) -> u64 {
+        let core = self.locked();
+        let each = core
+            .members
+            .values()
+            .map(|member| member.session.credits.load(Ordering::Acquire));
+        each.sum()
+    }
+
+    /// Asks all sessions that may have some for unused credits. `None`: all of them would be too few.
+    fn ask_for_credits(&self, least: u64) -> Option<Vec<SessionId>> {
+        let until_ms = self.now_ms() + self.config.lease_ms;
+        let left = self.promisable();
+        let mut core = self.locked();
+        let credits = |session: &Session| session.credits.load(Ordering::Acquire);
+        let members = core.members.values().map(|member| &member.session);
+        let has: Vec<_> = members.filter(|session| credits(session) > 0).cloned().collect();
+        let all: u64 = has.iter().map(|session| credits(session)).sum();
+        if left + all < least {
+            return None;
+        }
+        let asked: Vec<_> = has.iter().map(|session| session.id).collect();
+        for id in &asked {
+            core.recall(*id, until_ms);
+        }
+        Some(asked)
+    }
+
+    /// `Request::CreditsBack`.
+    pub(crate) fn credits_back(&self, session: &Session, blocks: u64, of: u64) {
+        let mut core = self.locked();
+        self.store.unreserve(session.spend(blocks));
+        let knows_all = of >= session.granted.load(Ordering::Acquire);
+        if let Some(member) = core.members.get_mut(&session.id) {
+            member.recall = match member.recall {
+                Recall::Asked { until_ms } if !knows_all => Recall::Again { until_ms },
+                Recall::Again { .. } if !knows_all => member.recall,
+                Recall::None | Recall::Asked { .. } | Recall::Again { .. } => Recall::None,
+            };
+        }
+    }
+
+    /// Has a session's log digested that holds more credits than it could still get: else it would write until there are none, and then wait
+    /// until all of that is digested.
+    fn digest_before_credits_end(&self, session: &Session) {
+        let has = session.credits.load(Ordering::Acquire);
+        let left = self.config.credits_max_blocks.saturating_sub(has);
+        if has > left.min(self.store.space().available) && self.background.load(Ordering::Acquire) {
+            self.locked().to_digest.ask(session.id);
+            self.digest_bell.ring();
+        }
+    }
+
+    /// Waits for a digest that is under way to give `least` credits back: it does so record by record. `false`: none is under way.
+    fn await_credits(&self, session: &Session, least: u32) -> bool {
+        while session.reader.try_lock().is_none() {
+            let has = session.credits.load(Ordering::Acquire);
+            let left = self.config.credits_max_blocks.saturating_sub(has);
+            if left.min(self.store.space().available) >= u64::from(least) {
+                return true;
+            }
+            self.clock.pause(CREDITS_NAP);
+        }
+        false
+    }
+
+    /// Waits until what is deleted need not be kept for clients of an earlier daemon: it may be all that fills the pool.
+    fn await_grace(&self) {
+        // A test's clock may stand still.
+        let began = self.clock.moment();
+        let most = Duration::from_millis(self.config.grace_ms);
+        while self.in_grace() && self.clock.moment() - began < most {
+            self.clock.pause(GRACE_NAP);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
