@@ -39,8 +39,14 @@ impl Entries {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::Entries;
+    use crate::common::{ROOT, World};
+    use crate::config::Config;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     #[test]
     fn nobody_enters_what_is_closed_and_all_leave() {
@@ -54,5 +60,45 @@ mod tests {
         assert!(!entries.are_over());
         drop(second);
         assert!(entries.are_over());
+    }
+
+    #[test]
+    fn daemon_has_stopped_when_the_requests_under_way_have_ended() {
+        let world = World::new();
+        let ended = Arc::new(AtomicBool::new(false));
+        let (begun, begins) = std::sync::mpsc::channel();
+        let request = {
+            let (kernel, ended) = (Arc::clone(&world.kernel), Arc::clone(&ended));
+            std::thread::spawn(move || {
+                let entered = kernel.begin_request().unwrap();
+                begun.send(()).unwrap();
+                while !kernel.stopping.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(30));
+                kernel.store.begin().unwrap().commit().unwrap();
+                ended.store(true, Ordering::Release);
+                drop(entered);
+            })
+        };
+        begins.recv().unwrap();
+        world.kernel.shutdown().unwrap();
+        assert!(ended.load(Ordering::Acquire));
+        assert_eq!(world.kernel.store.latched(), None);
+        assert!(world.kernel.begin_request().is_err());
+        request.join().unwrap();
+    }
+
+    #[test]
+    fn request_that_does_not_end_changes_nothing_when_the_daemon_has_stopped() {
+        let world = World::with(Config {
+            lease_ms: 100,
+            wait_ms: 100,
+            ..Config::default()
+        });
+        let _entered = world.kernel.begin_request().unwrap();
+        world.kernel.shutdown().unwrap();
+        assert!(world.kernel.store.begin().is_err());
+        assert!(world.kernel.store.get_key(ROOT).is_ok());
     }
 }

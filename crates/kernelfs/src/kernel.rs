@@ -349,10 +349,11 @@ impl KernelFs {
         self.stopping.store(true, Ordering::Release);
         self.end_sessions();
         self.entries.close();
-        let until_ms = self.now_ms() + self.config.wait_ms;
-        while !self.entries.are_over() && self.now_ms() < until_ms {
+        let mut left_ms = self.config.wait_ms;
+        while !self.entries.are_over() && left_ms > 0 {
             self.clock.pause(Duration::from_millis(1));
             self.finish_sealed();
+            left_ms -= 1;
         }
         // Of those that had begun before.
         self.end_sessions();
