@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Client, ROOT, World, chmod, hello, stranger, write_file};
+use common::{Client, ROOT, World, chmod, hello, make, stranger, unlink, write_file};
 use std::sync::Arc;
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{EntryFlags, InodeKey, LogOp};
@@ -14,11 +14,7 @@ use varve_kernelfs::Config;
 fn restarted_with_an_orphan(world: World) -> (World, common::Client, InodeKey) {
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"open");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    });
+    a.log_op(&unlink(b"f", key));
     let world = world.restart();
     world.kernel.tick();
     (world, a, key)
@@ -48,14 +44,7 @@ fn deleted_file_is_freed_at_once_when_no_client_of_an_earlier_daemon_can_come_ba
     let inodes = world.kernel.status().inodes_used;
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"gone");
-    a.log_flagged(
-        &LogOp::Unlink {
-            dir: ROOT,
-            name: b"f",
-            key,
-        },
-        EntryFlags::LAST_CLOSED,
-    );
+    a.log_flagged(&unlink(b"f", key), EntryFlags::LAST_CLOSED);
     world.kernel.digest_all().unwrap();
     assert!(matches!(
         a.link.call(Request::GetAttr { key }),
@@ -83,11 +72,7 @@ fn deleted_file_is_kept_after_a_restart_only_while_a_client_of_before_runs() {
     };
     let mut a = world.client_as(peer, hello());
     let key = write_file(&mut a, b"f", b"open");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    });
+    a.log_op(&unlink(b"f", key));
     let world = world.restart();
     world.kernel.tick();
     assert_eq!(
@@ -102,14 +87,7 @@ fn deleted_file_is_kept_after_a_restart_only_while_a_client_of_before_runs() {
     // What is deleted from now on goes at once.
     let mut b = world.client();
     let key = write_file(&mut b, b"g", b"gone");
-    b.log_flagged(
-        &LogOp::Unlink {
-            dir: ROOT,
-            name: b"g",
-            key,
-        },
-        EntryFlags::LAST_CLOSED,
-    );
+    b.log_flagged(&unlink(b"g", key), EntryFlags::LAST_CLOSED);
     world.kernel.digest_all().unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes);
     world.check();
@@ -150,11 +128,7 @@ fn dead_client_is_digested_and_its_open_files_are_freed() {
     let mut a = world.client();
     let gone = write_file(&mut a, b"gone", b"x");
     let kept = write_file(&mut a, b"kept", b"y");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"gone",
-        key: gone,
-    });
+    a.log_op(&unlink(b"gone", gone));
     let inodes = world.kernel.status().inodes_used;
     drop(a);
     assert_eq!(world.kernel.sessions(), 0);
@@ -211,11 +185,7 @@ fn open_files_of_a_client_that_left_are_freed_while_its_process_lives() {
     let daemon = varve_kernelfs::Daemon::start(Arc::clone(&world.kernel)).unwrap();
     let mut a = world.client();
     let key = write_file(&mut a, b"f", b"x");
-    a.log_op(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    });
+    a.log_op(&unlink(b"f", key));
     drop(a);
     let within = |what: &str, done: &dyn Fn() -> bool| {
         let began = std::time::Instant::now();
@@ -238,25 +208,12 @@ fn open_files_of_a_client_that_left_are_freed_while_its_process_lives() {
 fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     let world = World::new();
     let mut clients = [world.client(), world.client()];
-    let create = LogOp::Create {
-        dir: ROOT,
-        name: b"f",
-        key: InodeKey::new(0, 0),
-        mode: 0o100_600,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let create = make(b"f");
     let inodes = world.kernel.status().inodes_used;
     let made = clients[0].mediate_open(&create).unwrap().attr.unwrap().key;
-    let unlink = LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key: made,
-    };
+    let removal = unlink(b"f", made);
     assert_eq!(
-        clients[1].mediate_open(&unlink),
+        clients[1].mediate_open(&removal),
         Err(IpcError::Errno(libc::EINVAL)),
         "only what is made can be opened with it"
     );
@@ -264,7 +221,7 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     assert_eq!(clients[1].lookup(b"f").unwrap().key, made);
     let lease = clients[1].read_lease(ROOT).lease;
     clients[1].release(ROOT, lease, false);
-    clients[1].mediate(&unlink).unwrap();
+    clients[1].mediate(&removal).unwrap();
     let attr = |client: &Client| client.link.call(Request::GetAttr { key: made });
     let Ok(Response::Attr(left)) = attr(&clients[0]) else {
         panic!("{:?}", attr(&clients[0]))
@@ -279,12 +236,7 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     assert_eq!(attr(&clients[0]), Err(IpcError::Errno(libc::ESTALE)));
     // Made without being opened, it goes with its name.
     let key = clients[0].mediate(&create).unwrap().attr.unwrap().key;
-    let unlink = LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    };
-    clients[1].mediate(&unlink).unwrap();
+    clients[1].mediate(&unlink(b"f", key)).unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes);
     world.check();
 }
@@ -296,16 +248,7 @@ fn what_was_made_and_opened_for_a_lost_session_is_kept_for_the_next() {
         let mut world = World::new();
         let (mut a, mut b) = (world.client(), world.client());
         let inodes = world.kernel.status().inodes_used;
-        let create = LogOp::Create {
-            dir: ROOT,
-            name: b"f",
-            key: InodeKey::new(0, 0),
-            mode: 0o100_600,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: b"",
-        };
+        let create = make(b"f");
         let key = a.mediate_open(&create).unwrap().attr.unwrap().key;
         if restarts {
             world = world.restart();
@@ -313,12 +256,7 @@ fn what_was_made_and_opened_for_a_lost_session_is_kept_for_the_next() {
         } else {
             world.kernel.gone(a.id());
         }
-        b.mediate(&LogOp::Unlink {
-            dir: ROOT,
-            name: b"f",
-            key,
-        })
-        .unwrap();
+        b.mediate(&unlink(b"f", key)).unwrap();
         let a = a.resume(&world.kernel, Vec::new());
         let last = a.welcome.last_mediated;
         assert_eq!((last.number, last.made, last.open), (1, Some(key), true));
@@ -338,16 +276,7 @@ fn what_was_made_and_opened_for_a_lost_session_is_kept_for_the_next() {
 fn file_made_by_the_daemon_without_a_name_is_there_until_it_is_closed() {
     let world = World::new();
     let mut clients = [world.client(), world.client()];
-    let create = LogOp::Create {
-        dir: ROOT,
-        name: b"",
-        key: InodeKey::new(0, 0),
-        mode: 0o100_600,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let create = make(b"");
     let inodes = world.kernel.status().inodes_used;
     let made = clients[0].mediate_open(&create).unwrap().attr.unwrap();
     assert_eq!(made.nlink, 0);
@@ -385,12 +314,7 @@ fn file_that_nobody_holds_is_freed_after_the_grace_time_in_which_it_was_deleted(
     let lease = b.read_lease(ROOT).lease;
     let key = b.lookup(b"f").unwrap().key;
     b.release(ROOT, lease, false);
-    b.mediate(&LogOp::Unlink {
-        dir: ROOT,
-        name: b"f",
-        key,
-    })
-    .unwrap();
+    b.mediate(&unlink(b"f", key)).unwrap();
     world.kernel.tick();
     assert_eq!(
         world.kernel.status().inodes_used,
@@ -417,14 +341,7 @@ fn stranger_keeps_nothing_alive_by_saying_that_it_has_it_open() {
     };
     let b = world.client_as(stranger(), claims);
     let _ = b.link.call(Request::Hold { keys: vec![key] });
-    a.log_flagged(
-        &LogOp::Unlink {
-            dir: ROOT,
-            name: b"f",
-            key,
-        },
-        EntryFlags::LAST_CLOSED,
-    );
+    a.log_flagged(&unlink(b"f", key), EntryFlags::LAST_CLOSED);
     world.kernel.digest_all().unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes, "the file is gone");
     world.check();

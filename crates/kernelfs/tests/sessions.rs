@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Client, ROOT, World, chmod, hello, stranger, want, write_file};
+use common::{Client, ROOT, World, chmod, hello, make, stranger, unlink, want, write_file};
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Tier};
 use varve_ipc::{
@@ -606,27 +606,14 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     let key = write_file(&mut a, b"f", b"x");
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            let op = LogOp::Create {
-                dir: ROOT,
-                name: b"g",
-                key: InodeKey::new(0, 0),
-                mode: 0o100_600,
-                uid: 0,
-                gid: 0,
-                rdev: 0,
-                target: b"",
-            };
+            let op = make(b"g");
             assert!(b.mediate(&op).unwrap().attr.is_some());
         });
         world.clock.advance_ms(10);
         a.obey();
         other.join().unwrap();
     });
-    let again = LogOp::Unlink {
-        dir: ROOT,
-        name: b"g",
-        key,
-    };
+    let again = unlink(b"g", key);
     assert_eq!(
         b.mediate_as(&again, 1, Cred::root()),
         Err(IpcError::Errno(libc::EALREADY))
@@ -644,16 +631,7 @@ fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
     let (a, mut b) = (world.client(), world.client());
     a.write_lease(ROOT);
     let (id, token) = (b.id(), b.welcome.token);
-    let create = LogOp::Create {
-        dir: ROOT,
-        name: b"g",
-        key: InodeKey::new(0, 0),
-        mode: 0o100_600,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let create = make(b"g");
     let again = Hello {
         resume: Some(token),
         ..hello()

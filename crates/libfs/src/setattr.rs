@@ -7,7 +7,7 @@ use varve_ipc::{Cred, LeaseMode};
 
 use crate::attrs::{AttrChange, Planned, WRITE, may, mode_after_write, plan};
 use crate::errno::{Errno, OpError, OpResult, Result};
-use crate::names::{attr_of, begin, commit, settle};
+use crate::names::{attr_of, attr_or_gone, begin, commit, settle};
 use crate::session::{Asks, Mount, Session, Try};
 
 /// Which set-id bits a change of the data by `cred` clears.
@@ -103,7 +103,11 @@ fn change_at_once(
     mount.with_session(|session, attempt| {
         session.may_write()?;
         if attempt.is_done() {
-            return after(session, key, before.as_ref());
+            let attr = match before.clone() {
+                Some(last) => attr_or_gone(session, last),
+                None => attr_of(session, key),
+            };
+            return attr.map(Some);
         }
         let pins = match session.pin(&[key], LeaseMode::Write) {
             Ok(pins) => pins,
@@ -179,17 +183,16 @@ fn mediated<T>(
     cred: &Cred,
     before: &mut Option<InodeAttr>,
 ) -> OpResult<Option<InodeAttr>, T> {
-    let attr = attr_of(session, key)?;
-    *before = Some(attr.clone());
+    let attr = &*before.insert(attr_of(session, key)?);
     let check = session.options.check_permissions;
-    let planned = plan(&attr, change, cred, check, session.now_ns())?;
+    let planned = plan(attr, change, cred, check, session.now_ns())?;
     if let Some(size) = change.size {
-        check_size(session, &attr, size, cred)?;
+        check_size(session, attr, size, cred)?;
         if !change.is_one_operation() {
             return Ok(None);
         }
         let op = LogOp::Truncate { key, size };
-        session.mediate(attempt, &[key], &op, clears(&attr, cred), Asks::NOTHING, cred)?;
+        session.mediate(attempt, &[key], &op, clears(attr, cred), Asks::NOTHING, cred)?;
     } else if !planned.is_empty() {
         let op = LogOp::SetAttr {
             key,
@@ -197,16 +200,5 @@ fn mediated<T>(
         };
         session.mediate(attempt, &[key], &op, EntryFlags::empty(), Asks::NOTHING, cred)?;
     }
-    after(session, key, before.as_ref())
-}
-
-/// Attributes after the daemon has changed them, in a session that may be another one by now. Somebody may have removed the inode since.
-fn after<T>(session: &Session, key: InodeKey, before: Option<&InodeAttr>) -> OpResult<Option<InodeAttr>, T> {
-    match (attr_of(session, key), before) {
-        (Err(OpError::Failed(Errno(libc::ESTALE))), Some(before)) => Ok(Some(InodeAttr {
-            nlink: 0,
-            ..before.clone()
-        })),
-        (attr, _) => attr.map(Some),
-    }
+    attr_or_gone(session, attr.clone()).map(Some)
 }

@@ -237,10 +237,7 @@ fn file_without_a_name_stands_under_one_for_a_moment_and_gets_its_first_afterwar
 fn contended_operation_whose_answer_is_lost_is_done_once() {
     let fake = Fake::new();
     let fs = mount(&fake);
-    let lost = || {
-        fake.contended.store(true, Ordering::SeqCst);
-        fake.lose_mediated.store(true, Ordering::SeqCst);
-    };
+    let lost = || fake.lose_next();
     lost();
     let made = fs.create(fs.root(), b"f", FILE, 0, &me()).unwrap();
     let file = fs.open(made.key, RW, &me()).unwrap();
@@ -278,10 +275,7 @@ fn contended_creation_whose_answer_is_lost_is_found_when_its_name_is_gone() {
     let fake = Fake::new();
     let fs = mount(&fake);
     fake.unlink_lost.store(true, Ordering::SeqCst);
-    let lost = || {
-        fake.contended.store(true, Ordering::SeqCst);
-        fake.lose_mediated.store(true, Ordering::SeqCst);
-    };
+    let lost = || fake.lose_next();
     lost();
     fs.create(fs.root(), b"f", FILE, 0, &me()).unwrap();
     lost();

@@ -355,6 +355,25 @@ impl Client {
     }
 }
 
+/// Making an empty file whose number the daemon takes.
+pub const fn make(name: &[u8]) -> LogOp<'_> {
+    LogOp::Create {
+        dir: ROOT,
+        name,
+        key: InodeKey::new(0, 0),
+        mode: 0o100_600,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    }
+}
+
+/// Removing a name of the root.
+pub const fn unlink(name: &[u8], key: InodeKey) -> LogOp<'_> {
+    LogOp::Unlink { dir: ROOT, name, key }
+}
+
 /// Makes `name` with `data` in the log, under the leases that it takes.
 pub fn write_file(client: &mut Client, name: &[u8], data: &[u8]) -> InodeKey {
     client.write_lease(ROOT);

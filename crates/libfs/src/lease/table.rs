@@ -1,16 +1,20 @@
 //! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
 
+mod dead;
+mod numbers;
+
 use crossbeam_channel::Sender;
 use smallvec::{SmallVec, smallvec};
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo, LogSeq};
+use varve_format::{Ino, InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::{
-    Clock, Grant, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Request, Response, SessionPage, SystemClock,
-    Want, light_barrier,
+    Clock, Grant, IpcError, LeaseMode, Link, Near, Request, Response, SessionPage, SystemClock, Want,
+    light_barrier,
 };
 
+use self::dead::Dead;
+use self::numbers::Spare;
 use super::Use;
 use super::above::{Drops, KernelCall};
 use super::ahead::Ahead;
@@ -21,19 +25,12 @@ use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, RwLock, lock_held_long, yield_now};
+use crate::sync::{Mutex, RwLock, yield_now};
 
 /// How long a wait sleeps before it looks again whether the session still lives.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Most rounds of asking for leases that are taken away before they are used.
 const ROUNDS_MAX: usize = 1000;
-
-/// Numbers that a directory asks for at first.
-const NUMBERS_MIN: u16 = 16;
-/// Deleted files that are forgotten with each one that is deleted.
-const FORGOTTEN_AT_ONCE: usize = 4;
-/// Numbers that are kept unused, all directories together, before each asks for few only.
-const SPARE_MAX: usize = 8192;
 
 /// The leases of one session.
 pub(crate) struct Leases {
@@ -62,57 +59,6 @@ pub(crate) struct Leases {
     ahead: Ahead,
     contended: Contended,
     clock: Arc<dyn Clock>,
-}
-
-/// Numbers for new inodes that are held and not used.
-#[derive(Default)]
-struct Spare {
-    /// The directories that keep them.
-    keepers: KeyMap<Weak<Node>>,
-    /// Requests for more that are under way.
-    asking: u32,
-    /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
-    denied: KeySet,
-}
-
-/// Inodes without a name that nobody here has open, and whose last entry is not digested.
-#[derive(Default)]
-struct Dead {
-    /// Oldest entry first.
-    queue: VecDeque<(LogSeq, InodeKey)>,
-    /// The same, and whether the node is still here.
-    has_node: KeyMap<bool>,
-    nodes: usize,
-}
-
-impl Dead {
-    fn bury(&mut self, key: InodeKey, seq: LogSeq) {
-        self.queue.push_back((seq, key));
-        if self.has_node.insert(key, true).is_none() {
-            self.nodes += 1;
-        }
-    }
-
-    /// Takes the oldest out, if it is digested; says whether its node is still here.
-    fn pop(&mut self, digested: LogSeq) -> Option<(InodeKey, bool)> {
-        let (seq, key) = *self.queue.front()?;
-        if seq > digested {
-            return None;
-        }
-        self.queue.pop_front();
-        let has_node = self.has_node.remove(&key).unwrap_or(false);
-        self.nodes -= usize::from(has_node);
-        Some((key, has_node))
-    }
-
-    /// Notes that the node goes; `false`: the inode is not among these (any more).
-    fn lose_node(&mut self, key: InodeKey) -> bool {
-        let Some(has_node) = self.has_node.get_mut(&key) else {
-            return false;
-        };
-        self.nodes -= usize::from(std::mem::replace(has_node, false));
-        true
-    }
 }
 
 /// Leases that most operations pin at once: for so many nothing is allocated.
@@ -628,182 +574,6 @@ impl Leases {
         if !self.trimming.swap(true, Ordering::AcqRel) {
             self.tell(Event::Trim);
         }
-    }
-
-    /// Has `dir` keep more numbers for new inodes, with their leases: twice as many as the last time, since it seems to need them.
-    pub(crate) fn alloc<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
-        let near = dir.key();
-        let many = {
-            let mut spare = self.spare.lock();
-            spare.asking += 1;
-            spare.keepers.len() >= SPARE_MAX
-        };
-        let count = {
-            let mut numbers = dir.numbers.lock();
-            let most = if many { 4 * NUMBERS_MIN } else { NUMBERS_MAX };
-            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, most);
-            numbers.asked
-        };
-        let answer = self
-            .call(Request::AllocInodes { near, count })
-            .map_err(OpError::from);
-        let answer = answer.and_then(|answer| match answer {
-            Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
-            _ => Err(OpError::Failed(Errno(libc::EIO))),
-        });
-        // In this order, so that who finds the keeper of a number finds the number.
-        let mut numbers = dir.numbers.lock();
-        let mut spare = self.spare.lock();
-        let answer = answer.map(|batch| {
-            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media; what was there before goes first.
-            let before = std::mem::take(&mut numbers.kept);
-            for number in batch.into_iter().rev() {
-                if !spare.denied.contains(&number.0) {
-                    spare.keepers.insert(number.0, Arc::downgrade(dir));
-                    numbers.kept.push(number);
-                }
-            }
-            numbers.kept.extend(before);
-        });
-        spare.asking -= 1;
-        if spare.asking == 0 {
-            spare.denied = KeySet::default();
-        }
-        answer
-    }
-
-    /// Has `dir` keep numbers after it had none, unless another thread has seen to that meanwhile: of many threads that make files in a
-    /// directory at once, one asks. Were each to ask, for twice as many as the one before, a session of 50 threads would hold tens of thousands.
-    pub(crate) fn provide<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
-        let _one = lock_held_long(&*self.clock, &dir.provider);
-        if dir.numbers.lock().kept.is_empty() {
-            self.alloc(dir)?;
-        }
-        Ok(())
-    }
-
-    /// What [`take_number`](Self::take_number) asked for: numbers before they are needed, for a directory that is still held.
-    pub(crate) fn ask_ahead(&self, dir: &Arc<Node>) {
-        if dir.try_pin(LeaseMode::Write) {
-            // A failure is seen by who needs one.
-            let _: OpResult<(), ()> = self.alloc(dir);
-            self.unpin(dir);
-        }
-        dir.numbers.lock().asking = false;
-    }
-
-    /// Takes a number that `dir` keeps: a revocation of its lease waits until [`adopt`](Self::adopt) or
-    /// [`unreserve`](Self::unreserve). A directory that has asked more than once is given more before it has none.
-    pub(crate) fn take_number(&self, dir: &Arc<Node>) -> Option<(InodeKey, LeaseNo)> {
-        let mut numbers = dir.numbers.lock();
-        let number = numbers.kept.pop()?;
-        self.reserved.lock().insert(number.0);
-        self.spare.lock().keepers.remove(&number.0);
-        let few = numbers.kept.len() < usize::from(numbers.asked / 2);
-        if few && numbers.asked > NUMBERS_MIN && !numbers.asking {
-            numbers.asking = self.asks.send(Arc::downgrade(dir)).is_ok();
-        }
-        Some(number)
-    }
-
-    /// A number was not used: `dir` keeps it.
-    pub(crate) fn put_number_back(&self, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
-        {
-            let mut numbers = dir.numbers.lock();
-            self.spare.lock().keepers.insert(number.0, Arc::downgrade(dir));
-            numbers.kept.push(number);
-        }
-        self.unreserve(number.0);
-    }
-
-    /// Takes the numbers that a directory keeps: its own lease goes.
-    pub(crate) fn take_spare(&self, dir: &Node) -> Vec<(InodeKey, LeaseNo)> {
-        let kept = {
-            let mut numbers = dir.numbers.lock();
-            numbers.asked = 0;
-            std::mem::take(&mut numbers.kept)
-        };
-        let mut spare = self.spare.lock();
-        for (key, _) in &kept {
-            spare.keepers.remove(key);
-        }
-        kept
-    }
-
-    /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is digested the daemon forgets the
-    /// inode with its leases (or keeps it for others, and asks for a lease that is not here any more): nothing needs to be given back.
-    /// `true`: it may be [taken down](Self::take_down).
-    pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) -> bool {
-        // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten it.
-        if !self.kernel {
-            self.bury_now(key, seq);
-        }
-        !self.kernel
-    }
-
-    /// Forgets a buried inode's node at once, if nobody else refers to it: its memory goes into the next file while it is in the caches, and
-    /// files that come and go take no memory until they are digested. If the daemon asks for the lease, it is told that all of the log counts.
-    pub(crate) fn take_down(&self, key: InodeKey) -> Option<Arc<Node>> {
-        let mut nodes = self.nodes.write();
-        let node = nodes.get(&key)?;
-        // A lease that was given back is counted no more.
-        if Arc::strong_count(node) > 1 || node.mode().is_none() {
-            return None;
-        }
-        let mut dead = self.dead.lock();
-        if !dead.lose_node(key) {
-            return None;
-        }
-        self.buried.store(dead.nodes, Ordering::Relaxed);
-        drop(dead);
-        self.held.fetch_sub(1, Ordering::Relaxed);
-        nodes.remove(&key)
-    }
-
-    /// The kernel above names `key` no more.
-    pub(crate) fn forgotten(&self, key: InodeKey) {
-        let Some(node) = self.get(key) else { return };
-        let seq = {
-            let body = node.inode.read();
-            body.dead.then_some(body.last_seq)
-        };
-        drop(node);
-        if let Some(seq) = seq {
-            self.bury_now(key, seq);
-        }
-    }
-
-    fn bury_now(&self, key: InodeKey, seq: LogSeq) {
-        let mut dead = self.dead.lock();
-        dead.bury(key, seq);
-        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
-        let digested = self.page.digested();
-        let mut gone = [None; FORGOTTEN_AT_ONCE];
-        for place in &mut gone {
-            *place = dead.pop(digested);
-        }
-        self.buried.store(dead.nodes, Ordering::Relaxed);
-        drop(dead);
-        for (key, has_node) in gone.into_iter().flatten() {
-            if has_node {
-                self.forget_dead(key);
-            }
-        }
-    }
-
-    fn forget_dead(&self, key: InodeKey) {
-        let Some(node) = self.get(key) else { return };
-        {
-            let mut state = node.state();
-            // Whoever gives it back already ends it.
-            if state.phase != Phase::Settled || state.mode.is_none() || node.seems_pinned() {
-                return;
-            }
-            // It was not given back: if the daemon still has it, an answer may name it once more.
-            state.mode = None;
-            node.publish(&state, false);
-        }
-        self.gone(key);
     }
 
     /// The number is in use, or will not be used.

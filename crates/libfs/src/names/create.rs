@@ -5,11 +5,11 @@ use varve_format::{
     DIR_SIZE, EntryFlags, FileKind, Ino, InodeAttr, InodeKey, LINK_MAX, LastMediated, LeaseNo, LogOp,
     SYMLINK_MAX, TimeNs,
 };
-use varve_ipc::Cred;
+use varve_ipc::{Cred, MediatedResult};
 
 use super::{
-    LOOKS_MAX, Locked, Target, attr_of, begin, check_name, commit, directory, is_dots, may_change,
-    pin_or_mediate, resolve, settle, touch_dir,
+    LOOKS_MAX, Locked, Target, attr_of, attr_or_gone, begin, check_name, commit, directory, is_dots,
+    may_change, pin_or_mediate, resolve, settle, touch_dir,
 };
 use crate::attrs::{EXEC, ownership};
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -307,18 +307,7 @@ fn mediate_create(
 /// What the daemon made for a session that was lost then. By its key: the name may be another one's by now, or nobody's.
 fn made_before(session: &Session, done: LastMediated, making: &Making<'_>) -> OpResult<InodeAttr, InodeAttr> {
     let key = done.made.ok_or(Errno(libc::EIO))?;
-    attr_or_gone(session, key, making.mode)
-}
-
-/// Attributes of what the daemon has given a name, in a session that may be another one by now: somebody may have removed it since.
-fn attr_or_gone<T>(session: &Session, key: InodeKey, mode: u32) -> OpResult<InodeAttr, T> {
-    match attr_of(session, key) {
-        Err(OpError::Failed(Errno(libc::ESTALE))) => Ok(InodeAttr {
-            nlink: 0,
-            ..InodeAttr::new(key, mode, session.now_ns())
-        }),
-        other => other,
-    }
+    attr_or_gone(session, InodeAttr::new(key, making.mode, session.now_ns()))
 }
 
 /// Makes an unnamed regular file and opens it; the caller owns the open.
@@ -388,10 +377,10 @@ pub(crate) fn link(
                     Asks::NOTHING,
                     cred,
                 )? {
-                    Mediated::Done(result) => result
-                        .attr
-                        .map_or_else(|| attr_or_gone(session, key, libc::S_IFREG), Ok),
-                    Mediated::DoneBefore(_) => attr_or_gone(session, key, libc::S_IFREG),
+                    Mediated::Done(MediatedResult { attr: Some(attr), .. }) => Ok(attr),
+                    Mediated::Done(_) | Mediated::DoneBefore(_) => {
+                        attr_or_gone(session, InodeAttr::new(key, libc::S_IFREG, session.now_ns()))
+                    }
                 };
             };
             let (node, file) = (pins.node(dir)?, pins.node(key)?);

@@ -259,6 +259,15 @@ pub(crate) fn attr_of<T>(session: &Session, key: InodeKey) -> OpResult<InodeAttr
     Ok(pins.node(key)?.inode.attr())
 }
 
+/// [`attr_of`] what the daemon has changed or made for us, in a session that may be another one by now: somebody may have removed it since. Then
+/// it is as it was `last`, without a name.
+pub(crate) fn attr_or_gone<T>(session: &Session, last: InodeAttr) -> OpResult<InodeAttr, T> {
+    match attr_of(session, last.key) {
+        Err(OpError::Failed(Errno(libc::ESTALE))) => Ok(InodeAttr { nlink: 0, ..last }),
+        other => other,
+    }
+}
+
 /// Attributes without a pin. Act, then check: they were right at the moment of the last look, if the session still lived then.
 #[inline]
 fn look(session: &Session, node: &Node) -> Option<InodeAttr> {

@@ -384,6 +384,12 @@ impl Fake {
         self.changed.notify_all();
     }
 
+    /// The next change is mediated, and its answer lost.
+    pub fn lose_next(&self) {
+        self.contended.store(true, Ordering::SeqCst);
+        self.lose_mediated.store(true, Ordering::SeqCst);
+    }
+
     /// From now on entries without a lease are left out and counted, instead of failing the test.
     pub fn tolerate(&self) {
         self.lock().tolerant = true;
