@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
