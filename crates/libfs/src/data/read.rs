@@ -2,6 +2,7 @@
 //! log's chunks and the extents from being used again; slow tiers are asked after it was let go.
 
 use super::extents::{ASK_EXTENTS, Below};
+use super::places::GROUP;
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::{Inode, InodeBody};
@@ -15,8 +16,6 @@ use varve_ipc::{DATA_MAX, Request, Response, WINDOW_BLOCKS};
 const ASKS_MAX: u32 = 100_000;
 /// Slow reads above this many bytes go past the cache.
 const CACHED_MAX: usize = 256 << 10;
-/// Blocks whose places a read under the lock notes at once, for those that come after without it.
-const NOTED: u64 = 512;
 
 /// What a pass over a range found missing.
 enum Pass {
@@ -228,9 +227,9 @@ impl DataPlane {
             match found {
                 Below::Mapped(Tier::Nvm, place, _) => {
                     nvm.read_for_certain(place, within, into)?;
-                    let end = (block + (within + len as u64).div_ceil(BLOCK_BYTES)).next_multiple_of(NOTED);
+                    let end = (block + (within + len as u64).div_ceil(BLOCK_BYTES)).next_multiple_of(GROUP);
                     if let Some((first, place, count)) =
-                        body.extents.around(block, block / NOTED * NOTED, end)
+                        body.extents.around(block, block / GROUP * GROUP, end)
                     {
                         inode.places.note(first, place, count);
                     }
