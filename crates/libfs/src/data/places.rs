@@ -17,8 +17,11 @@ const PLACE_BITS: u32 = 40;
 const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
 const TAG_MASK: u64 = u64::MAX >> PLACE_BITS;
 
+/// Words of one zone.
+type Zone = OnceLock<Box<[AtomicU64]>>;
+
 /// A word for each index, made when it is first stored to.
-struct Words(OnceLock<Box<[OnceLock<Box<[AtomicU64]>>; ZONES]>>);
+struct Words(OnceLock<Box<[Zone; ZONES]>>);
 
 /// Zone and place in it.
 #[inline]
