@@ -44,6 +44,11 @@ const LONG_NAP: Duration = Duration::from_millis(2);
 /// The same for what is kept until the grace time is over.
 const GRACE_NAP: Duration = Duration::from_millis(20);
 
+/// How often a session that has all that it may have gives back what it does not use before it is refused more.
+const OWN_ROUNDS: usize = 100;
+/// How long what is deleted is freed before it is looked whether that is enough.
+const FREE_SLICE_MS: u64 = 100;
+
 /// Space that one operation may take while it is under way.
 pub(crate) struct Promised<'k> {
     kernel: &'k KernelFs,
@@ -53,6 +58,19 @@ pub(crate) struct Promised<'k> {
 impl Drop for Promised<'_> {
     fn drop(&mut self) {
         self.kernel.store.unreserve(self.blocks);
+    }
+}
+
+/// The daemon waits for space on a session's behalf.
+struct Work<'k> {
+    kernel: &'k KernelFs,
+    id: SessionId,
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        let kernel = self.kernel;
+        kernel.locked().table.end_work(self.id, kernel.now_ms());
     }
 }
 
@@ -71,9 +89,12 @@ impl KernelFs {
         }
         let granted = match self.grant_beside(session, blocks, least)? {
             Some(granted) => granted,
-            None => self.find_space(session, u64::from(least), &|| {
-                self.grant_credits(session, blocks, least, SHARE_DIGESTED)
-            })?,
+            None => {
+                let _work = self.work_for(session);
+                let grant = || self.grant_credits(session, blocks, least, SHARE_DIGESTED);
+                self.has_room_for(session, u64::from(least))?;
+                self.find_space(session, u64::from(least), &grant)?
+            }
         };
         self.digest_before_credits_end(session);
         Ok(granted)
@@ -142,12 +163,13 @@ impl KernelFs {
     /// Blocks for an operation that the daemon does for a session itself, until the answer is dropped.
     pub(crate) fn space_for(&self, session: &Arc<Session>, blocks: u32) -> Result<Promised<'_>, IpcError> {
         let blocks = u64::from(blocks);
-        let take = || Ok(self.store.reserve(blocks).is_ok().then_some(()));
+        let take = || Ok((self.promisable() >= blocks && self.store.reserve(blocks).is_ok()).then_some(()));
         let beside = match self.space_turn.try_read() {
             Some(_beside) => take()?,
             None => None,
         };
         if beside.is_none() && blocks > 0 {
+            let _work = self.work_for(session);
             self.find_space(session, blocks, &take)?;
         }
         Ok(Promised { kernel: self, blocks })
@@ -174,6 +196,38 @@ impl KernelFs {
         self.promisable() + others
     }
 
+    /// What it waits for here is no lateness of its own: others may ask for its leases meanwhile, which a call of it has pinned.
+    fn work_for(&self, session: &Session) -> Work<'_> {
+        self.locked().table.begin_work(session.id, self.now_ms());
+        Work {
+            kernel: self,
+            id: session.id,
+        }
+    }
+
+    /// Has the session use less than its bound by `least`: if it does not, nobody else has to do with that.
+    fn has_room_for(&self, session: &Arc<Session>, least: u64) -> Result<(), IpcError> {
+        let began = self.clock.moment();
+        let most = Duration::from_millis(self.config.wait_ms);
+        let bound = self.config.credits_max_blocks;
+        let fits = || session.credits.load(Ordering::Acquire) + least <= bound;
+        // Its other threads may go on taking what comes back.
+        for _ in 0..OWN_ROUNDS {
+            if fits() {
+                return Ok(());
+            }
+            if self.clock.moment() - began >= most {
+                break;
+            }
+            self.digest_session(session, None)
+                .map_err(|error| self.refused(&error))?;
+            if !fits() {
+                self.recall_credits(Some(session.id), &fits);
+            }
+        }
+        Err(no(libc::ENOSPC))
+    }
+
     /// Space is short: has come back what can, step by step, until `take` finds some.
     fn find_space<T>(
         &self,
@@ -183,7 +237,9 @@ impl KernelFs {
     ) -> Result<T, IpcError> {
         let own = || self.digest_session(session, None).map(drop);
         let recall = || {
-            self.recall_credits(least);
+            if self.could_come_back(least) {
+                self.recall_credits(None, &|| self.promisable() >= least);
+            }
             Ok(())
         };
         if let Some(taken) = self.search(&[&own, &recall], take)? {
@@ -192,7 +248,7 @@ impl KernelFs {
         // Others may be content with less meanwhile.
         self.await_grace();
         let all = || {
-            self.free_unheld_for(self.config.wait_ms);
+            self.free_until(least);
             self.finish_sealed();
             // What fails is noted where it does, and is another session's.
             let _ = self.digest_all();
@@ -208,7 +264,10 @@ impl KernelFs {
         steps: &[&dyn Fn() -> Result<(), StoreError>],
         take: &dyn Fn() -> Result<Option<T>, IpcError>,
     ) -> Result<Option<T>, IpcError> {
-        let _alone = self.one_search()?;
+        let Some(_alone) = self.one_search() else {
+            // Who searches asks for more, perhaps.
+            return take()?.map(Some).ok_or(no(libc::ENOSPC));
+        };
         for step in steps {
             if let Some(taken) = take()? {
                 return Ok(Some(taken));
@@ -219,32 +278,35 @@ impl KernelFs {
         take()
     }
 
-    /// The right to look for space, within `wait_ms`.
-    fn one_search(&self) -> Result<RwLockWriteGuard<'_, ()>, IpcError> {
+    /// The right to look for space; `None`: not within `wait_ms`.
+    fn one_search(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         let wait = Duration::from_millis(self.config.wait_ms);
         if !self.clock.takes_turns() {
-            return self.space_turn.try_write_for(wait).ok_or(no(libc::ENOSPC));
+            return self.space_turn.try_write_for(wait);
         }
         let began = self.clock.moment();
         loop {
             if let Some(guard) = self.space_turn.try_write() {
-                return Ok(guard);
+                return Some(guard);
             }
             if self.clock.moment() - began >= wait {
-                return Err(no(libc::ENOSPC));
+                return None;
             }
             self.clock.pause(Duration::from_millis(1));
         }
     }
 
-    /// Has all sessions give back what they do not use, and waits until `least` blocks can be promised or all have answered. Nobody is asked
-    /// if it would not help.
-    fn recall_credits(&self, least: u64) {
+    /// Frees what is deleted until that is enough, or there is no more.
+    fn free_until(&self, least: u64) {
+        let until_ms = self.now_ms() + self.config.wait_ms;
+        while self.promisable() < least && self.now_ms() < until_ms && self.free_unheld_for(FREE_SLICE_MS) {}
+    }
+
+    /// Has sessions (this one, or all) give back what they do not use, and waits until it is `enough` or all have answered.
+    fn recall_credits(&self, from: Option<SessionId>, enough: &dyn Fn() -> bool) {
         let began = self.clock.moment();
         let most = Duration::from_millis(2 * self.config.lease_ms);
-        let Some(asked) = self.ask_for_credits(least) else {
-            return;
-        };
+        let asked = self.ask_for_credits(from);
         // A test's clock may stand still.
         while self.clock.moment() - began < most {
             self.seal_doomed();
@@ -255,7 +317,7 @@ impl KernelFs {
                 core.pump(now_ms);
                 !core.latched && core.recalls(&asked, now_ms)
             };
-            if self.promisable() >= least || !under_way {
+            if enough() || !under_way {
                 return;
             }
             let passed = self.clock.moment() - began;
@@ -300,23 +362,24 @@ impl KernelFs {
         each.sum()
     }
 
-    /// Asks all sessions that may have some for unused credits. `None`: all of them would be too few.
-    fn ask_for_credits(&self, least: u64) -> Option<Vec<SessionId>> {
+    /// Whether there are so many when all sessions give back all that they have.
+    fn could_come_back(&self, least: u64) -> bool {
+        self.promisable() + self.promised() >= least
+    }
+
+    /// Asks sessions that may have some (this one, or all) for unused credits; which.
+    fn ask_for_credits(&self, from: Option<SessionId>) -> Vec<SessionId> {
         let until_ms = self.now_ms() + self.config.lease_ms;
-        let left = self.promisable();
         let mut core = self.locked();
-        let credits = |session: &Session| session.credits.load(Ordering::Acquire);
         let members = core.members.values().map(|member| &member.session);
-        let has: Vec<_> = members.filter(|session| credits(session) > 0).cloned().collect();
-        let all: u64 = has.iter().map(|session| credits(session)).sum();
-        if left + all < least {
-            return None;
-        }
-        let asked: Vec<_> = has.iter().map(|session| session.id).collect();
+        let has = members.filter(|session| {
+            from.is_none_or(|id| id == session.id) && session.credits.load(Ordering::Acquire) > 0
+        });
+        let asked: Vec<_> = has.map(|session| session.id).collect();
         for id in &asked {
             core.recall(*id, until_ms);
         }
-        Some(asked)
+        asked
     }
 
     /// `Request::CreditsBack`.

@@ -397,10 +397,10 @@ impl KernelFs {
         self.free_unheld_for(FREE_MS);
     }
 
-    /// As [`free_unheld`](Self::free_unheld), for so many milliseconds.
-    pub(crate) fn free_unheld_for(&self, ms: u64) {
+    /// As [`free_unheld`](Self::free_unheld), for so many milliseconds; whether the time was too short.
+    pub(crate) fn free_unheld_for(&self, ms: u64) -> bool {
         if self.in_grace() || self.store.latched().is_some() {
-            return;
+            return false;
         }
         let started_ms = self.now_ms();
         loop {
@@ -410,11 +410,11 @@ impl KernelFs {
                 std::iter::from_fn(next).take(FREED_AT_ONCE).collect()
             };
             if keys.is_empty() || !self.free_these(&keys) {
-                return;
+                return false;
             }
             if self.now_ms() >= started_ms.saturating_add(ms) {
                 self.bell.ring();
-                return;
+                return true;
             }
         }
     }

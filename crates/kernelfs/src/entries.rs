@@ -84,8 +84,8 @@ mod tests {
         begins.recv().unwrap();
         world.kernel.shutdown().unwrap();
         assert!(ended.load(Ordering::Acquire));
-        assert_eq!(world.kernel.store.latched(), None);
         assert!(world.kernel.begin_request().is_err());
+        assert!(world.kernel.store.begin().is_err(), "whoever asks");
         request.join().unwrap();
     }
 
@@ -97,7 +97,9 @@ mod tests {
             ..Config::default()
         });
         let _entered = world.kernel.begin_request().unwrap();
+        let before = world.kernel.store.newest_tx();
         world.kernel.shutdown().unwrap();
+        assert_eq!(world.kernel.store.newest_tx(), before);
         assert!(world.kernel.store.begin().is_err());
         assert!(world.kernel.store.get_key(ROOT).is_ok());
     }

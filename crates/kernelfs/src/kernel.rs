@@ -350,10 +350,16 @@ impl KernelFs {
         self.end_sessions();
         self.entries.close();
         let mut left_ms = self.config.wait_ms;
-        while !self.entries.are_over() && left_ms > 0 {
+        // Who comes now is counted for a moment and sent away: what was over once is over.
+        let mut over = self.entries.are_over();
+        while !over && left_ms > 0 {
             self.clock.pause(Duration::from_millis(1));
             self.finish_sealed();
             left_ms -= 1;
+            over = self.entries.are_over();
+        }
+        if !over {
+            tracing::warn!("some requests did not end in time: what they have not committed they do not");
         }
         // Of those that had begun before.
         self.end_sessions();
@@ -364,10 +370,8 @@ impl KernelFs {
                 .checkpoint()
                 .inspect_err(|error| self.note_error(error)),
         };
-        if !self.entries.are_over() {
-            tracing::warn!("some requests did not end in time");
-            self.store.latch("the daemon has stopped");
-        }
+        // Whoever still has this object, and whatever they do with it: the pool may have another daemon from here on.
+        self.store.close("the daemon has stopped");
         ended
     }
 

@@ -152,6 +152,7 @@ impl KernelFs {
 
 impl Service for KernelFs {
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
+        let _entered = self.begin_request()?;
         let opened = self.open_session(peer, hello)?;
         let session = opened.welcome.session;
         let given = self.logs.descriptors(session, opened.welcome.privileged);

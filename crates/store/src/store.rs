@@ -324,6 +324,13 @@ impl Store {
         }
     }
 
+    /// Ends writing for good: a transaction under way is waited for, each later one fails, and so does its commit. Reads go on. The reason is
+    /// what they fail with; a pool that was read-only before keeps its own.
+    pub fn close(&self, reason: &str) {
+        let _writer = self.writer.lock();
+        let _ = self.latched.set(Arc::from(reason));
+    }
+
     pub(crate) fn latch_on(&self, error: &StoreError) {
         if error.stops_writing() {
             self.latch(&error.to_string());

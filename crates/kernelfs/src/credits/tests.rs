@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::common::{Client, ROOT, World, write_file};
+use crate::config::{Config, Users};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use varve_format::log::CHUNK_BYTES;
 use varve_format::{FallocateMode, InodeKey, LogOp};
 use varve_ipc::{IpcError, Link, Request, Response, Service, SessionPage, StatFs, Upcall};
 
@@ -461,4 +463,97 @@ fn free_space_is_what_a_session_can_get_though_others_have_some() {
     assert_eq!(stat(&b).blocks_available, before);
     assert_eq!(stat(&a).blocks_available, before - before / 2);
     assert!(stat(&b).blocks_free >= before);
+}
+
+/// What does not fit into one record is done before the rest of it, record by record.
+#[test]
+fn space_that_nobody_paid_for_is_refused_however_much_it_is() {
+    let config = Config {
+        log_initial_bytes: CHUNK_BYTES,
+        credits_max_blocks: 1 << 24,
+        users: Users::All,
+        ..Config::default()
+    };
+    let world = World::with_tiers(config, &[("ssd", 60 << 30)]);
+    let (mut liar, honest) = (world.client(), world.client());
+    let key = file(&mut liar, b"liar");
+    world.kernel.digest_all().unwrap();
+    let all = available(&world);
+    assert_eq!(ask(&honest, all - 200), Ok(all - 200));
+    let free = world.kernel.store.space().tiers[1].free;
+    liar.log_op(&LogOp::Fallocate {
+        key,
+        mode: FallocateMode::AllocateKeepSize,
+        offset: 0,
+        len: free * 4096,
+    });
+    world.kernel.digest_all().unwrap();
+    assert!(is_digested(&liar));
+    assert_eq!(world.kernel.status().digest.refused, 1);
+    assert_eq!(available(&world), 200);
+    assert_eq!(world.kernel.store.space().tiers[1].free, free);
+    world.check();
+}
+
+#[test]
+fn session_that_has_all_that_it_may_have_asks_nobody_else() {
+    let config = Config {
+        log_initial_bytes: CHUNK_BYTES,
+        credits_max_blocks: 1000,
+        users: Users::All,
+        ..Config::default()
+    };
+    let world = World::with(config);
+    let (a, b) = (world.client(), world.client());
+    assert_eq!(ask(&b, 10), Ok(10));
+    assert_eq!(ask(&a, 990), Ok(990));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            wanted(&a);
+            back(&a, 500, 990);
+        });
+        assert_eq!(ask(&a, 500), Ok(500));
+    });
+    assert!(!is_asked(&b));
+}
+
+/// A search that takes long is no reason to refuse what there is.
+#[test]
+fn who_cannot_search_in_time_takes_what_there_is() {
+    let config = Config {
+        log_initial_bytes: CHUNK_BYTES,
+        lease_ms: 100,
+        wait_ms: 100,
+        users: Users::All,
+        ..Config::default()
+    };
+    let world = World::with(config);
+    let a = world.client();
+    let _searching = world.kernel.space_turn.write();
+    assert_eq!(ask(&a, 10), Ok(10));
+}
+
+/// What a session waits for is not its own lateness: a write that waits for space has pinned the lease that is asked back.
+#[test]
+fn session_that_waits_for_space_is_not_late_with_its_leases() {
+    for waits in [true, false] {
+        let world = World::new();
+        let (mut b, c) = (world.client(), world.client());
+        let key = file(&mut b, b"f");
+        let lease = b.write_lease(key).lease;
+        let session = world.kernel.locked().live(b.id()).unwrap();
+        let work = waits.then(|| world.kernel.work_for(&session));
+        world.clock.advance_ms(world.config.min_hold_ms);
+        std::thread::scope(|scope| {
+            scope.spawn(|| c.write_lease(key));
+            while !matches!(b.upcall(), Upcall::Revoke { .. }) {}
+            world.clock.advance_ms(world.config.lease_ms + 1);
+            world.kernel.tick();
+            assert_eq!(world.kernel.locked().live(b.id()).is_some(), waits);
+            drop(work);
+            if waits {
+                b.release(key, lease, false);
+            }
+        });
+    }
 }

@@ -91,6 +91,14 @@ pub fn digest(
             Stuck::RecordFull | Stuck::Store(_) if cut.taken > 1 => most = cut.taken / 2,
             // What follows is done whatever becomes of the cut.
             _ if !is_sound(&left, sources, &next, &cut) => return Ok(Digested::Unsure),
+            // It would take its space record by record, without the question whether that is promised to others.
+            Stuck::Before(Before::Allocate(..)) if paid(sources, &cut, env).1 > 0 => {
+                if cut.taken > 1 {
+                    most = cut.taken / 2;
+                } else {
+                    next = refuse_alone(store, sources, cut, Refusal::NoCredit, done)?;
+                }
+            }
             Stuck::Before(before) => do_before(store, before)?,
             Stuck::RecordFull => {
                 return Err(StoreError::RecordFull {
@@ -145,13 +153,8 @@ fn is_confined(store: &Store, error: &StoreError) -> bool {
     )
 }
 
-/// What nobody has paid for takes nothing that is promised to others. To be asked when it has taken its blocks.
-fn leaves_what_is_promised(
-    store: &Store,
-    sources: &[Source<'_>],
-    cut: &CutPlan<'_>,
-    env: &Environment<'_>,
-) -> Result<(), StoreError> {
+/// Blocks that the sessions have credits for, and those that they have none for.
+fn paid(sources: &[Source<'_>], cut: &CutPlan<'_>, env: &Environment<'_>) -> (u64, u64) {
     let (mut paid, mut unpaid) = (0, 0);
     for (source, charged) in sources.iter().zip(&cut.charged) {
         let credits = env.leases.credits(source.client.session);
@@ -159,6 +162,17 @@ fn leaves_what_is_promised(
         paid += covered;
         unpaid += charged - covered;
     }
+    (paid, unpaid)
+}
+
+/// What nobody has paid for takes nothing that is promised to others. To be asked when it has taken its blocks.
+fn leaves_what_is_promised(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: &CutPlan<'_>,
+    env: &Environment<'_>,
+) -> Result<(), StoreError> {
+    let (paid, unpaid) = paid(sources, cut, env);
     if unpaid == 0 {
         return Ok(());
     }

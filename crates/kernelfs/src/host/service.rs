@@ -81,14 +81,20 @@ impl HostService {
     }
 }
 
-/// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new data goes to slower tiers: what
-/// is free above it would be promised again and again, and eat up what the margin keeps of the host.
+/// Blocks that can still be promised on this host. Of the NVM only what lies below the mark from which on new data goes to slower tiers.
 fn left(host: &HostSpace, stats: &SpaceStats, high_percent: u64) -> u64 {
     let nvm = &stats.tiers[0];
     let mark = nvm.total.saturating_sub(nvm.kept) * high_percent / 100;
     let room = mark.saturating_sub(nvm.total.saturating_sub(nvm.free));
     let slower = host.usable_blocks(stats).saturating_sub(nvm.free);
-    (slower + room).saturating_sub(stats.reserved)
+    can_be_promised(slower, room, stats.reserved)
+}
+
+/// What a digest has of a file goes to one of the two as a whole: to NVM if it is less than `room`, else to the slower tiers. What fits in neither
+/// alone is not promised: it would be written below, its part of `room` would be promised again and again, and eat up what the margin keeps of
+/// the host.
+fn can_be_promised(slower: u64, room: u64, reserved: u64) -> u64 {
+    slower.max(room.saturating_sub(1)).saturating_sub(reserved)
 }
 
 impl Service for HostService {
@@ -120,5 +126,41 @@ impl Service for HostService {
 
     fn gone(&self, session: SessionId) {
         self.kernel.gone(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::can_be_promised;
+
+    /// Sessions write until nothing is promised any more; the host must hold it all.
+    #[test]
+    fn what_is_promised_fits_however_much_a_digest_takes_at_once() {
+        for (below, above, write) in [
+            (1000, 230, 256),
+            (51, 230, 256),
+            (0, 300, 7),
+            (300, 0, 100),
+            (250, 251, 250),
+        ] {
+            let (mut slower, mut room) = (below, above);
+            for _ in 0..10_000 {
+                let mut logged = 0;
+                while can_be_promised(slower, room, logged) >= write && logged < 3 * write {
+                    logged += write;
+                }
+                if logged == 0 {
+                    break;
+                }
+                // As `Hierarchy::target` decides.
+                let tier = if room > logged { &mut room } else { &mut slower };
+                assert!(*tier >= logged, "{below} {above} {write}: {logged} into {tier}");
+                *tier -= logged;
+            }
+            assert!(
+                slower < write && room <= write,
+                "{below} {above} {write}: all is used, but for what is too little"
+            );
+        }
     }
 }

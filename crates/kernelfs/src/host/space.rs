@@ -53,9 +53,11 @@ impl HostSpace {
             let Ok(meta) = std::fs::metadata(&file.path) else {
                 continue;
             };
+            // Tables and footers may have theirs already: what they take, or will, is no data's.
+            let tables = (meta.len() / BLOCK_BYTES).saturating_sub(tier.total);
             let used = tier.total.saturating_sub(tier.free);
             let slack = (meta.blocks() * 512 / BLOCK_BYTES)
-                .saturating_sub(used)
+                .saturating_sub(used + tables)
                 .min(tier.free);
             match hosts.iter_mut().find(|host| host.0 == meta.dev()) {
                 Some(host) => {
@@ -120,6 +122,16 @@ mod tests {
             "{usable}"
         );
         assert_eq!(space.missing_blocks(&stats), 100 + (1 << 50) - usable);
+        // What is allocated to it is more than what is used by what tables have of it.
+        let allocated = std::fs::File::create(dir.path().join("ssd.img")).unwrap();
+        allocated.set_len(64 << 12).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&allocated, &[1; 40 << 12], 0).unwrap();
+        let mut tables = HostSpace::new();
+        tables.watch(Tier::Ssd, dir.path().join("ssd.img"));
+        let mut of_tables = SpaceStats::default();
+        (of_tables.tiers[1].total, of_tables.tiers[1].free) = (56, 20);
+        let room = tables.room(Tier::Ssd).min(20);
+        assert!(tables.usable_blocks(&of_tables) <= room);
         stats.tiers[2].free = 1;
         stats.tiers[2].total = 1;
         assert!(space.usable_blocks(&stats) <= 101);
