@@ -60,8 +60,7 @@ impl Fs {
     /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
     #[must_use]
     pub fn acts_for(&self) -> Option<Cred> {
-        self.mount
-            .of_session(|session| session.welcome.acts_for.clone())
+        self.mount.of_session(|session| session.welcome.acts_for.clone())
     }
     /// Whether other sessions use the pool.
     #[must_use]

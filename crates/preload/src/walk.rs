@@ -1,8 +1,8 @@
 //! From paths to inodes of the mount: components, symbolic links, `..`. Says when a path leaves the mount, which is the kernel's business then.
 
 use crate::Errno;
-use std::borrow::Cow;
 use smallvec::SmallVec;
+use std::borrow::Cow;
 use varve_format::{FileKind, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs};
 
