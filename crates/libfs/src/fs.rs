@@ -54,13 +54,13 @@ impl Fs {
     /// The root directory.
     #[must_use]
     pub fn root(&self) -> InodeKey {
-        self.mount.session().welcome.root.key
+        self.mount.of_session(|session| session.welcome.root.key)
     }
     /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any credentials. Else calls must name these
     /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
     #[must_use]
     pub fn acts_for(&self) -> Option<Cred> {
-        self.mount.session().welcome.acts_for.clone()
+        self.mount.of_session(|session| session.welcome.acts_for.clone())
     }
     /// Whether other sessions use the pool.
     #[must_use]
@@ -79,7 +79,7 @@ impl Fs {
             resumed: self.mount.resumed.load(Ordering::Relaxed),
             names_hit: self.mount.names_hit.load(Ordering::Relaxed),
             names_missed: self.mount.names_missed.load(Ordering::Relaxed),
-            credits: self.mount.session().data.credits_left(),
+            credits: self.mount.of_session(|session| session.data.credits_left()),
         }
     }
 

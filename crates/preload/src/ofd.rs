@@ -2,7 +2,7 @@
 
 use crate::sys::kernel;
 use crate::sys::together::{Left, Record};
-use crate::walk::{Here, Stop};
+use crate::walk::{Here, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
@@ -75,7 +75,7 @@ pub struct Ofd {
     /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the offset.
     pub real: AtomicBool,
     /// Path below the mount when it was opened: where to look for it first.
-    pub route: Vec<u8>,
+    pub route: Route,
     /// Its directory then.
     pub parent: InodeKey,
     /// The same file, open in the kernel: for locks, maps, and because it may lose its name.
@@ -103,7 +103,7 @@ const LARGEFILE: i32 = 0o100_000;
 impl Ofd {
     /// A description at offset 0.
     #[must_use]
-    pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Vec<u8>, parent: InodeKey) -> Self {
+    pub fn new(file: OpenFile, is_dir: bool, flags: i32, route: Route, parent: InodeKey) -> Self {
         let key = file.key();
         Self {
             file: OnceLock::from(file),
@@ -123,7 +123,7 @@ impl Ofd {
 
     /// A description of a file without a name that was made in the directory `parent`, whose path below the mount is `route`.
     #[must_use]
-    pub fn without_name(file: OpenFile, flags: i32, route: Vec<u8>, parent: InodeKey) -> Self {
+    pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
         let mut ofd = Self::new(file, false, flags, route, parent);
         ofd.unnamed = Some(if flags & libc::O_EXCL == 0 {
             Unnamed::Linkable
@@ -167,7 +167,7 @@ impl Ofd {
             position: Mutex::new(Position { at, moved: false }),
             record: AtomicPtr::default(),
             real: AtomicBool::new(true),
-            route: Vec::new(),
+            route: Route::new(),
             parent: key,
             side: Mutex::new(None),
             unnamed: None,

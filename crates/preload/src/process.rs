@@ -11,7 +11,7 @@ use crate::sys::kernel::Ids;
 use crate::sys::together::Left;
 use crate::sys::{kernel, thread};
 use crate::table::Table;
-use crate::walk::{Here, Start, Stop, Walked, fail, walk};
+use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
 use crate::{Errno, internal, stats};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
@@ -31,7 +31,7 @@ const MISSES: u32 = 16;
 #[derive(Debug, Clone, Default)]
 struct Cwd {
     /// Below the mount, if it is there.
-    route: Option<Vec<u8>>,
+    route: Option<Route>,
     key: Option<InodeKey>,
     /// Its path, if it is elsewhere.
     outside: Option<Vec<u8>>,
@@ -64,7 +64,7 @@ pub struct Process {
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
     /// Directories behind descriptors of the kernel that only stand for a place (`O_PATH`): paths from there are served.
-    places: RwLock<HashMap<i32, (InodeKey, Vec<u8>)>>,
+    places: RwLock<HashMap<i32, (InodeKey, Route)>>,
     /// `places` holds, or held, something.
     any_places: AtomicBool,
     /// Inodes that are mapped for writing: opened through the mount only.
@@ -300,7 +300,7 @@ impl Process {
     ///
     /// # Errors
     /// [`Stop::Kernel`] when the kernel is to open it as the program says.
-    pub fn open_place(&self, key: InodeKey, route: Vec<u8>, flags: i32) -> Here<i32> {
+    pub fn open_place(&self, key: InodeKey, route: Route, flags: i32) -> Here<i32> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(&route);
         let _gate = self.gate.read();
@@ -317,7 +317,7 @@ impl Process {
         Ok(fd)
     }
 
-    fn place_of(&self, fd: i32) -> Option<(InodeKey, Vec<u8>)> {
+    fn place_of(&self, fd: i32) -> Option<(InodeKey, Route)> {
         if !self.any_places.load(Ordering::Acquire) {
             return None;
         }
@@ -349,7 +349,7 @@ impl Process {
             };
             return Ok(Some(Start {
                 dir: self.fs()?.root(),
-                route: Vec::new(),
+                route: Route::new(),
                 rest,
             }));
         }
@@ -409,23 +409,26 @@ impl Process {
             .map(|rest| {
                 Ok(Start {
                     dir: self.fs()?.root(),
-                    route: Vec::new(),
+                    route: Route::new(),
                     rest,
                 })
             })
             .transpose()
     }
 
-    fn cwd_key(&self) -> Here<Option<(InodeKey, Vec<u8>)>> {
-        let cwd = self.cwd.read().clone();
-        let Some(route) = cwd.route else { return Ok(None) };
-        if let Some(key) = cwd.key {
+    fn cwd_key(&self) -> Here<Option<(InodeKey, Route)>> {
+        let (route, key) = {
+            let cwd = self.cwd.read();
+            (cwd.route.clone(), cwd.key)
+        };
+        let Some(route) = route else { return Ok(None) };
+        if let Some(key) = key {
             return Ok(Some((key, route)));
         }
         let fs = self.fs()?;
         let start = Start {
             dir: fs.root(),
-            route: Vec::new(),
+            route: Route::new(),
             rest: &route,
         };
         let found = walk(fs, &self.config, start, false, &Cred::root())
@@ -453,7 +456,7 @@ impl Process {
         let route = path
             .as_deref()
             .and_then(|path| self.config.under_mount(path))
-            .map(<[u8]>::to_vec);
+            .map(Route::from_slice);
         let outside = path.filter(|_| route.is_none());
         *self.cwd.write() = Cwd {
             route,
@@ -807,7 +810,7 @@ impl Process {
     }
 
     /// Path of a directory below the mount, from its parents.
-    fn route_of(&self, key: InodeKey) -> Option<Vec<u8>> {
+    fn route_of(&self, key: InodeKey) -> Option<Route> {
         let fs = self.fs().ok()?;
         let (mut at, mut names) = (key, Vec::new());
         while at != fs.root() {
@@ -818,7 +821,7 @@ impl Process {
                 return None;
             }
         }
-        let mut route = Vec::new();
+        let mut route = Route::new();
         for name in names.iter().rev() {
             route.push(b'/');
             route.extend_from_slice(name);
@@ -827,7 +830,7 @@ impl Process {
     }
 
     /// Path of a file that has a name in `parent`.
-    fn route_in(&self, parent: InodeKey, key: InodeKey) -> Option<Vec<u8>> {
+    fn route_in(&self, parent: InodeKey, key: InodeKey) -> Option<Route> {
         let mut route = self.route_of(parent)?;
         route.push(b'/');
         route.extend_from_slice(&name_in(self.fs().ok()?, parent, key)?);

@@ -147,10 +147,16 @@ impl Mount {
 
     /// Whether the daemon may have said of any inode a moment ago that it is contended.
     pub(crate) fn is_any_contended(&self) -> bool {
+        self.of_session(|session| session.leases.contended().any())
+    }
+
+    /// What the session says that is there now: without a locked instruction as long as it is the first one.
+    #[inline]
+    pub(crate) fn of_session<T>(&self, say: impl FnOnce(&Session) -> T) -> T {
         if self.first.is_live() {
-            self.first.leases.contended().any()
+            say(&self.first)
         } else {
-            self.session().leases.contended().any()
+            say(&self.session())
         }
     }
 

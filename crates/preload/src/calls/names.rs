@@ -5,13 +5,13 @@ use crate::Errno;
 use crate::ofd::{Ofd, Unnamed};
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::walk::{Here, Start, Stop, bare, fail};
+use crate::walk::{Here, Route, Start, Stop, bare, fail};
 use std::sync::Arc;
 use varve_format::{InodeAttr, InodeKey};
 use varve_libfs::{Cred, RenameFlags};
 
 /// The place of a name that is to be made; it must be free.
-fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Vec<u8>)> {
+fn place(p: &Process, start: Start<'_>, directory: bool) -> Here<(InodeKey, Route)> {
     // As Linux: a symbolic link here is never followed, and what is there counts before the slash does.
     let slash = start.rest.ends_with(b"/");
     let rest = bare(start.rest);
