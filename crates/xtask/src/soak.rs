@@ -92,6 +92,16 @@ const SUITES: &[Suite] = &[
         &["-p", "varve-testkit", "--lib", "--test", "protocol"],
         "crates/testkit/src/lib.rs",
     ),
+    suite(
+        "memory manager",
+        &["-p", "varve-vm-manager", "--lib"],
+        "crates/vm-manager/src/lib.rs",
+    ),
+    suite(
+        "interfaces",
+        &["-p", "varve-capi", "-p", "varve-preload"],
+        "crates/capi/src/lib.rs",
+    ),
     Suite {
         env: &[("VARVE_PARSER_ROUNDS", "100000")],
         ..suite("parsers", &["-p", "varve-fuzz"], "fuzz/src/lib.rs")
@@ -109,6 +119,15 @@ const SUITES: &[Suite] = &[
         &["-p", "varve-testkit", "--test", "transactions"],
         "crates/testkit/tests/transactions.rs",
     ),
+    Suite {
+        // Of seeded bugs.
+        debug: true,
+        ..suite(
+            "made small",
+            &["-p", "varve-testkit", "--test", "shrink"],
+            "crates/testkit/tests/shrink.rs",
+        )
+    },
     Suite {
         env: &[("VARVE_KILL_ROUNDS", "30"), ("VARVE_POWER_ROUNDS", "10")],
         ..suite("kills", &["--test", "kill"], "tests/kill/main.rs")
@@ -148,6 +167,21 @@ const SUITES: &[Suite] = &[
     suite("programs", &["--test", "run"], "tests/run.rs"),
     suite("operators", &["--test", "observe"], "tests/observe.rs"),
     suite("old pools", &["--test", "fixture"], "tests/fixture.rs"),
+    suite(
+        "hosts",
+        &[
+            "--bins",
+            "--test",
+            "media",
+            "--test",
+            "mount_limits",
+            "--test",
+            "newcomer",
+            "--test",
+            "examples",
+        ],
+        "tests/newcomer.rs",
+    ),
     Suite {
         debug: true,
         ..suite(
@@ -192,6 +226,7 @@ const SUITES: &[Suite] = &[
             "pass_leases",
             "die_or_hang",
             "moves_between",
+            "products_policy",
             "restart",
             "deletion",
             "again_and_again",
@@ -552,7 +587,7 @@ mod tests {
     #[test]
     fn every_suite_names_a_file_that_is_there() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        for suite in SUITES.iter().filter(|suite| suite.name != "groups") {
+        for suite in SUITES {
             assert!(root.join(suite.file).exists(), "{}", suite.name);
         }
     }
