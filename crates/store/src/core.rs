@@ -522,9 +522,15 @@ impl<'s> Core<'s> {
             NextUnit::Empty(unit) => unit,
             NextUnit::Holes(unit) => {
                 let row = self.lens().unit_row(tier, unit)?;
-                if row.state == UnitRow::SEALED && !armed(Bug::HolesWithoutSums) {
-                    let sums = self.store.footer(tier, unit, &row)?;
-                    self.set_checksums(tier, 0, &sums)?;
+                if !armed(Bug::HolesWithoutSums) {
+                    // A row of a unit that is in use says nothing else unless it is damaged: what lies there would have other blocks' sums. When a
+                    // repair takes space, such units are nobody's.
+                    if row.state == UnitRow::SEALED {
+                        let sums = self.store.footer(tier, unit, &row)?;
+                        self.set_checksums(tier, 0, &sums)?;
+                    } else if !self.store.trusting {
+                        return Err(StoreError::Footer { tier, unit });
+                    }
                 }
                 unit
             }

@@ -210,7 +210,8 @@ impl Store {
         Ok(state)
     }
 
-    /// Unit rows from footers and the pool state.
+    /// Unit rows from footers and the pool state. Where something lies and no footer is left, a row that says that there was one: were this cut
+    /// off before the footer is made anew, one that says that nothing lies there would let the unit be opened again with checksums of nothing.
     fn rebuilt_units(&self, survey: &Survey, at: BlockNo, block: &mut Block) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             let area = self.layout.sb.tier(tier).units;
@@ -235,6 +236,8 @@ impl Store {
                     row.footer = footer;
                     row.footer_crc32c = U32::new(crc);
                     row.sealed_tx = U64::new(self.newest_tx().0);
+                } else if self.is_used(survey, tier, unit) {
+                    row.state = UnitRow::SEALED;
                 }
                 block[place.offset..place.offset + row.as_bytes().len()].copy_from_slice(row.as_bytes());
             }
@@ -434,16 +437,17 @@ impl Store {
     /// Unit rows against the pool state, footers against rows.
     fn mend_units(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
-            let unit_blocks = self.layout.unit_blocks(tier);
-            let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
+            let Some(units) = self
+                .layout
+                .blocks(tier)
+                .checked_div(self.layout.unit_blocks(tier))
+            else {
                 continue;
             };
             let open = self.snapshot().lens().open_unit(tier)?;
             for unit in 0..units {
                 let row = self.snapshot().lens().unit_row(tier, unit)?;
-                let data = self.layout.unit_data_blocks(tier);
-                let used = (unit * unit_blocks..unit * unit_blocks + data)
-                    .any(|block| survey.claims[tier as usize].has(block));
+                let used = self.is_used(survey, tier, unit);
                 if open == Some(unit) {
                     if row.state != UnitRow::OPEN {
                         self.put_unit_row(
@@ -475,6 +479,13 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Whether somebody uses a block of the unit.
+    fn is_used(&self, survey: &Survey, tier: Tier, unit: u64) -> bool {
+        let first = unit * self.layout.unit_blocks(tier);
+        (first..first + self.layout.unit_data_blocks(tier))
+            .any(|block| survey.claims[tier as usize].has(block))
     }
 
     fn put_unit_row(&self, tier: Tier, unit: u64, row: UnitRow) -> Result<()> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_extent_tree::ExtentTree;
+use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::{BLOCK_HEADER_SIZE, Block, BlockNo, Extent, ExtentFlags, FileBlock, seal_block};
 use varve_media::Region;
@@ -273,5 +274,61 @@ fn extent_beyond_its_tier_is_named_once_and_dropped_by_a_repair() {
     let mut bytes = vec![0; 50_000];
     assert_eq!(store.read(file, 0, &mut bytes).unwrap(), bytes.len());
     assert!(bytes == pattern(50_000, 1));
+    assert_clean(&store);
+}
+
+/// As one that a damaged pool, or a repair that was cut off, may have: new data beside what lies there would leave that without its checksums, which
+/// the footer still has.
+#[test]
+fn unit_in_use_whose_row_says_that_it_is_empty_is_not_opened_until_it_is_repaired() {
+    let Rig { world, store } = Rig::new();
+    leave_holes(&store, |tx, _| tx.commit().map(drop)).unwrap();
+    let before = dump(&store);
+    let units = store.layout.blocks(Tier::Ssd) / SSD_UNIT;
+    let open_unit = store.snapshot().lens().open_unit(Tier::Ssd).unwrap();
+    for unit in (0..units).filter(|unit| Some(*unit) != open_unit) {
+        let mut tx = store.begin().unwrap();
+        tx.core
+            .patch(
+                store.layout.unit_row(Tier::Ssd, unit),
+                UnitRow::default().as_bytes(),
+            )
+            .unwrap();
+        tx.commit().unwrap();
+    }
+    let mut tx = store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "new", 0o100_644).unwrap().ino;
+    tx.commit().unwrap();
+    let only = DataTarget::only(Tier::Ssd).with_reserve();
+    let error = (0..units * SSD_UNIT).find_map(|at| {
+        let mut tx = store.begin().unwrap();
+        match tx.write_data(file, FileBlock(at), &[7; 4096], true, only) {
+            Ok(()) => tx.commit().map(drop).err(),
+            error => error.err(),
+        }
+    });
+    assert!(
+        matches!(error, Some(StoreError::Footer { tier: Tier::Ssd, .. })),
+        "{error:?}"
+    );
+    let mut tx = store.begin().unwrap();
+    unlink(&mut tx, ROOT_INO, "new").unwrap();
+    tx.commit().unwrap();
+    store.checkpoint().unwrap();
+    drop(store);
+    let report = Store::repair(&devices_of(&world), RepairOptions::default()).unwrap();
+    assert_eq!(
+        (report.losses, report.left),
+        (vec![], vec![]),
+        "{:?}",
+        report.mended
+    );
+    let store = open(&world).unwrap();
+    let after = dump(&store);
+    let file = |dump: &BTreeMap<String, String>| dump.get("/keep/").cloned();
+    assert!(
+        file(&before).is_some() && file(&before) == file(&after),
+        "{after:?}"
+    );
     assert_clean(&store);
 }

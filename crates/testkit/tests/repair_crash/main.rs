@@ -9,10 +9,9 @@ use pool::{Damaged, Pool, copy};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use varve_format::BLOCK_SIZE;
-use varve_format::seeded::{self, Bug};
 use varve_ipc::Cred;
 use varve_libfs::{Fs, OpenFlags};
-use varve_media::sim::{Crash, CrashPoint, Recording, SimMedium, SimWorld};
+use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium, SimWorld};
 use varve_store::Store;
 use varve_store::repair::{RepairOptions, RepairReport};
 use varve_testkit::rig::{self, Policy, Rig};
@@ -220,10 +219,18 @@ fn less_than(kept: &Sight, sight: &Sight, pool: &Pool) -> Option<String> {
                 "{path} shows bytes, and not those that it had; a repair that is not cut off gives an error"
             ));
         }
-        if shown.content.is_ok() && now.content != shown.content {
-            return Some(format!(
-                "{path} shows other bytes than after a repair that is not cut off"
-            ));
+        match &now.content {
+            Err(errno) if shown.content.is_ok() => {
+                return Some(format!(
+                    "{path} shows errno {errno}, and bytes after a repair that is not cut off"
+                ));
+            }
+            Ok(_) if shown.content.is_ok() && now.content != shown.content => {
+                return Some(format!(
+                    "{path} shows other bytes than after a repair that is not cut off"
+                ));
+            }
+            _ => {}
         }
         if shown.attributes.is_ok() && now.attributes != shown.attributes {
             return Some(format!(
@@ -438,8 +445,7 @@ fn try_damage(pool: &Pool, damaged: &Damaged, seed: u64, tally: &mut Tally) -> R
 }
 
 /// Every kind of structure of a pool, by turns: damage to it, and the seed.
-fn damages(pool: &Pool, medium: SimMedium, turns: u64) -> impl Iterator<Item = (u64, Damaged)> {
-    let seed = number("VARVE_SEED", 1);
+fn damages(pool: &Pool, medium: SimMedium, turns: u64, seed: u64) -> impl Iterator<Item = (u64, Damaged)> {
     let kinds = move |turn| (0..).zip(pool.places.keys()).map(move |kind| (turn, kind));
     (0..turns).flat_map(kinds).map(move |(turn, (index, kind))| {
         let seed = ((seed * 1000 + turn) * 2 + u64::from(medium == SimMedium::File)) * 1000 + index;
@@ -451,8 +457,8 @@ fn damages(pool: &Pool, medium: SimMedium, turns: u64) -> impl Iterator<Item = (
 
 /// Each failure with its damage.
 fn try_pool(pool: &Pool, medium: SimMedium, turns: u64, tally: &mut Tally) -> Vec<String> {
-    let tried =
-        damages(pool, medium, turns).map(|(seed, damaged)| try_damage(pool, &damaged, seed, tally).err());
+    let tried = damages(pool, medium, turns, number("VARVE_SEED", 1))
+        .map(|(seed, damaged)| try_damage(pool, &damaged, seed, tally).err());
     tried.flatten().map(|why| format!("{medium:?}, {why}")).collect()
 }
 
@@ -533,14 +539,75 @@ fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
     conclude("tables and trees", &tally, &failures);
 }
 
-/// Seeded bug 80. The next repair makes good what was freed too early, but nobody says that there is one before the pool is used.
+/// A unit whose row and footers are lost: what lies there is kept and named. Cut off after the rows were made anew, and before the footers were,
+/// a repair must not leave rows that say that nothing lies there: new data came into such a unit, and the checksums of the old were lost for good.
+#[test]
+fn repair_of_unit_rows_without_footers_that_is_cut_off_forgets_no_unit() {
+    let mut tally = Tally::default();
+    let mut cut_between = 0;
+    for medium in [SimMedium::Dax, SimMedium::File] {
+        let pool = Pool::cold(medium);
+        for tier in ["ssd", "hdd"] {
+            let damaged = pool.without_footers(tier);
+            let world = copy(&damaged.world);
+            let (recording, report) = world.clone().record(|| repair(&world));
+            let report = report.expect("it can be repaired");
+            let mut trial = Trial {
+                pool: &pool,
+                damaged: &damaged,
+                kept: serve(copy(&world), &pool).expect("sound"),
+                named: named(&report, &pool),
+                known: BTreeSet::new(),
+                rng: Rng::new(1),
+                tally: &mut tally,
+            };
+            assert!(!trial.named.is_empty(), "{report:?}");
+            let write = recording
+                .points()
+                .into_iter()
+                .find(|point| point.next == PointKind::Store && point.device.as_deref() == Some(tier));
+            let footer = write.expect("a footer is made").index;
+            for point in recording.points() {
+                let place = format!("{medium:?}, {}, before event {}", damaged.what, point.index);
+                let image = recording.image(point.index, Crash::Kill);
+                if !trial.known.insert(image.content_hash()) {
+                    continue;
+                }
+                let world = image.into_world();
+                trial
+                    .serve_unmended(copy(&world))
+                    .unwrap_or_else(|why| panic!("{place}: served: {why}"));
+                let before = readable(copy(&world), &pool);
+                let report = repair(&world);
+                trial
+                    .judge(&world, report.clone())
+                    .unwrap_or_else(|why| panic!("{place}: {why}"));
+                let unreadable = |path: &String| before.get(path).is_some_and(|shown| shown.content.is_err());
+                cut_between += u32::from(trial.named.iter().any(unreadable));
+                // A footer that lies there, though no row has come to it, counts as one of before.
+                if point.index <= footer {
+                    let now = named(&report.expect("judged"), &pool);
+                    let untold: Vec<_> = trial.named.difference(&now).collect();
+                    assert!(untold.is_empty(), "{place}: {untold:?} are not named");
+                }
+            }
+        }
+    }
+    println!("rows without footers: {cut_between} cut off between, {tally:?}");
+    assert!(cut_between > 4 && tally.served > 4, "{cut_between}, {tally:?}");
+}
+
+/// Seeded bug 80. The next repair makes good what was freed too early, but nobody says that there is one before the pool is used. It shows that
+/// this harness can see such a fault, so it begins at a seed of its own, whatever `VARVE_SEED` says; no bug can be armed without debug assertions.
+#[cfg(debug_assertions)]
 #[test]
 fn repair_that_frees_in_its_first_pass_is_caught() {
+    use varve_format::seeded::{self, Bug};
     let pool = Pool::new(SimMedium::Dax);
     let mut tally = Tally::default();
     seeded::arm(Some(Bug::RepairFreesFirst));
     // Not each damage shows it: as many as are needed.
-    let found = damages(&pool, SimMedium::Dax, 20)
+    let found = damages(&pool, SimMedium::Dax, 20, 1)
         .find_map(|(seed, damaged)| try_damage(&pool, &damaged, seed, &mut tally).err());
     seeded::arm(None);
     println!("RepairFreesFirst: {tally:?}: {found:?}");

@@ -307,6 +307,20 @@ impl Pool {
         }
     }
 
+    /// A copy of it without the rows of a tier's units and all of their footers.
+    pub fn without_footers(&self, tier: &str) -> Damaged {
+        let world = copy(&self.world);
+        let kinds = [format!("UnitTable of {tier}"), format!("UnitFooter on {tier}")];
+        for place in kinds.iter().flat_map(|kind| &self.places[kind]) {
+            overwrite(&world, *place, &[0; BLOCK_SIZE]);
+        }
+        Damaged {
+            world,
+            what: format!("{}: all zeroed", kinds.join(", ")),
+            slow_data: false,
+        }
+    }
+
     fn damage(&self, world: &SimWorld, kind: &str, rng: &mut Rng) -> String {
         let places = &self.places[kind];
         let place = *rng.pick(places);
