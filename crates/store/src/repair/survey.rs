@@ -271,6 +271,7 @@ impl Store {
         } else {
             walk.note("pool state".into(), true);
         }
+        leave_foreign_blocks(lens, survey, &mut walk);
         self.leave_bad_images(lens, survey);
         let known = survey.inode_file.len() as u64;
         let holes = survey.inode_blocks > known
@@ -288,6 +289,7 @@ impl Store {
                 walk.note("inode file: its length".into(), true);
             }
         }
+        leave_shared_blocks(lens, survey, &mut walk);
         if survey.state.is_none() {
             survey.inode_blocks = survey.inode_file.keys().next_back().map_or(1, |last| last + 1);
         }
@@ -808,5 +810,52 @@ impl Survey {
             .max()
             .unwrap_or(0);
         Generation(seconds.max(named).min(u32::MAX - 2))
+    }
+}
+
+/// Images of one block of the inode file that `block` holds: how many there are, and how many of them are of that one.
+fn images_in<V: View>(lens: &Lens<'_, V>, block: BlockNo, index: u64) -> Result<(usize, usize)> {
+    let count = |bytes: &Block| {
+        let inos = index * INODES_PER_BLOCK..(index + 1) * INODES_PER_BLOCK;
+        let images = bytes.chunks_exact(INODE_SIZE).zip(inos);
+        let there: Vec<_> = images
+            .filter(|(image, _)| image.iter().any(|byte| *byte != 0))
+            .collect();
+        let own = there
+            .iter()
+            .filter(|(_, ino)| crate::lens::slot_in(bytes, Ino(*ino)).is_ok());
+        (there.len(), own.count())
+    };
+    lens.view.read_raw(block, |_| Ok(()), count)
+}
+
+/// Takes out blocks of which the tree of the inode file says that they are its own, and which hold something, and no image that belongs there: free
+/// images would be written over what is another's.
+fn leave_foreign_blocks<V: View>(lens: &Lens<'_, V>, survey: &mut Survey, walk: &mut Walk) {
+    survey.inode_file.retain(|index, block| {
+        let foreign = matches!(images_in(lens, *block, *index), Ok((there, 0)) if there > 0);
+        if foreign {
+            walk.note(format!("inode file: block {block} is another's"), true);
+        }
+        !foreign
+    });
+}
+
+/// A block that is named for several places is one place's: of which it holds most images, or the first.
+fn leave_shared_blocks<V: View>(lens: &Lens<'_, V>, survey: &mut Survey, walk: &mut Walk) {
+    let mut places: BTreeMap<BlockNo, Vec<u64>> = BTreeMap::new();
+    for (index, block) in &survey.inode_file {
+        places.entry(*block).or_default().push(*index);
+    }
+    for (block, indexes) in places.into_iter().filter(|(_, indexes)| indexes.len() > 1) {
+        let own = |index: u64| images_in(lens, block, index).map_or(0, |(_, own)| own);
+        let owner = indexes
+            .iter()
+            .copied()
+            .max_by_key(|index| (own(*index), std::cmp::Reverse(*index)));
+        for index in indexes.into_iter().filter(|index| Some(*index) != owner) {
+            survey.inode_file.remove(&index);
+        }
+        walk.note(format!("inode file: block {block} in several places"), true);
     }
 }
