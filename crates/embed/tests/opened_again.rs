@@ -1,9 +1,8 @@
 //! A pool that was shut down is opened again at once in the same process, while threads of its mounts may still be at their last requests.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use varve_embed::{Embedded, SimPool};
-use varve_ipc::{Cred, SystemClock};
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::OpenFlags;
 use varve_media::sim::{SimMedium, SimWorld};
@@ -24,8 +23,7 @@ fn open(world: &SimWorld) -> Embedded {
         grace_ms: 0,
         ..Config::default()
     };
-    let (parts, _) = POOL.parts(world, config, Arc::new(SystemClock)).unwrap();
-    Embedded::open(parts).unwrap()
+    POOL.open(world, config).unwrap()
 }
 
 /// The logs of mounts that are dropped are digested by whoever comes to it; a daemon that had ended went on writing beside the next one.

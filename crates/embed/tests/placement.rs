@@ -2,9 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use varve_embed::{Embedded, SimPool};
-use varve_ipc::{Cred, SystemClock};
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::{Errno, Fs, OpenFlags};
 use varve_media::sim::SimWorld;
@@ -26,8 +25,7 @@ fn open(world: &SimWorld) -> Embedded {
         grace_ms: 0,
         ..Config::default()
     };
-    let (parts, _) = POOL.parts(world, config, Arc::new(SystemClock)).unwrap();
-    Embedded::open(parts).unwrap()
+    POOL.open(world, config).unwrap()
 }
 
 fn body(number: u64) -> Vec<u8> {

@@ -1,12 +1,11 @@
 //! Logs of several sessions digested side by side while the pool's metadata goes down and comes up under all of them.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use varve_embed::{Embedded, SimPool};
 use varve_format::{InodeKey, Tier};
-use varve_ipc::{Cred, SystemClock};
+use varve_ipc::Cred;
 use varve_kernelfs::Config;
 use varve_libfs::{Fs, OpenFlags, RenameFlags};
 use varve_media::sim::SimWorld;
@@ -31,8 +30,7 @@ fn open(world: &SimWorld) -> Embedded {
         log_initial_bytes: 2 << 20,
         ..Config::default()
     };
-    let (parts, _) = POOL.parts(world, config, Arc::new(SystemClock)).unwrap();
-    Embedded::open(parts).unwrap()
+    POOL.open(world, config).unwrap()
 }
 
 /// Names of one mount, long enough that few fit into a block; every third one is of all mounts' directory.

@@ -6,6 +6,7 @@ mod holds;
 mod table;
 #[cfg(test)]
 mod tests;
+mod work;
 
 pub use holds::Holds;
 pub use table::{

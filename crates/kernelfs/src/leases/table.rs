@@ -16,6 +16,7 @@ mod view;
 pub use view::{HolderStatus, LeaseDetail, WaitStatus};
 
 use super::contention::Contention;
+use super::work::Works;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -115,26 +116,6 @@ struct Holder {
 /// Leases on one inode: nearly always one, for which nothing is allocated.
 type Holders = SmallVec<[Holder; 1]>;
 
-/// Time that the daemon has worked on releases of a session: its client gives leases back one batch after another, and cannot
-/// answer for the daemon's share.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Work {
-    done_ms: u64,
-    /// Releases under way, and since when there is one.
-    under_way: u32,
-    since_ms: u64,
-}
-
-impl Work {
-    const fn total_ms(&self, now_ms: u64) -> u64 {
-        if self.under_way == 0 {
-            self.done_ms
-        } else {
-            self.done_ms + now_ms.saturating_sub(self.since_ms)
-        }
-    }
-}
-
 /// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
 const EXCUSED_LEASES: u64 = 6;
 /// A lease that nobody waits for may take so many lease times to come back.
@@ -168,7 +149,7 @@ pub struct Table {
     next_internal: u64,
     /// Leases that are being asked back.
     asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
-    pub(super) work: HashMap<SessionId, Work>,
+    pub(super) work: Works,
 }
 
 impl Table {
@@ -187,7 +168,7 @@ impl Table {
             next_lease: first_lease.0.max(1),
             next_internal: INTERNAL,
             asked: BTreeMap::new(),
-            work: HashMap::new(),
+            work: Works::default(),
         }
     }
 
@@ -529,7 +510,7 @@ impl Table {
 
     /// The digest for a release failed for now: the lease is held as before, and asked back again.
     pub fn abort_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo, now_ms: u64) {
-        let work_ms = self.work_ms(session, now_ms);
+        let work_ms = self.work.ms(session, now_ms);
         if let Some(holder) = self.holder_mut(session, key)
             && holder.lease == lease
             && holder.phase == Phase::Releasing
@@ -588,7 +569,7 @@ impl Table {
                     first_ms, work_ms, ..
                 } => (first_ms, work_ms),
                 Phase::Granting | Phase::Held { .. } | Phase::Releasing => {
-                    (now_ms, self.work_ms(holder.session, now_ms))
+                    (now_ms, self.work.ms(holder.session, now_ms))
                 }
             };
             let keep_read = holder.mode == LeaseMode::Write
@@ -661,7 +642,7 @@ impl Table {
             if out.len() >= count {
                 break;
             }
-            let work_ms = self.work_ms(session, now_ms);
+            let work_ms = self.work.ms(session, now_ms);
             let Some(holder) = self.holder_mut(session, key) else {
                 continue;
             };
@@ -684,29 +665,16 @@ impl Table {
         out
     }
 
-    fn work_ms(&self, session: SessionId, now_ms: u64) -> u64 {
-        self.work.get(&session).map_or(0, |work| work.total_ms(now_ms))
-    }
-
-    /// The daemon begins to carry out a release of `session`; every one must [end](Self::end_work).
+    /// The daemon begins to work for `session`: to carry out a release, or to look for space; each must [end](Self::end_work).
     pub fn begin_work(&mut self, session: SessionId, now_ms: u64) {
-        let work = self.work.entry(session).or_default();
-        if work.under_way == 0 {
-            work.since_ms = now_ms;
-        }
-        work.under_way += 1;
+        self.work.begin(session, now_ms);
     }
 
-    /// A release is carried out.
+    /// That is over.
     pub fn end_work(&mut self, session: SessionId, now_ms: u64) {
-        if let Some(work) = self.work.get_mut(&session) {
-            if work.under_way == 1 {
-                work.done_ms = work.total_ms(now_ms);
-            }
-            work.under_way = work.under_way.saturating_sub(1);
-            if work.under_way == 0 && !self.by_session.contains_key(&session) {
-                self.work.remove(&session);
-            }
+        let over = self.work.end(session, now_ms);
+        if over && !self.by_session.contains_key(&session) {
+            self.work.forget(session);
         }
     }
 
@@ -715,11 +683,11 @@ impl Table {
         if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
             return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
         }
-        let worked_ms = self.work_ms(holder.session, now_ms).saturating_sub(work_ms);
+        let worked_ms = self.work.ms(holder.session, now_ms).saturating_sub(work_ms);
         first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
     }
 
-    /// Sessions that have not given a lease back in time; the time that the daemon itself took for their releases is not theirs.
+    /// Sessions that have not given a lease back in time; the time that the daemon itself worked for them is not theirs.
     #[must_use]
     pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
         let late = |(session, key): &&(SessionId, InodeKey)| {
@@ -765,7 +733,7 @@ impl Table {
         for (lease, key) in leases {
             self.remove(session, key, lease);
         }
-        self.work.remove(&session);
+        self.work.forget(session);
         let tickets: Vec<_> = self
             .waiters
             .iter()

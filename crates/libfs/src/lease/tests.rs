@@ -111,6 +111,15 @@ fn rig() -> Rig {
     rig_below(false)
 }
 
+/// With a write lease that is on its way back.
+fn releasing() -> (Rig, Arc<Node>) {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Write);
+    rig.revoke(1);
+    assert_eq!(node.state().phase, Phase::Releasing);
+    (rig, node)
+}
+
 /// With or without a kernel above.
 fn rig_below(kernel: bool) -> Rig {
     let (events, inbox) = crossbeam_channel::unbounded();
@@ -205,10 +214,7 @@ fn knows(node: &Node, name: &[u8]) -> bool {
 /// release names is already decided.
 #[test]
 fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
-    let mut rig = rig();
-    let node = rig.held(LeaseMode::Write);
-    rig.revoke(1);
-    assert_eq!(node.state().phase, Phase::Releasing);
+    let (mut rig, node) = releasing();
     assert!(!install(&node, 1, LeaseMode::Write, None));
     assert_eq!(node.pins(), 0);
     rig.flush();

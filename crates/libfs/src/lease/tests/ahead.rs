@@ -196,10 +196,7 @@ fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
 /// The daemon has taken an older grant back, and its answer to that has not come. A request for the directory waited half a second.
 #[test]
 fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() {
-    let mut rig = rig();
-    let node = rig.held(LeaseMode::Write);
-    rig.revoke(1);
-    assert_eq!(node.state().phase, Phase::Releasing);
+    let (mut rig, node) = releasing();
     let answer: Answer = Box::new(|request| {
         let Request::AcquireNear { wants, .. } = request else {
             panic!("{request:?}")
