@@ -10,12 +10,14 @@
 //!    when its log is digested. What one claims beyond its word does nothing; what it then logs without credit is not covered, as with any client
 //!    that logs without asking: see 5.
 //! 3. *ENOSPC is the last word.* It is told only after one search, with no grant beside it, in which nothing deleted was left to be freed, all logs
-//!    were digested, what is freed waited for no reader, and then all sessions that had credits, the own included, gave back what they did not use, or were sealed and
-//!    digested. Each answer says of how many blocks the client knew that were granted to it; one that did not know of all (an answer was
-//!    under way) is asked again. What calls under way have consumed is used.
+//!    were digested, what is freed waited for no reader, and then all sessions that had credits, the own included, gave back what they did not
+//!    use, or were sealed and digested. Each answer says of how many blocks the client knew that were granted to it; one that did not know of
+//!    all (an answer was under way) is asked again. What calls under way have consumed is used. Without a search it is told to a session that
+//!    already has all that it may have, and to one that could not search within `wait_ms` and then finds too little.
 //! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes back goes to whom it came back
 //!    for. A client's answer takes no turn, so one that waits for credits itself answers all the same. A search waits for clients at most
-//!    `lease_ms`, as for leases, then for the digests of those that it has sealed; all clients are asked at once.
+//!    `lease_ms`, as for leases, then for the digests of those that it has sealed; all clients are asked at once. Who waits is not late with its
+//!    own leases meanwhile.
 //! 5. *Unpaid work takes nothing that is promised.* What a log holds beyond its session's word is digested out of space that nobody was
 //!    promised, or refused (`digest::apply`).
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use varve_format::{BLOCK_BYTES, Tier};
 use varve_media::host::host_capacity;
-use varve_store::SpaceStats;
+use varve_store::{SpaceStats, TierStats};
 
 /// Left to the host: logs that grow, footers, blocks that wait to be freed, and credits that sessions took before they became scarce.
 const MARGIN_BYTES: u64 = 96 << 20;
@@ -53,12 +53,8 @@ impl HostSpace {
             let Ok(meta) = std::fs::metadata(&file.path) else {
                 continue;
             };
-            // Tables and footers may have theirs already: what they take, or will, is no data's.
-            let tables = (meta.len() / BLOCK_BYTES).saturating_sub(tier.total);
-            let used = tier.total.saturating_sub(tier.free);
-            let slack = (meta.blocks() * 512 / BLOCK_BYTES)
-                .saturating_sub(used + tables)
-                .min(tier.free);
+            let (blocks, allocated) = (meta.len() / BLOCK_BYTES, meta.blocks() * 512 / BLOCK_BYTES);
+            let slack = slack(tier, blocks, allocated);
             match hosts.iter_mut().find(|host| host.0 == meta.dev()) {
                 Some(host) => {
                     host.1 += tier.free;
@@ -96,13 +92,21 @@ impl HostSpace {
     }
 }
 
+/// Free blocks that the host has given to the tier's file already, of `file` blocks of which so many are `allocated`. What tables and footers take
+/// of these, or will, is no data's.
+fn slack(tier: &TierStats, file: u64, allocated: u64) -> u64 {
+    let tables = file.saturating_sub(tier.total);
+    let used = tier.total.saturating_sub(tier.free);
+    allocated.saturating_sub(used + tables).min(tier.free)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::HostSpace;
+    use super::{HostSpace, slack};
     use varve_format::{BLOCK_BYTES, Tier};
     use varve_media::host::host_capacity;
-    use varve_store::SpaceStats;
+    use varve_store::{SpaceStats, TierStats};
 
     #[test]
     fn free_space_is_bounded_by_the_host_when_files_are_sparse() {
@@ -122,19 +126,22 @@ mod tests {
             "{usable}"
         );
         assert_eq!(space.missing_blocks(&stats), 100 + (1 << 50) - usable);
-        // What is allocated to it is more than what is used by what tables have of it.
-        let allocated = std::fs::File::create(dir.path().join("ssd.img")).unwrap();
-        allocated.set_len(64 << 12).unwrap();
-        std::os::unix::fs::FileExt::write_all_at(&allocated, &[1; 40 << 12], 0).unwrap();
-        let mut tables = HostSpace::new();
-        tables.watch(Tier::Ssd, dir.path().join("ssd.img"));
-        let mut of_tables = SpaceStats::default();
-        (of_tables.tiers[1].total, of_tables.tiers[1].free) = (56, 20);
-        let room = tables.room(Tier::Ssd).min(20);
-        assert!(tables.usable_blocks(&of_tables) <= room);
         stats.tiers[2].free = 1;
         stats.tiers[2].total = 1;
         assert!(space.usable_blocks(&stats) <= 101);
         assert_eq!(HostSpace::new().missing_blocks(&stats), 0);
+    }
+
+    #[test]
+    fn what_tables_have_of_a_sparse_file_is_no_room_for_data() {
+        // 8 blocks of tables.
+        let tier = TierStats {
+            total: 56,
+            free: 20,
+            ..TierStats::default()
+        };
+        assert_eq!(slack(&tier, 64, 40), 0, "36 of data, and 4 of tables");
+        assert_eq!(slack(&tier, 64, 47), 3);
+        assert_eq!(slack(&tier, 64, 64), 20, "all is there");
     }
 }
