@@ -1,17 +1,14 @@
-//! The kernel's caches as LibFS sees them: how long they may be believed, and how file data is taken out of them.
+//! The kernel's caches as LibFS sees them: how file data is taken out of them. How long the kernel may believe the rest: `varve_libfs::Answer`.
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
 use rustix::thread::gettid;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 use tracing::{debug, warn};
 use varve_format::InodeKey;
 use varve_libfs::CacheObserver;
-
-/// How long the kernel may believe names and attributes while this mount is alone in its pool.
-pub const SOLO_TTL: Duration = Duration::from_secs(1);
 
 /// A page that a read fills is locked for less, also on a busy machine.
 const LOCKED: Duration = Duration::from_millis(20);
@@ -27,7 +24,6 @@ const STILL_MOST: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub struct KernelCaches {
     notifier: RwLock<Option<Notifier>>,
-    company: AtomicBool,
     /// Held for reading while the kernel is told to drop something.
     drops: Arc<RwLock<()>>,
 }
@@ -60,21 +56,6 @@ impl KernelCaches {
     pub(crate) fn still(&self) -> Option<Still<'_>> {
         let drops = self.drops.try_write_for(STILL_MOST)?;
         Some(Still { _drops: drops })
-    }
-
-    /// Starts in company (as [`Welcome`](varve_ipc::Welcome) said).
-    pub fn set_company(&self, company: bool) {
-        self.company.store(company, Ordering::SeqCst);
-    }
-
-    /// How long the kernel may believe what is answered now.
-    #[must_use]
-    pub fn ttl(&self) -> Duration {
-        if self.company.load(Ordering::SeqCst) {
-            Duration::ZERO
-        } else {
-            SOLO_TTL
-        }
     }
 }
 
@@ -151,25 +132,12 @@ impl CacheObserver for KernelCaches {
             }
         }
     }
-
-    fn company(&self) {
-        if !self.company.swap(true, Ordering::SeqCst) && self.notifier.read().is_some() {
-            // Answers given before the switch die out; those under way carry the old time-out for at most a moment more.
-            std::thread::sleep(SOLO_TTL + Duration::from_millis(50));
-        }
-    }
-
-    fn solo(&self) {
-        self.company.store(false, Ordering::SeqCst);
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelCaches, SOLO_TTL};
+    use super::KernelCaches;
     use std::sync::Arc;
-    use std::time::Duration;
-    use varve_libfs::CacheObserver;
 
     #[test]
     fn nothing_is_still_while_a_drop_is_under_way_and_nothing_is_dropped_while_it_is() {
@@ -181,15 +149,5 @@ mod tests {
         assert!(still.is_some() && caches.drops.try_read().is_none());
         drop(still);
         assert!(caches.drops.try_read().is_some());
-    }
-
-    #[test]
-    fn ttl_is_zero_while_in_company() {
-        let caches = KernelCaches::new();
-        assert_eq!(caches.ttl(), SOLO_TTL);
-        caches.company();
-        assert_eq!(caches.ttl(), Duration::ZERO);
-        caches.solo();
-        assert_eq!(caches.ttl(), SOLO_TTL);
     }
 }

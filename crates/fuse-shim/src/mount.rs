@@ -248,7 +248,6 @@ pub(crate) fn config(request: &MountRequest) -> Config {
 pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Result<Mounted, MountError> {
     check_host(request.allow_other)?;
     check_mountpoint(&request.mountpoint)?;
-    caches.set_company(fs.company());
     let failed = |source| MountError::Mount {
         path: request.mountpoint.clone(),
         source,

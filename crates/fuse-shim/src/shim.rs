@@ -19,7 +19,7 @@ use std::time::SystemTime;
 use tracing::{debug, warn};
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Fs, KernelCall, OpenFile, PageUse, SetTime};
+use varve_libfs::{Asked, AttrChange, Fs, KernelCall, OpenFile, PageUse, SetTime};
 
 /// Entries asked of LibFS at once while a directory is read.
 const DIR_BATCH: usize = 256;
@@ -113,12 +113,18 @@ impl Shim {
         self.handles.get(fh.0).ok_or(BAD_HANDLE)
     }
 
-    fn answer_entry(&self, outcome: Outcome<InodeAttr>, reply: ReplyEntry) {
+    fn answer_entry(&self, reply: ReplyEntry, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+        let asked = self.fs.asked();
+        self.entry(asked, operation(), reply);
+    }
+
+    fn entry(&self, asked: Asked, outcome: Outcome<InodeAttr>, reply: ReplyEntry) {
         match outcome {
             Ok(attr) => {
                 self.nodes.learn(attr.key);
+                let answer = self.fs.answer(asked);
                 reply.entry(
-                    &self.caches.ttl(),
+                    &answer.ttl(),
                     &file_attr(&attr),
                     Generation(u64::from(attr.key.generation.0)),
                 );
@@ -128,20 +134,26 @@ impl Shim {
     }
 
     /// A name that is not there may be believed for a while too: an entry with number 0.
-    fn answer_lookup(&self, outcome: Outcome<InodeAttr>, reply: ReplyEntry) {
-        let ttl = self.caches.ttl();
-        match outcome {
-            Err(error) if error.0 == libc::ENOENT && !ttl.is_zero() => {
+    fn answer_lookup(&self, reply: ReplyEntry, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+        let asked = self.fs.asked();
+        let outcome = operation();
+        if outcome.as_ref().is_err_and(|error| error.0 == libc::ENOENT) {
+            let answer = self.fs.answer(asked);
+            if !answer.ttl().is_zero() {
                 let nothing = InodeAttr::new(InodeKey::new(0, 0), 0o100_000, 0);
-                reply.entry(&ttl, &file_attr(&nothing), Generation(0));
+                return reply.entry(&answer.ttl(), &file_attr(&nothing), Generation(0));
             }
-            other => self.answer_entry(other, reply),
         }
+        self.entry(asked, outcome, reply);
     }
 
-    fn answer_attr(&self, outcome: Outcome<InodeAttr>, reply: ReplyAttr) {
-        match outcome {
-            Ok(attr) => reply.attr(&self.caches.ttl(), &file_attr(&attr)),
+    fn answer_attr(&self, reply: ReplyAttr, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+        let asked = self.fs.asked();
+        match operation() {
+            Ok(attr) => {
+                let answer = self.fs.answer(asked);
+                reply.attr(&answer.ttl(), &file_attr(&attr));
+            }
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -158,7 +170,7 @@ impl Shim {
         // Appends go to the server's end of file, so the kernel's idea of the size must not matter: no page cache.
         // What is copied into the page cache shows before LibFS has it. In company it could be seen, and then not, while the call waits.
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let in_company = self.maps_direct && self.caches.ttl().is_zero();
+        let in_company = self.maps_direct && self.fs.company();
         let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company);
         let open_flags = if direct {
             // LibFS lets writes of one file go side by side where they can.
@@ -330,10 +342,10 @@ impl Filesystem for Shim {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let outcome = self
-            .key(parent)
-            .and_then(|dir| self.fs.lookup(dir, name.as_bytes(), &cred(request)));
-        self.answer_lookup(outcome, reply);
+        self.answer_lookup(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.lookup(dir, name.as_bytes(), &cred(request))
+        });
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, lookups: u64) {
@@ -343,8 +355,10 @@ impl Filesystem for Shim {
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        let attr = self.key(ino).and_then(|key| self.fs.getattr(key));
-        self.answer_attr(attr.map_err(gone), reply);
+        self.answer_attr(reply, || {
+            let attr = self.key(ino).and_then(|key| self.fs.getattr(key));
+            attr.map_err(gone)
+        });
     }
 
     fn setattr(
@@ -375,10 +389,10 @@ impl Filesystem for Shim {
             // fuser does not pass FATTR_KILL_SUIDGID; the kernel sets it for callers without CAP_FSETID.
             kill_set_id: size.is_some() && request.uid() != 0,
         };
-        let outcome = self
-            .key(ino)
-            .and_then(|key| self.fs.setattr(key, &change, &cred(request)));
-        self.answer_attr(outcome, reply);
+        self.answer_attr(reply, || {
+            let key = self.key(ino)?;
+            self.fs.setattr(key, &change, &cred(request))
+        });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -403,10 +417,10 @@ impl Filesystem for Shim {
         } else {
             mode
         };
-        let outcome = self
-            .key(parent)
-            .and_then(|dir| self.fs.create(dir, name.as_bytes(), mode, rdev, &cred(request)));
-        self.answer_entry(outcome, reply);
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.create(dir, name.as_bytes(), mode, rdev, &cred(request))
+        });
     }
 
     fn mkdir(
@@ -419,10 +433,10 @@ impl Filesystem for Shim {
         reply: ReplyEntry,
     ) {
         let mode = libc::S_IFDIR | (mode & 0o7777);
-        let outcome = self
-            .key(parent)
-            .and_then(|dir| self.fs.create(dir, name.as_bytes(), mode, 0, &cred(request)));
-        self.answer_entry(outcome, reply);
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.create(dir, name.as_bytes(), mode, 0, &cred(request))
+        });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -449,7 +463,8 @@ impl Filesystem for Shim {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        let outcome = self.key(parent).and_then(|dir| {
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
             self.fs.symlink(
                 dir,
                 link_name.as_bytes(),
@@ -457,7 +472,6 @@ impl Filesystem for Shim {
                 &cred(request),
             )
         });
-        self.answer_entry(outcome, reply);
     }
 
     fn rename(
@@ -492,11 +506,10 @@ impl Filesystem for Shim {
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        let outcome = self.key(ino).and_then(|key| {
-            let dir = self.key(newparent)?;
+        self.answer_entry(reply, || {
+            let (key, dir) = (self.key(ino)?, self.key(newparent)?);
             self.fs.link(key, dir, newname.as_bytes(), &cred(request))
         });
-        self.answer_entry(outcome, reply);
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -523,18 +536,14 @@ impl Filesystem for Shim {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        let asked = self.fs.asked();
         match self.create_open(request, parent, name, mode, flags) {
             Ok((attr, file)) => {
                 self.nodes.learn(attr.key);
                 let (handle, open_flags) = self.keep_open(file, flags);
                 let generation = Generation(u64::from(attr.key.generation.0));
-                reply.created(
-                    &self.caches.ttl(),
-                    &file_attr(&attr),
-                    generation,
-                    handle,
-                    open_flags,
-                );
+                let answer = self.fs.answer(asked);
+                reply.created(&answer.ttl(), &file_attr(&attr), generation, handle, open_flags);
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -673,31 +682,37 @@ impl Filesystem for Shim {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let ttl = self.caches.ttl();
+        let asked = self.fs.asked();
+        let mut entries = Vec::with_capacity(DIR_BATCH);
         let outcome = self.key(ino).and_then(|key| {
             self.walk(key, offset, true, |key, _, attr, name, next| {
-                let Some(attr) = attr else { return false };
-                let generation = Generation(u64::from(key.generation.0));
-                let number = INodeNo(key.ino.0);
-                let full = reply.add(
-                    number,
-                    next,
-                    OsStr::from_bytes(name),
-                    &ttl,
-                    &file_attr(attr),
-                    generation,
-                );
-                // The kernel counts a look-up for each entry that it gets, but not for the dots.
-                if !full && name != b"." && name != b".." {
-                    self.nodes.learn(key);
-                }
-                full
+                entries.extend(attr.map(|attr| (key, next, name.to_vec(), file_attr(attr))));
+                entries.len() >= DIR_BATCH
             })
         });
-        match outcome {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(error)),
+        if let Err(error) = outcome {
+            return reply.error(errno(error));
         }
+        let answer = self.fs.answer(asked);
+        for (key, next, name, attr) in entries {
+            let generation = Generation(u64::from(key.generation.0));
+            let number = INodeNo(key.ino.0);
+            if reply.add(
+                number,
+                next,
+                OsStr::from_bytes(&name),
+                &answer.ttl(),
+                &attr,
+                generation,
+            ) {
+                break;
+            }
+            // The kernel counts a look-up for each entry that it gets, but not for the dots.
+            if name != b"." && name != b".." {
+                self.nodes.learn(key);
+            }
+        }
+        reply.ok();
     }
 
     fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {

@@ -6,11 +6,12 @@ use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::{Cred, DirEntry, Request, Response, StatFs};
 
 use crate::attrs::{AttrChange, OpenFlags, RenameFlags};
+use crate::beliefs::{Answer, Asked};
 use crate::errno::{Errno, OpError, Result};
 use crate::names::{self, Making};
 use crate::open::OpenFile;
 use crate::options::{Connector, FsOptions, MountError};
-use crate::session::Mount;
+use crate::session::{Mount, Session};
 use crate::transaction::Transaction;
 use crate::{setattr, xattrs};
 
@@ -65,7 +66,19 @@ impl Fs {
     /// Whether other sessions use the pool.
     #[must_use]
     pub fn company(&self) -> bool {
-        self.mount.company()
+        self.mount.beliefs.is_in_company()
+    }
+    /// For a shim: to be asked before an operation whose answer its kernel may believe for a while.
+    #[must_use]
+    pub fn asked(&self) -> Asked {
+        self.mount.beliefs.asked()
+    }
+    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out: the first session beside this one waits
+    /// for it.
+    #[must_use]
+    pub fn answer(&self, asked: Asked) -> Answer<'_> {
+        let live = self.mount.of_session(Session::is_live);
+        self.mount.beliefs.answer(asked, live)
     }
     /// Counters since the mount.
     #[must_use]

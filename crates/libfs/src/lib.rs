@@ -6,6 +6,7 @@
 )]
 
 mod attrs;
+mod beliefs;
 mod connect;
 pub mod data;
 mod errno;
@@ -28,6 +29,7 @@ mod worker;
 mod xattrs;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
+pub use beliefs::{Answer, Asked, SOLO_TTL};
 pub use connect::SocketConnector;
 pub use errno::{Errno, OpError, OpResult, Result};
 pub use fs::{Counters, Fs};

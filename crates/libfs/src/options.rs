@@ -77,10 +77,6 @@ pub trait CacheObserver: Send + Sync {
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
     /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for longer than the kernel fills a page.
     fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
-    /// Another session comes: zero time-outs from now on. Returns when the old ones have run out.
-    fn company(&self);
-    /// Alone again.
-    fn solo(&self);
 }
 
 /// Why a mount failed.

@@ -150,26 +150,19 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
         }
         Upcall::CreditsWanted => session.data.give_credits_back(),
         Upcall::Company => {
-            session.company().store(true, Ordering::SeqCst);
-            let (observer, link) = (session.observer(), Arc::clone(&session.link));
-            // The caches take a second to run out: leases are given back meanwhile.
+            let (run_out, link) = (session.company(), Arc::clone(&session.link));
+            // What the kernel believes takes a second to run out: leases are given back meanwhile.
             let wait = move || {
-                if let Some(observer) = observer {
-                    observer.company();
+                if run_out() {
+                    let _ = link.call(Request::CompanyAck);
                 }
-                let _ = link.call(Request::CompanyAck);
             };
             if let Err(error) = spawn(session.clock(), "varve-company", wait) {
                 tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
                 session.lose();
             }
         }
-        Upcall::Solo => {
-            session.company().store(false, Ordering::SeqCst);
-            if let Some(observer) = session.observer() {
-                observer.solo();
-            }
-        }
+        Upcall::Solo => session.solo(),
         Upcall::Sealed => session.lose(),
     }
 }

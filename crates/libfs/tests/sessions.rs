@@ -762,10 +762,6 @@ impl CacheObserver for PageCache {
     }
 
     fn invalidate_unless_locked(&self, _: InodeKey, _: u64, _: u64) {}
-
-    fn company(&self) {}
-
-    fn solo(&self) {}
 }
 
 /// After the seal others write to them: the kernel would show what was there before for ever.

@@ -1,11 +1,11 @@
-//! A kernel above a mount: its page cache and what it believes of sizes, as Linux' FUSE keeps them (`libfs::lease::above` says what that rests
-//! on). Programs of the mount call it; it calls the mount as the shim does, and drops what the mount has it drop. Owns pages, their locks and
-//! time-outs; refuses to know leases.
+//! A kernel above a mount: its page cache and what it believes of names and sizes, as Linux' FUSE keeps them (`libfs::lease::above` says what
+//! that rests on). Programs of the mount call it; it calls the mount as the shim does, and drops what the mount has it drop. Owns pages, their
+//! locks, and what runs out when; refuses to know leases, and how long an answer is believed.
 
 use crate::turns::Turns;
 use crate::wire::RigClock;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use varve_format::InodeKey;
@@ -14,10 +14,6 @@ use varve_libfs::{CacheObserver, Errno, Fs, KernelCall, OpenFile, PageUse};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// As the shim's: how long sizes are believed while the mount is alone.
-const SOLO_TTL: Duration = Duration::from_secs(1);
-/// As the shim's: what the answers that are under way may need beyond that.
-const UNDER_WAY: Duration = Duration::from_millis(50);
 /// Between two looks at a lock.
 const LOOK: Duration = Duration::from_millis(5);
 /// A buffered write is under way: none beside it. Those past the pages go side by side.
@@ -56,6 +52,8 @@ struct Caches {
     pages: BTreeMap<(InodeKey, u64), Cached>,
     /// Sizes, and until when they are believed.
     sizes: BTreeMap<InodeKey, (u64, u64)>,
+    /// Names in the root, which size the file has (`None`: there is none), and until when that is believed.
+    names: BTreeMap<&'static str, (Option<u64>, u64)>,
     /// The inodes' locks: how many writes past the pages are under way, or [`BUFFERED`].
     writes: BTreeMap<InodeKey, u32>,
 }
@@ -66,7 +64,6 @@ pub struct Kernel {
     clock: Arc<RigClock>,
     caches: Mutex<Caches>,
     orders: AtomicU64,
-    company: AtomicBool,
     /// Reads that were answered from the cache.
     pub hits: AtomicU64,
     /// Pages that the mount had dropped.
@@ -74,7 +71,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Nothing is cached. `company`: as the mount's welcome says is set by [`company`](CacheObserver::company).
+    /// Nothing is cached.
     #[must_use]
     pub fn new(turns: &Arc<Turns>, clock: &Arc<RigClock>) -> Self {
         Self {
@@ -82,7 +79,6 @@ impl Kernel {
             clock: Arc::clone(clock),
             caches: Mutex::default(),
             orders: AtomicU64::new(1),
-            company: AtomicBool::new(false),
             hits: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
         }
@@ -224,31 +220,56 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// The size of a file as programs see it: believed for a while when the mount is alone.
+    fn believed<T: Copy>(&self, known: Option<(T, u64)>) -> Option<T> {
+        let (value, until_ms) = known?;
+        (self.clock.monotonic_ms() < until_ms).then(|| {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+            value
+        })
+    }
+
+    /// The size of a file as programs see it: believed for as long as the answer said.
     ///
     /// # Errors
     /// The mount's.
     pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
-        let now_ms = self.clock.monotonic_ms();
         let known = self.lock().sizes.get(&key).copied();
-        if let Some((size, until_ms)) = known
-            && now_ms < until_ms
-        {
-            self.hits.fetch_add(1, Ordering::Relaxed);
+        if let Some(size) = self.believed(known) {
             return Ok(size);
         }
         self.between();
+        let asked = fs.asked();
         let size = fs.getattr(key)?.size_bytes;
-        if !self.company.load(Ordering::SeqCst) {
-            let until_ms = self.clock.monotonic_ms() + SOLO_TTL.as_millis() as u64;
-            self.lock().sizes.insert(key, (size, until_ms));
-        }
+        self.between();
+        let answer = fs.answer(asked);
+        self.between();
+        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
+        self.lock().sizes.insert(key, (size, until_ms));
         Ok(size)
     }
 
-    /// This mount has changed the size itself: the kernel knows.
-    pub fn forget_size(&self, key: InodeKey) {
-        self.lock().sizes.remove(&key);
+    /// The size of the file that has a name in the root, `None` if none has it: believed for as long as the answer said.
+    ///
+    /// # Errors
+    /// The mount's.
+    pub fn size_of_name(&self, fs: &Fs, name: &'static str) -> Result<Option<u64>, Errno> {
+        let known = self.lock().names.get(name).copied();
+        if let Some(size) = self.believed(known) {
+            return Ok(size);
+        }
+        self.between();
+        let asked = fs.asked();
+        let size = match fs.lookup(fs.root(), name.as_bytes(), &Cred::root()) {
+            Ok(attr) => Some(attr.size_bytes),
+            Err(error) if error == Errno(libc::ENOENT) => None,
+            Err(error) => return Err(error),
+        };
+        self.between();
+        let answer = fs.answer(asked);
+        self.between();
+        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
+        self.lock().names.insert(name, (size, until_ms));
+        Ok(size)
     }
 
     fn drop_page(&self, place: (InodeKey, u64)) {
@@ -295,18 +316,5 @@ impl CacheObserver for Kernel {
             drop(caches);
             self.turns.pause(LOOK);
         }
-    }
-
-    fn company(&self) {
-        if !self.company.swap(true, Ordering::SeqCst) {
-            let until_ms = self.clock.monotonic_ms() + (SOLO_TTL + UNDER_WAY).as_millis() as u64;
-            while self.clock.monotonic_ms() < until_ms && !self.turns.is_over() {
-                self.turns.pause(UNDER_WAY);
-            }
-        }
-    }
-
-    fn solo(&self) {
-        self.company.store(false, Ordering::SeqCst);
     }
 }

@@ -1,14 +1,14 @@
-//! A kernel's page cache above a real mount, in company: programs of the mount and a linked program count words of shared pages up, each under
+//! A kernel's caches above a real mount, in company: programs of the mount and linked programs count words of shared pages up, each under
 //! a lock that all agree on, and others look without a lock. Who holds the lock must read what was written last; who looks must not see less
-//! than had been written when it began. The linked program comes and goes, so that sizes are believed for a while; its connection breaks; the
-//! mount's process is stopped for less than a lease.
+//! than had been written when it began. Linked programs come and go, two at nearly the same time, so that names and sizes are believed for a
+//! while; they let a file grow, and a name come and go; their connections break; the mount's process is stopped for less than a lease.
 //!
 //! What this does not ask: a mount that loses its session, or is stopped past its lease, shows its kernel's old pages until it has heard of it.
 //!
 //! A failure prints its seed; `VARVE_SEED=n` runs that one only, `VARVE_ABOVE_RUNS=n` n seeds; `VARVE_TRACE=n` prints what happened last.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use varve_format::seeded::{Bug, arm, current};
 use varve_ipc::{ClientKind, Cred};
@@ -24,6 +24,8 @@ use varve_testkit::workload::Rng;
 
 /// Words: page, place in it, and whether the whole page is written with it.
 const WORDS: [(u64, usize, bool); 3] = [(0, 0, false), (0, 2048, false), (1, 0, true)];
+/// In the root.
+const NAME: &str = "turn";
 /// What a thread does before it ends.
 const ROUNDS: u64 = 40;
 
@@ -38,11 +40,13 @@ struct Agreed {
 struct Stage {
     rig: Rig,
     words: [Agreed; WORDS.len()],
-    /// Appended to by the linked program alone.
+    /// Appended to by linked programs alone.
     size: Agreed,
+    /// Made and removed by linked programs, one at a time: a file of so many bytes has it if that is odd.
+    name: Agreed,
     wrong: Mutex<Option<String>>,
     left: AtomicUsize,
-    linked: Mutex<Option<MountNo>>,
+    linked: Mutex<Vec<MountNo>>,
     hits: AtomicU64,
 }
 
@@ -142,13 +146,53 @@ impl Stage {
         }
     }
 
+    /// Looks a name up, and what its file's size is.
+    fn look_up(&self, way: &Way<'_>, fs: &Fs) -> Outcome {
+        let least = self.name.done.load(Ordering::SeqCst);
+        let seen = match way {
+            Way::Kernel(kernel) => kernel.size_of_name(fs, NAME),
+            Way::Linked => match target::find(fs, &[NAME]) {
+                Ok(attr) => Ok(Some(attr.size_bytes)),
+                Err(error) if error == Errno(libc::ENOENT) => Ok(None),
+                Err(error) => Err(error),
+            },
+        };
+        let seen = seen.map_err(failed("look up"))?;
+        let most = self.name.begun.load(Ordering::SeqCst);
+        let ever = (least..=most).any(|count| seen == (count % 2 == 1).then_some(count));
+        ever.then_some(()).ok_or_else(|| {
+            format!("a name: who looks it up finds {seen:?}, it was number {least} before and {most} after")
+        })
+    }
+
+    /// Makes or removes the name.
+    fn turn_name(&self, fs: &Fs) -> Outcome {
+        while self.name.taken.swap(true, Ordering::SeqCst) {
+            self.turns().pause(Duration::from_millis(20));
+        }
+        let next = self.name.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let change = if next % 2 == 1 {
+            Op::Tmpfile {
+                path: vec![NAME],
+                len: next as u32,
+                seed: 1,
+            }
+        } else {
+            Op::Unlink(vec![NAME])
+        };
+        target::apply(fs, &change).map_err(failed("make or remove"))?;
+        self.name.done.store(next, Ordering::SeqCst);
+        self.name.taken.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
     fn work(&self, way: &Way<'_>, fs: &Fs, seed: u64, rounds: u64) -> Outcome {
         let mut rng = Rng::new(seed);
         let (file, log) = (open(fs, "f")?, open(fs, "log")?);
         for _ in 0..rounds {
             let index = rng.below(WORDS.len() as u64) as usize;
             let (page, at, _) = WORDS[index];
-            match (rng.below(8), way) {
+            match (rng.below(10), way) {
                 (0..=3, _) => self.count_up(way, &file, index, rng.below(3) == 0)?,
                 (4..=5, _) => self.look(&self.words[index], "a word", || way.read(&file, page, at))?,
                 (6, Way::Kernel(kernel)) => {
@@ -159,21 +203,28 @@ impl Stage {
                     log.append(b"x", &Cred::root()).map_err(failed("append"))?;
                     self.size.done.fetch_add(1, Ordering::SeqCst);
                 }
+                (7, Way::Linked) if rng.below(2) == 0 => self.turn_name(fs)?,
+                (7..=8, _) => self.look_up(way, fs)?,
                 _ => self.turns().pause(Duration::from_millis(rng.below(300))),
             }
         }
         Ok(())
     }
 
-    /// The linked program comes, does something, and leaves; again and again.
-    fn come_and_go(&self, seed: u64) -> Outcome {
-        let mut rng = Rng::new(seed);
+    fn linked(&self) -> MutexGuard<'_, Vec<MountNo>> {
+        self.linked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Linked programs come, do something, and leave; again and again. Two of one `family` come at nearly the same time.
+    fn come_and_go(&self, family: u64, seed: u64) -> Outcome {
+        let (mut times, mut rng) = (Rng::new(family), Rng::new(seed));
         for visit in 0..3 {
-            self.turns().pause(Duration::from_millis(rng.below(12_000)));
+            self.turns()
+                .pause(Duration::from_millis(times.below(12_000) + rng.below(1_500)));
             let (fs, no) = self.rig.mount_no().map_err(|error| error.to_string())?;
-            *self.linked.lock().unwrap_or_else(PoisonError::into_inner) = Some(no);
+            self.linked().push(no);
             self.work(&Way::Linked, &fs, seed + visit, ROUNDS)?;
-            *self.linked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.linked().retain(|other| *other != no);
             fs.unmount().map_err(failed("unmount"))?;
         }
         Ok(())
@@ -223,9 +274,10 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
         rig,
         words: Default::default(),
         size: Agreed::default(),
+        name: Agreed::default(),
         wrong: Mutex::new(None),
         left: AtomicUsize::new(0),
-        linked: Mutex::new(None),
+        linked: Mutex::default(),
         hits: AtomicU64::new(0),
     });
     for program in 0..3 {
@@ -234,7 +286,11 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
             stage.work(&Way::Kernel(&kernel), &fs, seed * 100 + program, 3 * ROUNDS)
         });
     }
-    start(&stage, None, move |stage| stage.come_and_go(seed * 100 + 50));
+    for twin in 0..2 {
+        start(&stage, None, move |stage| {
+            stage.come_and_go(seed * 100 + 50, seed * 100 + 60 + 10 * twin)
+        });
+    }
     let mut rng = Rng::new(seed);
     let outcome = loop {
         let wrong = stage.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -259,9 +315,9 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
                 stage.rig.freeze(no, false);
             }
             2 => {
-                let linked = *stage.linked.lock().unwrap_or_else(PoisonError::into_inner);
-                if let Some(linked) = linked {
-                    stage.rig.seal(linked);
+                let linked = stage.linked().clone();
+                if !linked.is_empty() {
+                    stage.rig.seal(linked[rng.below(linked.len() as u64) as usize]);
                 }
             }
             _ => {}
@@ -282,7 +338,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn pages_and_sizes_above_a_mount_show_what_was_written_last() {
+fn pages_names_and_sizes_above_a_mount_show_what_was_written_last() {
     let seeds = match number("VARVE_SEED") {
         Some(seed) => seed..seed + number("VARVE_ABOVE_RUNS").unwrap_or(1),
         None => 1..number("VARVE_ABOVE_RUNS").unwrap_or(12) + 1,

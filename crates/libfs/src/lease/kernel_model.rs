@@ -317,10 +317,6 @@ impl CacheObserver for Kernel {
         drop(pages);
         pause();
     }
-
-    fn company(&self) {}
-
-    fn solo(&self) {}
 }
 
 struct Around(Arc<Kernel>);

@@ -69,10 +69,6 @@ impl CacheObserver for Caches {
     fn invalidate_unless_locked(&self, _: InodeKey, _: u64, _: u64) {
         panic!("no page of these tests is both");
     }
-
-    fn company(&self) {}
-
-    fn solo(&self) {}
 }
 
 impl Surroundings for Around {

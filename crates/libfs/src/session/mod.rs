@@ -20,6 +20,7 @@ use varve_ipc::{
     ClientKind, Clock, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
 };
 
+use crate::beliefs::{Beliefs, Era};
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::lease::{
@@ -39,7 +40,8 @@ pub(crate) struct Session {
     pub leases: Arc<Leases>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    company: Arc<AtomicBool>,
+    beliefs: Arc<Beliefs>,
+    era: Era,
     events: Sender<Event>,
     /// Number of the last mediated operation; held while one is under way, so that `last_mediated` tells of exactly one.
     mediating: Mutex<u64>,
@@ -57,7 +59,7 @@ impl Session {
         connection: Connection,
         options: &FsOptions,
         opens: &Arc<Opens>,
-        company: &Arc<AtomicBool>,
+        beliefs: &Arc<Beliefs>,
     ) -> Result<Arc<Self>, MountError> {
         let Connection {
             link,
@@ -93,7 +95,7 @@ impl Session {
             kernel,
         );
         let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
-        company.store(welcome.company, Ordering::SeqCst);
+        let era = beliefs.begin(welcome.company);
         let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             welcome,
@@ -103,7 +105,8 @@ impl Session {
             leases,
             options: options.clone(),
             opens: Arc::clone(opens),
-            company: Arc::clone(company),
+            beliefs: Arc::clone(beliefs),
+            era,
             events,
             mediating: Mutex::new(0),
             mediated: AtomicU64::new(0),
@@ -222,8 +225,15 @@ impl Session {
         self.options.observer.clone()
     }
 
-    pub(crate) fn company(&self) -> &AtomicBool {
-        &self.company
+    /// Others come. What waits until the kernel believes nothing any more, and answers whether that is still asked for.
+    pub(crate) fn company(&self) -> impl FnOnce() -> bool + Send + 'static {
+        let (beliefs, company) = (Arc::clone(&self.beliefs), self.beliefs.company(self.era));
+        move || beliefs.run_out(company)
+    }
+
+    /// Alone again.
+    pub(crate) fn solo(&self) {
+        self.beliefs.solo(self.era);
     }
 
     /// Pins leases for names and attributes.

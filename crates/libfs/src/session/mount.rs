@@ -8,10 +8,11 @@ use varve_format::{LastMediated, LogSeq, Seal, SessionId};
 use varve_ipc::{Clock, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
 
 use super::{Opens, Session};
+use crate::beliefs::Beliefs;
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::options::{Connection, Connector, FsOptions, MountError};
 use crate::seeded::{Bug, armed};
-use crate::sync::{Mutex, RwLock, lock_held_long, spawn};
+use crate::sync::{Mutex, RwLock, lock_held_long};
 
 /// Ended sessions that are remembered: operations that began in one may be slow to learn of its end.
 const ENDS_MAX: usize = 64;
@@ -65,7 +66,7 @@ pub(crate) struct Mount {
     connector: Arc<dyn Connector>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    company: Arc<AtomicBool>,
+    pub beliefs: Arc<Beliefs>,
     session: RwLock<Arc<Session>>,
     /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory and its connection were given back when it ended.
     first: Arc<Session>,
@@ -118,13 +119,14 @@ impl Mount {
     ) -> std::result::Result<Self, MountError> {
         let first = hello(&options, None, Vec::new());
         let connection = connect(&*connector, &*options.clock, FIRST_WAIT_MS, &first)?;
-        let (opens, company) = (Arc::new(Opens::default()), Arc::new(AtomicBool::new(false)));
-        let session = Session::start(connection, &options, &opens, &company)?;
+        let opens = Arc::new(Opens::default());
+        let beliefs = Arc::new(Beliefs::new(Arc::clone(&options.clock)));
+        let session = Session::start(connection, &options, &opens, &beliefs)?;
         Ok(Self {
             connector,
             options,
             opens,
-            company,
+            beliefs,
             session: RwLock::new(Arc::clone(&session)),
             first: session,
             ends: Mutex::new(VecDeque::new()),
@@ -139,10 +141,6 @@ impl Mount {
     /// The session that lives now (or the last one).
     pub(crate) fn session(&self) -> Arc<Session> {
         Arc::clone(&self.session.read())
-    }
-
-    pub(crate) fn company(&self) -> bool {
-        self.company.load(Ordering::SeqCst)
     }
 
     /// Whether the daemon may have said of any inode a moment ago that it is contended.
@@ -290,8 +288,7 @@ impl Mount {
             seal: connection.welcome.seal.clone().filter(|_| known),
             last_mediated: connection.welcome.last_mediated,
         };
-        self.tell_kernel(connection.welcome.company);
-        let session = Session::start(connection, &self.options, &self.opens, &self.company)
+        let session = Session::start(connection, &self.options, &self.opens, &self.beliefs)
             .map_err(|_| Errno(libc::EIO))?;
         for keys in rest.chunks(HELD_MAX) {
             if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
@@ -318,25 +315,6 @@ impl Mount {
             ends.pop_front();
         }
         Ok(end)
-    }
-
-    /// Whether the kernel may believe names, as the daemon has it of the new session. Before the session's own threads say otherwise.
-    fn tell_kernel(&self, company: bool) {
-        let Some(observer) = self.options.observer.clone() else {
-            return;
-        };
-        if !company {
-            observer.solo();
-            return;
-        }
-        // The others are there already: new answers are not believed from now on, and nobody waits until the old ones have run out.
-        let switch = {
-            let observer = Arc::clone(&observer);
-            move || observer.company()
-        };
-        if spawn(&*self.options.clock, "varve-company", switch).is_err() {
-            observer.company();
-        }
     }
 
     /// Operations logged, mediated; lease requests; leases given back.

@@ -1,0 +1,275 @@
+//! How long the kernel above a mount may believe names and attributes: for [`SOLO_TTL`] while the mount is alone in its pool, not at all in
+//! company (`docs/adr/0003-solo-and-company.md`). Owns that switch and when the last answer that is believed runs out; refuses to know what was
+//! answered.
+//!
+//! An answer is believed only if the mount was alone from before the operation until the answer. Before another session is let in, the answers
+//! under way are out, and the last of them has run out, for each that says so: several sessions may come at once.
+
+#[cfg(all(test, feature = "shuttle"))]
+mod driven;
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use varve_ipc::Clock;
+
+/// How long the kernel may believe names and attributes while the mount is alone in its pool.
+pub const SOLO_TTL: Duration = Duration::from_secs(1);
+/// An answer that is out has reached the kernel's thread that waits for it, and is believed, so much later or sooner.
+const HEARD: Duration = Duration::from_millis(50);
+/// Between two looks at what is believed.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// See the module.
+pub(crate) struct Beliefs {
+    /// Even: alone; odd: in company. Grows with each change; above [`Era::SHIFT`], with each session.
+    turn: AtomicU64,
+    /// Answers that are to be believed and are not out yet.
+    under_way: AtomicU64,
+    /// When the last one that is out is believed no more, in milliseconds of the clock.
+    until_ms: AtomicU64,
+    clock: Arc<dyn Clock>,
+}
+
+/// Noted before an operation, for its [`Answer`].
+#[derive(Debug, Clone, Copy)]
+pub struct Asked(u64);
+
+/// What company began when a session said that others come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Company(u64);
+
+/// An answer to the kernel: to be held until it is out.
+pub struct Answer<'b> {
+    /// `None`: not believed.
+    believed_by: Option<&'b Beliefs>,
+}
+
+/// A session's time in the life of its mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Era(u64);
+
+impl Era {
+    const SHIFT: u32 = 32;
+
+    const fn has(self, turn: u64) -> bool {
+        turn >> Self::SHIFT == self.0
+    }
+}
+
+const fn is_company(turn: u64) -> bool {
+    turn % 2 == 1
+}
+
+impl Beliefs {
+    /// Alone; nothing was answered.
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            turn: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
+            until_ms: AtomicU64::new(0),
+            clock,
+        }
+    }
+
+    /// A session begins, beside others or not. What was asked before is not believed, and earlier sessions have no say any more.
+    pub(crate) fn begin(&self, company: bool) -> Era {
+        let next = |turn: u64| Some((((turn >> Era::SHIFT) + 1) << Era::SHIFT) + u64::from(company));
+        let before = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        Era((before.unwrap_or_else(|turn| turn) >> Era::SHIFT) + 1)
+    }
+
+    /// Others come: what is answered from now on is not believed. To be followed by [`run_out`](Self::run_out).
+    pub(crate) fn company(&self, era: Era) -> Company {
+        let next = |turn: u64| (era.has(turn) && !is_company(turn)).then_some(turn + 1);
+        let changed = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        Company(changed.map_or_else(|now| now, |before| before + 1))
+    }
+
+    /// Alone again.
+    pub(crate) fn solo(&self, era: Era) {
+        let next = |turn: u64| (era.has(turn) && is_company(turn)).then_some(turn + 1);
+        let _ = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+    }
+
+    pub(crate) fn is_in_company(&self) -> bool {
+        is_company(self.turn.load(Ordering::SeqCst))
+    }
+
+    /// Waits until nothing is believed any more. `false`: that company is over, and there is nothing to say of it.
+    pub(crate) fn run_out(&self, company: Company) -> bool {
+        loop {
+            if self.turn.load(Ordering::SeqCst) != company.0 {
+                return false;
+            }
+            // First this: whoever is out has said until when before.
+            let under_way = self.under_way.load(Ordering::SeqCst);
+            let until_ms = self.until_ms.load(Ordering::SeqCst);
+            let left = Duration::from_millis(until_ms.saturating_sub(self.clock.monotonic_ms()));
+            if under_way == 0 && left.is_zero() {
+                return true;
+            }
+            self.clock.pause(left.clamp(LOOKS.0, LOOKS.1));
+        }
+    }
+
+    pub(crate) fn asked(&self) -> Asked {
+        Asked(self.turn.load(Ordering::SeqCst))
+    }
+
+    /// `live`: asked after the operation, whether its session still counts.
+    pub(crate) fn answer(&self, asked: Asked, live: bool) -> Answer<'_> {
+        if is_company(asked.0) || !live {
+            return Answer { believed_by: None };
+        }
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        let answer = Answer {
+            believed_by: Some(self),
+        };
+        // After it counts as under way: company that begins later waits for it.
+        if self.turn.load(Ordering::SeqCst) == asked.0 {
+            return answer;
+        }
+        std::mem::forget(answer);
+        self.under_way.fetch_sub(1, Ordering::SeqCst);
+        Answer { believed_by: None }
+    }
+}
+
+impl fmt::Debug for Beliefs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Beliefs")
+            .field("turn", &self.turn)
+            .field("under_way", &self.under_way)
+            .field("until_ms", &self.until_ms)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Answer<'_> {
+    /// The time-out to answer with: zero unless it may be believed.
+    #[must_use]
+    pub const fn ttl(&self) -> Duration {
+        match self.believed_by {
+            Some(_) => SOLO_TTL,
+            None => Duration::ZERO,
+        }
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        if let Some(beliefs) = self.believed_by {
+            let until_ms = beliefs.clock.monotonic_ms() + (SOLO_TTL + HEARD).as_millis() as u64 + 1;
+            beliefs.until_ms.fetch_max(until_ms, Ordering::SeqCst);
+            beliefs.under_way.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+impl fmt::Debug for Answer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer").field("ttl", &self.ttl()).finish()
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::{Beliefs, SOLO_TTL};
+    use std::sync::Arc;
+    use std::time::Duration;
+    use varve_ipc::{Clock, ManualClock};
+
+    #[test]
+    fn answers_are_believed_only_if_the_mount_was_alone_all_the_time() {
+        let beliefs = Beliefs::new(Arc::new(ManualClock::new(0)));
+        let era = beliefs.begin(false);
+        let (alone, lost) = (beliefs.asked(), beliefs.asked());
+        assert_eq!(beliefs.answer(alone, true).ttl(), SOLO_TTL);
+        assert_eq!(
+            beliefs.answer(lost, false).ttl(),
+            Duration::ZERO,
+            "its session is over"
+        );
+        beliefs.company(era);
+        assert!(beliefs.is_in_company());
+        assert_eq!(
+            beliefs.answer(alone, true).ttl(),
+            Duration::ZERO,
+            "company came meanwhile"
+        );
+        let in_company = beliefs.asked();
+        beliefs.solo(era);
+        for asked in [alone, in_company] {
+            assert_eq!(
+                beliefs.answer(asked, true).ttl(),
+                Duration::ZERO,
+                "company was there"
+            );
+        }
+        assert_eq!(beliefs.answer(beliefs.asked(), true).ttl(), SOLO_TTL);
+        let before = beliefs.asked();
+        let next = beliefs.begin(false);
+        assert_eq!(
+            beliefs.answer(before, true).ttl(),
+            Duration::ZERO,
+            "another session"
+        );
+        beliefs.company(era);
+        assert!(!beliefs.is_in_company(), "a session that is over has no say");
+        beliefs.company(next);
+        beliefs.solo(era);
+        assert!(beliefs.is_in_company());
+        beliefs.begin(true);
+        assert!(beliefs.is_in_company());
+    }
+
+    #[test]
+    fn company_waits_only_for_what_was_answered() {
+        let clock = Arc::new(ManualClock::new(0));
+        let beliefs = Beliefs::new(Arc::clone(&clock) as Arc<dyn Clock>);
+        let era = beliefs.begin(false);
+        assert!(beliefs.run_out(beliefs.company(era)), "nothing was answered");
+        beliefs.solo(era);
+        drop(beliefs.answer(beliefs.asked(), true));
+        clock.advance_ms(2_000);
+        let started = std::time::Instant::now();
+        assert!(beliefs.run_out(beliefs.company(era)), "long ago");
+        assert!(started.elapsed() < SOLO_TTL);
+    }
+
+    #[test]
+    fn every_newcomer_waits_and_one_whose_company_is_over_says_nothing() {
+        let clock = Arc::new(ManualClock::new(0));
+        let beliefs = Arc::new(Beliefs::new(Arc::clone(&clock) as Arc<dyn Clock>));
+        let era = beliefs.begin(false);
+        let answer = beliefs.answer(beliefs.asked(), true);
+        let newcomers = [(); 2].map(|()| {
+            let (beliefs, company) = (Arc::clone(&beliefs), beliefs.company(era));
+            std::thread::spawn(move || beliefs.run_out(company))
+        });
+        clock.advance_ms(60_000);
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(
+            newcomers.iter().all(|newcomer| !newcomer.is_finished()),
+            "an answer is under way"
+        );
+        drop(answer);
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(
+            newcomers.iter().all(|newcomer| !newcomer.is_finished()),
+            "it is believed"
+        );
+        clock.advance_ms(1_100);
+        assert!(
+            newcomers
+                .into_iter()
+                .all(|newcomer| newcomer.join().is_ok_and(|out| out))
+        );
+        let over = beliefs.company(era);
+        beliefs.solo(era);
+        beliefs.company(era);
+        assert!(!beliefs.run_out(over));
+    }
+}
