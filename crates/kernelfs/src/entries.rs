@@ -90,6 +90,29 @@ mod tests {
     }
 
     #[test]
+    fn who_looks_at_all_of_the_pool_does_not_hold_the_end_up() {
+        let world = World::new();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let request = {
+            let kernel = Arc::clone(&world.kernel);
+            std::thread::spawn(move || {
+                let _entered = kernel.begin_request().unwrap();
+                begun.send(()).unwrap();
+                let began = std::time::Instant::now();
+                let (mut data, mut structures) = (true, true);
+                while (data || structures) && began.elapsed() < Duration::from_secs(10) {
+                    data = kernel.store.check_data().is_ok();
+                    structures = kernel.store.check().is_ok();
+                }
+                (data, structures)
+            })
+        };
+        begins.recv().unwrap();
+        world.kernel.shutdown().unwrap();
+        assert_eq!(request.join().unwrap(), (false, false), "both were cut off");
+    }
+
+    #[test]
     fn request_that_does_not_end_changes_nothing_when_the_daemon_has_stopped() {
         let world = World::with(Config {
             lease_ms: 100,

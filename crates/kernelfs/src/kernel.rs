@@ -347,6 +347,7 @@ impl KernelFs {
     /// The first error of a device; everything else was done.
     pub fn shutdown(&self) -> Result<(), StoreError> {
         self.stopping.store(true, Ordering::Release);
+        self.store.end_checks();
         self.end_sessions();
         self.entries.close();
         let mut left_ms = self.config.wait_ms;

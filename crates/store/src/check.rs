@@ -299,12 +299,13 @@ impl Store {
     /// Compares all data with its checksums. Transactions go on meanwhile.
     ///
     /// # Errors
-    /// The inodes cannot be enumerated.
+    /// The inodes cannot be enumerated, or [checks have ended](Self::end_checks).
     pub fn check_data(&self) -> Result<Vec<Finding>> {
         let mut inos = Vec::new();
         let mut findings = Vec::new();
         let blocks = self.snapshot().lens().state()?.inode_blocks.get();
         for ino in (1..blocks * INODES_PER_BLOCK).map(Ino) {
+            self.goes_on_checking()?;
             // One image that is damaged is no reason not to look at the other files.
             match self.slot(ino) {
                 Ok(InodeSlot::Used(inode))
@@ -345,7 +346,7 @@ impl Store {
                     .iter()
                     .filter(|extent| !extent.flags.contains(ExtentFlags::UNWRITTEN))
                 {
-                    self.verify_extent(ino, extent, &mut findings);
+                    self.verify_extent(ino, extent, &mut findings)?;
                 }
             }
         }
@@ -353,8 +354,9 @@ impl Store {
         Ok(findings)
     }
 
-    fn verify_extent(&self, ino: Ino, extent: &Extent, findings: &mut Vec<Finding>) {
+    fn verify_extent(&self, ino: Ino, extent: &Extent, findings: &mut Vec<Finding>) -> Result<()> {
         for at in self.layout.to_look_at(extent) {
+            self.goes_on_checking()?;
             let block = BlockNo(extent.block.0 + at);
             let Err(error) = self.verify_block(extent.tier, block) else {
                 continue;
@@ -375,6 +377,7 @@ impl Store {
                 });
             }
         }
+        Ok(())
     }
 
     fn check_inodes(
@@ -413,6 +416,7 @@ impl Store {
         );
         let mut in_use = 0;
         for ino in (1..state.inode_blocks.get() * INODES_PER_BLOCK).map(Ino) {
+            self.goes_on_checking()?;
             match lens.slot(ino) {
                 Ok(InodeSlot::Free(_)) => {}
                 Ok(InodeSlot::Reserved(_)) => in_use += 1,

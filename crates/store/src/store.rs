@@ -17,7 +17,7 @@ use crate::{
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_extent_tree::TreeError;
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
@@ -59,6 +59,7 @@ pub struct Store {
     /// Which metadata went to slower tiers, and which goes next.
     pub(crate) cooling: Mutex<Cooling>,
     latched: OnceLock<Arc<str>>,
+    checks_over: AtomicBool,
 }
 
 /// One consistent view of the committed metadata.
@@ -171,6 +172,7 @@ impl Store {
             watches: Watches::default(),
             passes: Mutex::default(),
             latched: OnceLock::new(),
+            checks_over: AtomicBool::new(false),
             cooling: Mutex::default(),
             devices,
             layout,
@@ -321,6 +323,20 @@ impl Store {
     pub fn latch(&self, reason: &str) {
         if self.latched.set(Arc::from(reason)).is_ok() {
             tracing::error!(reason, "the pool is read-only from now on");
+        }
+    }
+
+    /// Checks under way end with an error soon, and later ones at once: whoever asked for them must not hold up the end.
+    pub fn end_checks(&self) {
+        self.checks_over.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// After [`end_checks`](Self::end_checks).
+    pub(crate) fn goes_on_checking(&self) -> Result<()> {
+        match self.checks_over.load(Ordering::Relaxed) {
+            true => Err(StoreError::Latched("the pool is being closed".into())),
+            false => Ok(()),
         }
     }
 
