@@ -683,36 +683,29 @@ impl Filesystem for Shim {
         mut reply: ReplyDirectoryPlus,
     ) {
         let asked = self.fs.asked();
-        let mut entries = Vec::with_capacity(DIR_BATCH);
+        let mut answers = Vec::new();
         let outcome = self.key(ino).and_then(|key| {
             self.walk(key, offset, true, |key, _, attr, name, next| {
-                entries.extend(attr.map(|attr| (key, next, name.to_vec(), file_attr(attr))));
-                entries.len() >= DIR_BATCH
+                let Some(attr) = attr else { return false };
+                let answer = self.fs.answer(asked);
+                let generation = Generation(u64::from(key.generation.0));
+                let number = INodeNo(key.ino.0);
+                let name = OsStr::from_bytes(name);
+                let full = reply.add(number, next, name, &answer.ttl(), &file_attr(attr), generation);
+                // The kernel counts a look-up for each entry that it gets, but not for the dots.
+                if !full && name != "." && name != ".." {
+                    self.nodes.learn(key);
+                }
+                answers.push(answer);
+                full
             })
         });
-        if let Err(error) = outcome {
-            return reply.error(errno(error));
+        // What others wait for, until the answer is out: alone, no other session keeps this one waiting meanwhile.
+        match outcome {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(error)),
         }
-        let answer = self.fs.answer(asked);
-        for (key, next, name, attr) in entries {
-            let generation = Generation(u64::from(key.generation.0));
-            let number = INodeNo(key.ino.0);
-            if reply.add(
-                number,
-                next,
-                OsStr::from_bytes(&name),
-                &answer.ttl(),
-                &attr,
-                generation,
-            ) {
-                break;
-            }
-            // The kernel counts a look-up for each entry that it gets, but not for the dots.
-            if name != b"." && name != b".." {
-                self.nodes.learn(key);
-            }
-        }
-        reply.ok();
+        drop(answers);
     }
 
     fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {

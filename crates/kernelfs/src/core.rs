@@ -11,8 +11,9 @@ use parking_lot::Condvar;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use varve_format::{InodeKey, LastMediated, Seal, SessionId, TxId};
-use varve_ipc::{IpcError, ReleaseItem, Upcall};
+use varve_ipc::{BELIEVED_MOST, IpcError, ReleaseItem, Upcall};
 
 /// Where a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,9 @@ pub(crate) enum Phase {
 pub(crate) struct Member {
     pub(crate) session: Arc<Session>,
     pub(crate) phase: Phase,
-    /// Knows that it is not alone.
+    /// Was told that it is not alone.
+    pub(crate) told: bool,
+    /// Knows it, and nothing is believed any more.
     pub(crate) company: bool,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
@@ -114,11 +117,21 @@ pub(crate) struct Core {
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Since when there has been one session at most.
     pub(crate) alone_since_ms: u64,
+    pub(crate) believed: Believed,
     pub(crate) latched: bool,
     pub(crate) next_read_only: u64,
     /// Newest transaction when each change under way began: what it frees is newer.
     pub(crate) changes: BTreeMap<u64, TxId>,
     pub(crate) next_change: u64,
+}
+
+/// What kernels go on believing that mounts told them whose sessions are over.
+#[derive(Debug, Default)]
+pub(crate) struct Believed {
+    /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody is let in before who was not there already.
+    pub(crate) until: Duration,
+    /// Sessions that were over then: who continues one of these was not there.
+    pub(crate) absent: BTreeSet<SessionId>,
 }
 
 /// Sessions without a row are numbered from here.
@@ -141,11 +154,27 @@ impl Core {
             to_digest: Asked::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
+            believed: Believed::default(),
             latched: false,
             next_read_only: READ_ONLY_SESSIONS,
             changes: BTreeMap::new(),
             next_change: 0,
         }
+    }
+
+    /// A mount that was alone loses its session: its kernel goes on believing for a while what it was told until now.
+    /// `absent`: sessions that are over, without its own.
+    pub(crate) fn note_believed(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
+        if self.believed.until < now {
+            self.believed.absent.clear();
+        }
+        self.believed.until = now + BELIEVED_MOST;
+        self.believed.absent.extend(absent);
+    }
+
+    /// Whether a client that continues this session, or none, may change what a kernel believes.
+    pub(crate) fn is_newcomer(&self, continues: Option<SessionId>) -> bool {
+        continues.is_none_or(|id| self.believed.absent.contains(&id))
     }
 
     /// Whether a client of an earlier daemon may come back yet.

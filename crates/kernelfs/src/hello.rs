@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use varve_format::session::SessionState;
 use varve_format::{InodeKey, LastMediated, LogSeq, ROOT_INO, SessionId};
 use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
@@ -18,6 +19,9 @@ use varve_store::StoreError;
 
 /// Most inodes that one session keeps alive.
 pub(crate) const HOLDS_MAX: usize = 1 << 20;
+
+/// What a kernel believes has run out, and its mount has said so, so many milliseconds after it was told of company, and a lease's time.
+const ANNOUNCED_MOST_MS: u64 = 1_500;
 
 /// A session that was opened, for a client in this process.
 pub struct LocalSession {
@@ -69,6 +73,12 @@ impl KernelFs {
         let company = self.enter(&session, &hello, predecessor.as_ref());
         if company {
             self.announce_company(session.id);
+        }
+        let newcomer = self
+            .locked()
+            .is_newcomer(predecessor.as_ref().map(|ended| ended.id));
+        if newcomer {
+            self.await_disbelief();
         }
         let root = self.store.get(ROOT_INO).map_err(|error| {
             self.seal(session.id, "its opening failed", false);
@@ -339,6 +349,7 @@ impl KernelFs {
         let member = Member {
             session: Arc::clone(session),
             phase: Phase::Live,
+            told: company,
             company,
             barriers: BTreeMap::new(),
             recall: Recall::None,
@@ -370,7 +381,7 @@ impl KernelFs {
     /// Tells mounts that they are not alone any more, and waits until their kernels' caches have run out. Bounded: one that does not say
     /// so is sealed.
     fn announce_company(&self, newcomer: SessionId) {
-        let until_ms = self.now_ms() + self.config.lease_ms + 1000;
+        let until_ms = self.now_ms() + self.config.lease_ms + ANNOUNCED_MOST_MS;
         let mut told: Vec<SessionId> = Vec::new();
         {
             let mut core = self.locked();
@@ -382,6 +393,9 @@ impl KernelFs {
                 .collect();
             for (id, kind) in lonely {
                 if kind == ClientKind::Shim {
+                    if let Some(member) = core.members.get_mut(&id) {
+                        member.told = true;
+                    }
                     core.send(id, Upcall::Company);
                     told.push(id);
                 } else if let Some(member) = core.members.get_mut(&id) {
@@ -411,10 +425,23 @@ impl KernelFs {
         }
     }
 
+    /// Waits until no kernel believes what a mount told it whose session is over.
+    fn await_disbelief(&self) {
+        loop {
+            let until = self.locked().believed.until;
+            let left = until.saturating_sub(self.clock.moment());
+            if left.is_zero() {
+                return;
+            }
+            self.clock.pause(left.min(Duration::from_millis(20)));
+        }
+    }
+
     /// A mount's kernel caches have run out.
     pub(crate) fn company_ack(&self, id: SessionId) {
         if let Some(member) = self.locked().members.get_mut(&id) {
-            member.company = true;
+            // One that was told meanwhile that it is alone again says nothing of the next company.
+            member.company = member.told;
         }
         self.company_changed.notify_all();
     }

@@ -43,7 +43,7 @@ impl KernelFs {
 
     /// Ends a session; with `keep` its client may come back.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
-        let session = {
+        let (session, believed) = {
             let mut core = self.locked();
             let Some(member) = core.members.get_mut(&id) else {
                 return;
@@ -55,13 +55,19 @@ impl KernelFs {
             // What it does not use comes back with all that it has.
             member.recall = Recall::None;
             let session = Arc::clone(&member.session);
+            // Until it has heard that its session is over it answers as one that is alone. One that says goodbye has unmounted before.
+            let believed = keep && session.kind == ClientKind::Shim && !member.company;
+            if believed {
+                let absent: Vec<_> = core.ended.iter().map(|ended| ended.id).collect();
+                core.note_believed(self.clock.moment(), absent);
+            }
             // Whoever waits for this session's sake stops now.
             let tickets: Vec<_> = core.table.waiting_tickets(id);
             for ticket in &tickets {
                 core.table.cancel(*ticket);
             }
             core.end_waits(&tickets);
-            session
+            (session, believed)
         };
         if keep {
             tracing::info!(session = %id, pid = session.peer.pid, "session sealed: {why}");
@@ -69,6 +75,10 @@ impl KernelFs {
         Counters::bump(&self.counters.seals);
         session.page.seal();
         varve_ipc::page::membarrier();
+        if believed {
+            // What it answers from here on is not believed.
+            self.locked().note_believed(self.clock.moment(), []);
+        }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();
         match self.persist_seal(&session, BaseLimit::Now) {
@@ -357,6 +367,7 @@ impl KernelFs {
         let shim = core.members.values_mut().find(|member| member.company);
         let id = shim.map(|member| {
             member.company = false;
+            member.told = false;
             member.session.id
         });
         if let Some(id) = id {
@@ -386,6 +397,15 @@ impl KernelFs {
             self.grace_until_ms.store(0, Ordering::Release);
         }
         self.locked().earlier = rows.iter().map(|row| row.id).collect();
+        // A mount may have been alone when the earlier daemon ended. One that was unmounted has no row.
+        let is_mount = |row: &SessionRow| row.flags & 1 == 1;
+        if rows.iter().any(is_mount) {
+            let over = rows
+                .iter()
+                .filter(|row| !is_mount(row) && matches!(row.state, SessionState::Ended(_)));
+            self.locked()
+                .note_believed(self.clock.moment(), over.map(|row| row.id));
+        }
         let ending: BTreeSet<_> = rows
             .iter()
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))
@@ -496,6 +516,7 @@ impl KernelFs {
             Member {
                 session: Arc::clone(session),
                 phase: Phase::Sealing,
+                told: true,
                 company: true,
                 barriers: BTreeMap::new(),
                 recall: Recall::None,

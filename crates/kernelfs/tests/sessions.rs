@@ -592,7 +592,7 @@ fn mount_that_does_not_give_its_caches_up_is_sealed() {
     std::thread::scope(|scope| {
         let second = scope.spawn(|| world.client());
         assert_eq!(shim.upcall(), Upcall::Company);
-        world.clock.advance_ms(world.config.lease_ms + 1001);
+        world.clock.advance_ms(world.config.lease_ms + 1_501);
         second.join().unwrap();
     });
     assert!(!shim.is_live());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::{InodeAttr, InodeKey};
-use varve_ipc::{Cred, DirEntry, Request, Response, StatFs};
+use varve_ipc::{ClientKind, Cred, DirEntry, Request, Response, StatFs};
 
 use crate::attrs::{AttrChange, OpenFlags, RenameFlags};
 use crate::beliefs::{Answer, Asked};
@@ -73,11 +73,13 @@ impl Fs {
     pub fn asked(&self) -> Asked {
         self.mount.beliefs.asked()
     }
-    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out: the first session beside this one waits
-    /// for it.
+    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out: sessions that come beside this one
+    /// wait for it.
     #[must_use]
     pub fn answer(&self, asked: Asked) -> Answer<'_> {
-        let live = self.mount.of_session(Session::is_live);
+        // Others are never told of company.
+        let told = self.mount.options.kind == ClientKind::Shim;
+        let live = told && self.mount.of_session(Session::is_live);
         self.mount.beliefs.answer(asked, live)
     }
     /// Counters since the mount.

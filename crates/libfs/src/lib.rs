@@ -29,7 +29,7 @@ mod worker;
 mod xattrs;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
-pub use beliefs::{Answer, Asked, SOLO_TTL};
+pub use beliefs::{Answer, Asked};
 pub use connect::SocketConnector;
 pub use errno::{Errno, OpError, OpResult, Result};
 pub use fs::{Counters, Fs};

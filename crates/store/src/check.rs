@@ -236,6 +236,10 @@ impl Store {
     /// # Errors
     /// Only if not even the pool state can be read, or a device fails; everything else is a finding.
     pub fn check(&self) -> Result<Vec<Finding>> {
+        self.check_since(self.begin_check())
+    }
+
+    pub(crate) fn check_since(&self, begun: u64) -> Result<Vec<Finding>> {
         let _writer = self.writer.lock();
         let snapshot = self.trusting_snapshot();
         let mut usage = Usage {
@@ -244,7 +248,7 @@ impl Store {
         };
         let mut inodes = HashMap::new();
         let mut names = Vec::new();
-        self.check_inodes(&snapshot, &mut usage, &mut inodes, &mut names)?;
+        self.check_inodes(begun, &snapshot, &mut usage, &mut inodes, &mut names)?;
         check_names(&mut inodes, &names, &mut usage.findings);
         self.check_orphans(&snapshot, &inodes, &mut usage.findings)?;
         self.check_space(&mut usage)?;
@@ -301,11 +305,15 @@ impl Store {
     /// # Errors
     /// The inodes cannot be enumerated, or [checks have ended](Self::end_checks).
     pub fn check_data(&self) -> Result<Vec<Finding>> {
+        self.check_data_since(self.begin_check())
+    }
+
+    pub(crate) fn check_data_since(&self, begun: u64) -> Result<Vec<Finding>> {
         let mut inos = Vec::new();
         let mut findings = Vec::new();
         let blocks = self.snapshot().lens().state()?.inode_blocks.get();
         for ino in (1..blocks * INODES_PER_BLOCK).map(Ino) {
-            self.goes_on_checking()?;
+            self.goes_on(begun)?;
             // One image that is damaged is no reason not to look at the other files.
             match self.slot(ino) {
                 Ok(InodeSlot::Used(inode))
@@ -346,7 +354,7 @@ impl Store {
                     .iter()
                     .filter(|extent| !extent.flags.contains(ExtentFlags::UNWRITTEN))
                 {
-                    self.verify_extent(ino, extent, &mut findings)?;
+                    self.verify_extent(begun, ino, extent, &mut findings)?;
                 }
             }
         }
@@ -354,9 +362,15 @@ impl Store {
         Ok(findings)
     }
 
-    fn verify_extent(&self, ino: Ino, extent: &Extent, findings: &mut Vec<Finding>) -> Result<()> {
+    fn verify_extent(
+        &self,
+        begun: u64,
+        ino: Ino,
+        extent: &Extent,
+        findings: &mut Vec<Finding>,
+    ) -> Result<()> {
         for at in self.layout.to_look_at(extent) {
-            self.goes_on_checking()?;
+            self.goes_on(begun)?;
             let block = BlockNo(extent.block.0 + at);
             let Err(error) = self.verify_block(extent.tier, block) else {
                 continue;
@@ -382,6 +396,7 @@ impl Store {
 
     fn check_inodes(
         &self,
+        begun: u64,
         snapshot: &Snapshot<'_>,
         usage: &mut Usage,
         inodes: &mut HashMap<Ino, Seen>,
@@ -416,7 +431,7 @@ impl Store {
         );
         let mut in_use = 0;
         for ino in (1..state.inode_blocks.get() * INODES_PER_BLOCK).map(Ino) {
-            self.goes_on_checking()?;
+            self.goes_on(begun)?;
             match lens.slot(ino) {
                 Ok(InodeSlot::Free(_)) => {}
                 Ok(InodeSlot::Reserved(_)) => in_use += 1,

@@ -17,7 +17,7 @@ use crate::{
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_extent_tree::TreeError;
 use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
@@ -59,7 +59,8 @@ pub struct Store {
     /// Which metadata went to slower tiers, and which goes next.
     pub(crate) cooling: Mutex<Cooling>,
     latched: OnceLock<Arc<str>>,
-    checks_over: AtomicBool,
+    /// So often the checks that were under way had to end.
+    checks_over: AtomicU64,
 }
 
 /// One consistent view of the committed metadata.
@@ -172,7 +173,7 @@ impl Store {
             watches: Watches::default(),
             passes: Mutex::default(),
             latched: OnceLock::new(),
-            checks_over: AtomicBool::new(false),
+            checks_over: AtomicU64::new(0),
             cooling: Mutex::default(),
             devices,
             layout,
@@ -326,17 +327,22 @@ impl Store {
         }
     }
 
-    /// Checks under way end with an error soon, and later ones at once: whoever asked for them must not hold up the end.
+    /// Checks under way end with an error soon: whoever asked for them must not hold up the end.
     pub fn end_checks(&self) {
-        self.checks_over.store(true, Ordering::Relaxed);
+        self.checks_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a check that begins now asks with whether it [goes on](Self::goes_on).
+    pub fn begin_check(&self) -> u64 {
+        self.checks_over.load(Ordering::Relaxed)
     }
 
     /// # Errors
     /// After [`end_checks`](Self::end_checks).
-    pub(crate) fn goes_on_checking(&self) -> Result<()> {
-        match self.checks_over.load(Ordering::Relaxed) {
-            true => Err(StoreError::Latched("the pool is being closed".into())),
-            false => Ok(()),
+    pub fn goes_on(&self, begun: u64) -> Result<()> {
+        match self.begin_check() == begun {
+            true => Ok(()),
+            false => Err(StoreError::Latched("the pool is being closed".into())),
         }
     }
 

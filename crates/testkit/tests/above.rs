@@ -3,6 +3,8 @@
 //! than had been written when it began. Linked programs come and go, two at nearly the same time, so that names and sizes are believed for a
 //! while; they let a file grow, and a name come and go; their connections break; the mount's process is stopped for less than a lease.
 //!
+//! Another kind of run does without pages, and has the mount lose its session too, also since its daemon dies: names and sizes are right then all the same.
+//!
 //! What this does not ask: a mount that loses its session, or is stopped past its lease, shows its kernel's old pages until it has heard of it.
 //!
 //! A failure prints its seed; `VARVE_SEED=n` runs that one only, `VARVE_ABOVE_RUNS=n` n seeds; `VARVE_TRACE=n` prints what happened last.
@@ -48,6 +50,8 @@ struct Stage {
     left: AtomicUsize,
     linked: Mutex<Vec<MountNo>>,
     hits: AtomicU64,
+    /// The mount loses its session, and nobody looks at pages.
+    losses: bool,
 }
 
 type Outcome = Result<(), String>;
@@ -187,12 +191,13 @@ impl Stage {
     }
 
     fn work(&self, way: &Way<'_>, fs: &Fs, seed: u64, rounds: u64) -> Outcome {
+        let first = if self.losses { 6 } else { 0 };
         let mut rng = Rng::new(seed);
         let (file, log) = (open(fs, "f")?, open(fs, "log")?);
         for _ in 0..rounds {
             let index = rng.below(WORDS.len() as u64) as usize;
             let (page, at, _) = WORDS[index];
-            match (rng.below(10), way) {
+            match (first + rng.below(10 - first), way) {
                 (0..=3, _) => self.count_up(way, &file, index, rng.below(3) == 0)?,
                 (4..=5, _) => self.look(&self.words[index], "a word", || way.read(&file, page, at))?,
                 (6, Way::Kernel(kernel)) => {
@@ -249,7 +254,7 @@ fn start(stage: &Arc<Stage>, process: Option<usize>, work: impl FnOnce(&Stage) -
 }
 
 /// What a run came to: hash of all that happened, and pages read from the cache.
-fn run(seed: u64) -> Result<(u64, u64), String> {
+fn run(seed: u64, losses: bool) -> Result<(u64, u64), String> {
     let medium = [SimMedium::Dax, SimMedium::File][(seed % 2) as usize];
     let rig = Rig::scheduled(Shape::small(medium), seed).map_err(|error| error.to_string())?;
     let kernel = Arc::new(Kernel::new(&rig.turns, &rig.clock));
@@ -279,6 +284,7 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
         left: AtomicUsize::new(0),
         linked: Mutex::default(),
         hits: AtomicU64::new(0),
+        losses,
     });
     for program in 0..3 {
         let (fs, kernel) = (fs.clone(), Arc::clone(&kernel));
@@ -304,6 +310,9 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
             break Ok((stage.turns().trace(), stage.hits.load(Ordering::Relaxed)));
         }
         stage.turns().pause(Duration::from_millis(50));
+        if losses && rng.below(40) == 0 {
+            stage.rig.restart().map_err(|error| error.to_string())?;
+        }
         let kernel = stage.rig.kernel();
         kernel.tick();
         match rng.below(20) {
@@ -320,6 +329,7 @@ fn run(seed: u64) -> Result<(u64, u64), String> {
                     stage.rig.seal(linked[rng.below(linked.len() as u64) as usize]);
                 }
             }
+            3 if losses => stage.rig.seal(no),
             _ => {}
         }
     };
@@ -345,7 +355,21 @@ fn pages_names_and_sizes_above_a_mount_show_what_was_written_last() {
     };
     let mut hits = 0;
     for seed in seeds {
-        hits += run(seed).unwrap_or_else(|why| panic!("{why}")).1;
+        hits += run(seed, false).unwrap_or_else(|why| panic!("{why}")).1;
+    }
+    eprintln!("{hits} reads from the cache");
+    assert!(hits > 100, "{hits} reads from the cache: nothing was tried");
+}
+
+#[test]
+fn names_and_sizes_are_right_above_a_mount_that_loses_its_session() {
+    let seeds = match number("VARVE_SEED") {
+        Some(seed) => seed..seed + number("VARVE_ABOVE_RUNS").unwrap_or(1),
+        None => 1..number("VARVE_ABOVE_RUNS").unwrap_or(12) + 1,
+    };
+    let mut hits = 0;
+    for seed in seeds {
+        hits += run(seed, true).unwrap_or_else(|why| panic!("{why}")).1;
     }
     eprintln!("{hits} reads from the cache");
     assert!(hits > 100, "{hits} reads from the cache: nothing was tried");
@@ -353,7 +377,8 @@ fn pages_names_and_sizes_above_a_mount_show_what_was_written_last() {
 
 #[test]
 fn same_seed_does_the_same_above_a_mount() {
-    assert_eq!(run(3), run(3));
+    assert_eq!(run(3, false), run(3, false));
+    assert_eq!(run(4, true), run(4, true));
 }
 
 #[test]
@@ -366,7 +391,7 @@ fn bugs_in_looking_after_the_kernels_pages_are_caught() {
         Bug::KernelLetGo,
     ] {
         arm(Some(bug));
-        let found = (1..40).find(|seed| run(*seed).is_err());
+        let found = (1..40).find(|seed| run(*seed, false).is_err());
         arm(None);
         eprintln!("{bug:?}: {found:?}");
         assert!(found.is_some(), "{bug:?} is not caught");

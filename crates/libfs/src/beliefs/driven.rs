@@ -1,14 +1,14 @@
 //! What a kernel believes under a scheduler that tries interleavings: answers go out while sessions come, several at once, and leave. What a
 //! newcomer changes after it was let in is never seen as it was before. Run by `cargo test -p varve-libfs --features shuttle --lib driven`.
 
-use super::{Beliefs, Era, SOLO_TTL};
+use super::{Beliefs, Era};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::TimeNs;
-use varve_ipc::Clock;
+use varve_ipc::{Clock, SOLO_TTL};
 
 const ITERATIONS: usize = 5_000;
 
@@ -71,7 +71,7 @@ impl World {
     fn visit(&self) {
         *self.others.lock() += 1;
         // As the daemon tells the mount, and as the mount says that it is ready.
-        let company = self.beliefs.company(self.era);
+        let company = self.beliefs.company(self.era).expect("its session is not over");
         assert!(self.beliefs.run_out(company), "nobody said that it is alone");
         self.truth.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();

@@ -1,4 +1,4 @@
-//! How long the kernel above a mount may believe names and attributes: for [`SOLO_TTL`] while the mount is alone in its pool, not at all in
+//! How long the kernel above a mount may believe names and attributes: for [`SOLO_TTL`](varve_ipc::SOLO_TTL) while the mount is alone in its pool, not at all in
 //! company (`docs/adr/0003-solo-and-company.md`). Owns that switch and when the last answer that is believed runs out; refuses to know what was
 //! answered.
 //!
@@ -12,12 +12,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use varve_ipc::Clock;
+use varve_ipc::{BELIEVED_MOST, Clock, SOLO_TTL};
 
-/// How long the kernel may believe names and attributes while the mount is alone in its pool.
-pub const SOLO_TTL: Duration = Duration::from_secs(1);
-/// An answer that is out has reached the kernel's thread that waits for it, and is believed, so much later or sooner.
-const HEARD: Duration = Duration::from_millis(50);
 /// Between two looks at what is believed.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
@@ -80,11 +76,12 @@ impl Beliefs {
         Era((before.unwrap_or_else(|turn| turn) >> Era::SHIFT) + 1)
     }
 
-    /// Others come: what is answered from now on is not believed. To be followed by [`run_out`](Self::run_out).
-    pub(crate) fn company(&self, era: Era) -> Company {
+    /// Others come: what is answered from now on is not believed. To be followed by [`run_out`](Self::run_out). `None`: that session is over.
+    pub(crate) fn company(&self, era: Era) -> Option<Company> {
         let next = |turn: u64| (era.has(turn) && !is_company(turn)).then_some(turn + 1);
         let changed = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
-        Company(changed.map_or_else(|now| now, |before| before + 1))
+        let turn = changed.map_or_else(|now| now, |before| before + 1);
+        era.has(turn).then_some(Company(turn))
     }
 
     /// Alone again.
@@ -161,7 +158,7 @@ impl Answer<'_> {
 impl Drop for Answer<'_> {
     fn drop(&mut self) {
         if let Some(beliefs) = self.believed_by {
-            let until_ms = beliefs.clock.monotonic_ms() + (SOLO_TTL + HEARD).as_millis() as u64 + 1;
+            let until_ms = beliefs.clock.monotonic_ms() + BELIEVED_MOST.as_millis() as u64 + 1;
             beliefs.until_ms.fetch_max(until_ms, Ordering::SeqCst);
             beliefs.under_way.fetch_sub(1, Ordering::SeqCst);
         }
@@ -175,11 +172,12 @@ impl fmt::Debug for Answer<'_> {
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]
+#[allow(clippy::unwrap_used)]
 mod tests {
-    use super::{Beliefs, SOLO_TTL};
+    use super::Beliefs;
     use std::sync::Arc;
     use std::time::Duration;
-    use varve_ipc::{Clock, ManualClock};
+    use varve_ipc::{Clock, ManualClock, SOLO_TTL};
 
     #[test]
     fn answers_are_believed_only_if_the_mount_was_alone_all_the_time() {
@@ -216,7 +214,7 @@ mod tests {
             Duration::ZERO,
             "another session"
         );
-        beliefs.company(era);
+        assert_eq!(beliefs.company(era), None);
         assert!(!beliefs.is_in_company(), "a session that is over has no say");
         beliefs.company(next);
         beliefs.solo(era);
@@ -230,12 +228,15 @@ mod tests {
         let clock = Arc::new(ManualClock::new(0));
         let beliefs = Beliefs::new(Arc::clone(&clock) as Arc<dyn Clock>);
         let era = beliefs.begin(false);
-        assert!(beliefs.run_out(beliefs.company(era)), "nothing was answered");
+        assert!(
+            beliefs.run_out(beliefs.company(era).unwrap()),
+            "nothing was answered"
+        );
         beliefs.solo(era);
         drop(beliefs.answer(beliefs.asked(), true));
         clock.advance_ms(2_000);
         let started = std::time::Instant::now();
-        assert!(beliefs.run_out(beliefs.company(era)), "long ago");
+        assert!(beliefs.run_out(beliefs.company(era).unwrap()), "long ago");
         assert!(started.elapsed() < SOLO_TTL);
     }
 
@@ -246,7 +247,7 @@ mod tests {
         let era = beliefs.begin(false);
         let answer = beliefs.answer(beliefs.asked(), true);
         let newcomers = [(); 2].map(|()| {
-            let (beliefs, company) = (Arc::clone(&beliefs), beliefs.company(era));
+            let (beliefs, company) = (Arc::clone(&beliefs), beliefs.company(era).unwrap());
             std::thread::spawn(move || beliefs.run_out(company))
         });
         clock.advance_ms(60_000);
@@ -267,7 +268,7 @@ mod tests {
                 .into_iter()
                 .all(|newcomer| newcomer.join().is_ok_and(|out| out))
         );
-        let over = beliefs.company(era);
+        let over = beliefs.company(era).unwrap();
         beliefs.solo(era);
         beliefs.company(era);
         assert!(!beliefs.run_out(over));

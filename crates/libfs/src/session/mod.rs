@@ -228,7 +228,7 @@ impl Session {
     /// Others come. What waits until the kernel believes nothing any more, and answers whether that is still asked for.
     pub(crate) fn company(&self) -> impl FnOnce() -> bool + Send + 'static {
         let (beliefs, company) = (Arc::clone(&self.beliefs), self.beliefs.company(self.era));
-        move || beliefs.run_out(company)
+        move || company.is_some_and(|company| beliefs.run_out(company))
     }
 
     /// Alone again.

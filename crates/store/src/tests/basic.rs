@@ -65,6 +65,21 @@ fn open_refuses_with_a_clear_error_when_there_is_no_pool_or_a_newer_one() {
 }
 
 #[test]
+fn checks_that_began_before_the_end_of_checks_are_cut_off() {
+    let rig = Rig::new();
+    let mut tx = rig.store.begin().unwrap();
+    let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap();
+    tx.write_bytes(file.ino, &[(0, &pattern(9000, 1))], SSD).unwrap();
+    tx.commit().unwrap();
+    let begun = rig.store.begin_check();
+    rig.store.end_checks();
+    for cut_off in [rig.store.check_since(begun), rig.store.check_data_since(begun)] {
+        assert!(matches!(cut_off, Err(StoreError::Latched(_))), "{cut_off:?}");
+    }
+    assert_clean(&rig.store);
+}
+
+#[test]
 fn dropped_transaction_leaves_no_trace() {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
