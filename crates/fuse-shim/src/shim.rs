@@ -683,7 +683,8 @@ impl Filesystem for Shim {
         mut reply: ReplyDirectoryPlus,
     ) {
         let asked = self.fs.asked();
-        let mut answers = Vec::new();
+        // The first that may be believed is held until all are out: others wait for it. Alone, no other session keeps this one waiting meanwhile.
+        let mut held = None;
         let outcome = self.key(ino).and_then(|key| {
             self.walk(key, offset, true, |key, _, attr, name, next| {
                 let Some(attr) = attr else { return false };
@@ -696,16 +697,15 @@ impl Filesystem for Shim {
                 if !full && name != "." && name != ".." {
                     self.nodes.learn(key);
                 }
-                answers.push(answer);
+                held.get_or_insert(answer);
                 full
             })
         });
-        // What others wait for, until the answer is out: alone, no other session keeps this one waiting meanwhile.
         match outcome {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(error)),
         }
-        drop(answers);
+        drop(held);
     }
 
     fn fsyncdir(&self, _request: &Request, ino: INodeNo, _fh: FileHandle, datasync: bool, reply: ReplyEmpty) {

@@ -441,7 +441,7 @@ impl KernelFs {
     pub(crate) fn company_ack(&self, id: SessionId) {
         if let Some(member) = self.locked().members.get_mut(&id) {
             // One that was told meanwhile that it is alone again says nothing of the next company.
-            member.company = member.told;
+            member.company |= member.told;
         }
         self.company_changed.notify_all();
     }

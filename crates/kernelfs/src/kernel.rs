@@ -350,6 +350,8 @@ impl KernelFs {
         self.store.end_checks();
         self.end_sessions();
         self.entries.close();
+        // Those that were asked for meanwhile, too.
+        self.store.end_checks();
         let mut left_ms = self.config.wait_ms;
         // Who comes now is counted for a moment and sent away: what was over once is over.
         let mut over = self.entries.are_over();

@@ -63,6 +63,11 @@ pub enum StoreError {
     /// An earlier error left the transaction half done; it can only be dropped.
     #[error("the transaction met an error before and can only be given up")]
     Poisoned,
+    /// [`Store::end_checks`](crate::Store::end_checks).
+    #[error(
+        "the daemon stops, and its check with it: check the pool again when it is served, or as it lies when it has stopped"
+    )]
+    CheckEnded,
     /// A failed persist has made the pool read-only.
     #[error("the pool is read-only since an error: {0}")]
     Latched(Arc<str>),

@@ -342,7 +342,7 @@ impl Store {
     pub fn goes_on(&self, begun: u64) -> Result<()> {
         match self.begin_check() == begun {
             true => Ok(()),
-            false => Err(StoreError::Latched("the pool is being closed".into())),
+            false => Err(StoreError::CheckEnded),
         }
     }
 

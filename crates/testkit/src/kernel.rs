@@ -51,9 +51,9 @@ impl Default for Cached {
 struct Caches {
     pages: BTreeMap<(InodeKey, u64), Cached>,
     /// Sizes, and until when they are believed.
-    sizes: BTreeMap<InodeKey, (u64, u64)>,
+    sizes: BTreeMap<InodeKey, Option<(u64, u64)>>,
     /// Names in the root, which size the file has (`None`: there is none), and until when that is believed.
-    names: BTreeMap<&'static str, (Option<u64>, u64)>,
+    names: BTreeMap<&'static str, Option<(Option<u64>, u64)>>,
     /// The inodes' locks: how many writes past the pages are under way, or [`BUFFERED`].
     writes: BTreeMap<InodeKey, u32>,
 }
@@ -220,56 +220,51 @@ impl Kernel {
         done.map(drop)
     }
 
-    fn believed<T: Copy>(&self, known: Option<(T, u64)>) -> Option<T> {
-        let (value, until_ms) = known?;
-        (self.clock.monotonic_ms() < until_ms).then(|| {
+    /// What the kernel believes, or is told by an operation of the mount and believes for as long as the answer says.
+    fn look<T: Copy>(
+        &self,
+        fs: &Fs,
+        cell: impl Fn(&mut Caches) -> &mut Option<(T, u64)>,
+        operation: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let known = *cell(&mut self.lock());
+        if let Some((value, until_ms)) = known
+            && self.clock.monotonic_ms() < until_ms
+        {
             self.hits.fetch_add(1, Ordering::Relaxed);
-            value
-        })
+            return Ok(value);
+        }
+        self.between();
+        let asked = fs.asked();
+        let value = operation()?;
+        self.between();
+        let answer = fs.answer(asked);
+        self.between();
+        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
+        *cell(&mut self.lock()) = Some((value, until_ms));
+        Ok(value)
     }
 
-    /// The size of a file as programs see it: believed for as long as the answer said.
+    /// The size of a file as programs see it.
     ///
     /// # Errors
     /// The mount's.
     pub fn size(&self, fs: &Fs, key: InodeKey) -> Result<u64, Errno> {
-        let known = self.lock().sizes.get(&key).copied();
-        if let Some(size) = self.believed(known) {
-            return Ok(size);
-        }
-        self.between();
-        let asked = fs.asked();
-        let size = fs.getattr(key)?.size_bytes;
-        self.between();
-        let answer = fs.answer(asked);
-        self.between();
-        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
-        self.lock().sizes.insert(key, (size, until_ms));
-        Ok(size)
+        let size = || Ok(fs.getattr(key)?.size_bytes);
+        self.look(fs, |caches| caches.sizes.entry(key).or_default(), size)
     }
 
-    /// The size of the file that has a name in the root, `None` if none has it: believed for as long as the answer said.
+    /// The size of the file that has a name in the root, `None` if none has it, as programs see it.
     ///
     /// # Errors
     /// The mount's.
     pub fn size_of_name(&self, fs: &Fs, name: &'static str) -> Result<Option<u64>, Errno> {
-        let known = self.lock().names.get(name).copied();
-        if let Some(size) = self.believed(known) {
-            return Ok(size);
-        }
-        self.between();
-        let asked = fs.asked();
-        let size = match fs.lookup(fs.root(), name.as_bytes(), &Cred::root()) {
-            Ok(attr) => Some(attr.size_bytes),
-            Err(error) if error == Errno(libc::ENOENT) => None,
-            Err(error) => return Err(error),
+        let size = || match fs.lookup(fs.root(), name.as_bytes(), &Cred::root()) {
+            Ok(attr) => Ok(Some(attr.size_bytes)),
+            Err(error) if error == Errno(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
         };
-        self.between();
-        let answer = fs.answer(asked);
-        self.between();
-        let until_ms = self.clock.monotonic_ms() + answer.ttl().as_millis() as u64;
-        self.lock().names.insert(name, (size, until_ms));
-        Ok(size)
+        self.look(fs, |caches| caches.names.entry(name).or_default(), size)
     }
 
     fn drop_page(&self, place: (InodeKey, u64)) {

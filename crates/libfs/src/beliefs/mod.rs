@@ -121,16 +121,14 @@ impl Beliefs {
             return Answer { believed_by: None };
         }
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        let answer = Answer {
-            believed_by: Some(self),
-        };
         // After it counts as under way: company that begins later waits for it.
-        if self.turn.load(Ordering::SeqCst) == asked.0 {
-            return answer;
+        let alone = self.turn.load(Ordering::SeqCst) == asked.0;
+        if !alone {
+            self.under_way.fetch_sub(1, Ordering::SeqCst);
         }
-        std::mem::forget(answer);
-        self.under_way.fetch_sub(1, Ordering::SeqCst);
-        Answer { believed_by: None }
+        Answer {
+            believed_by: alone.then_some(self),
+        }
     }
 }
 

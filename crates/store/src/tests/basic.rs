@@ -74,7 +74,7 @@ fn checks_that_began_before_the_end_of_checks_are_cut_off() {
     let begun = rig.store.begin_check();
     rig.store.end_checks();
     for cut_off in [rig.store.check_since(begun), rig.store.check_data_since(begun)] {
-        assert!(matches!(cut_off, Err(StoreError::Latched(_))), "{cut_off:?}");
+        assert!(matches!(cut_off, Err(StoreError::CheckEnded)), "{cut_off:?}");
     }
     assert_clean(&rig.store);
 }
