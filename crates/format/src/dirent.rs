@@ -17,7 +17,7 @@ pub const XATTR_INLINE_MAX: usize = 1024;
 pub const XATTR_BLOCKS_MAX: usize = XATTR_VALUE_MAX.div_ceil(crate::BLOCK_BODY_SIZE);
 
 /// Secret of a pool: makes hashes of names unpredictable to those who choose the names.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HashKey(pub [u8; 16]);
 
 impl std::fmt::Debug for HashKey {
@@ -31,6 +31,12 @@ impl HashKey {
     #[must_use]
     pub fn name_hash(&self, name: &[u8]) -> u64 {
         (siphash24(&self.0, name) >> 16).max(1)
+    }
+
+    /// Key and cookie of the first name with its hash.
+    #[must_use]
+    pub fn first_cookie(&self, name: &[u8]) -> u64 {
+        self.name_hash(name) << ORDINAL_BITS
     }
 }
 

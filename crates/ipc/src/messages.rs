@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal, SessionId,
+    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal, SessionId,
     Tier, TimeNs, TxId,
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -133,6 +133,9 @@ pub struct Welcome {
     pub last_mediated: LastMediated,
     /// Most leases that one session should keep.
     pub leases_max: u32,
+    /// What orders the names of directories, so that the session can list one that it knows all names of. A privileged session's alone, which
+    /// could read it from the pool: who does not know it cannot make names that collide.
+    pub name_hash: Option<HashKey>,
 }
 
 /// How far a lease reaches.

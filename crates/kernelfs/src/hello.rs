@@ -121,6 +121,7 @@ impl KernelFs {
                 .as_ref()
                 .map_or(LastMediated::default(), |ended| ended.last_mediated),
             leases_max: self.leases_max(&session),
+            name_hash: session.privileged.then(|| self.store.hash_key()),
         };
         Ok(LocalSession {
             welcome,

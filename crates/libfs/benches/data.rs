@@ -144,6 +144,7 @@ impl Rig {
             seal: None,
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
+            name_hash: None,
         };
         let nvm = region(dir, "nvm", FILE_BYTES + (8 << 20));
         fill_sums(&*nvm);

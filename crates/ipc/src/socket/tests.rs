@@ -87,6 +87,7 @@ impl Service for Toy {
             seal: None,
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 10,
+            name_hash: None,
         };
         let page = Some(Page::open_for_client(&path).unwrap());
         Ok(Opened {

@@ -319,6 +319,7 @@ pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
         seal: None,
         last_mediated: varve_format::LastMediated::default(),
         leases_max: 64,
+        name_hash: None,
     }
 }
 

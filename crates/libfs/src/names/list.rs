@@ -6,12 +6,40 @@ use varve_ipc::{Cred, DirEntry, Request, Response};
 use super::table::Asking;
 use super::{Target, directory};
 use crate::errno::{Errno, OpError, Result};
-use crate::session::Mount;
+use crate::lease::Node;
+use crate::session::{Mount, Session};
 
 /// Most entries asked for at once.
 pub(super) const PAGE_MAX: usize = 1024;
 
-/// A page of a directory. Our own changes of it are digested first, so that the daemon's order and cookies are the only ones.
+/// Takes in what a page that starts at `cookie` says of names, while the question stands; where the next one starts.
+pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u64> {
+    let next = entries.last().map(|entry| entry.next_cookie);
+    let names = entries.iter().map(|entry| {
+        let (key, kind) = (entry.key, entry.kind);
+        (&*entry.name, Target { key, kind })
+    });
+    dir.names.lock().take_page(cookie, names, next);
+    next
+}
+
+/// A page of a directory of which all names are known here, as the daemon would give it when everything is digested.
+fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<Vec<DirEntry>> {
+    let order = session.welcome.name_hash.as_ref()?;
+    let names = dir.names.lock();
+    let page = names.page(order, cookie, max)?;
+    let entry = |(next_cookie, name, target): (u64, &[u8], Target)| DirEntry {
+        name: name.to_vec(),
+        key: target.key,
+        kind: target.kind,
+        next_cookie,
+        attr: None,
+    };
+    Some(page.into_iter().map(entry).collect())
+}
+
+/// A page of a directory. If not all names are known here our own changes of it are digested first, so that the daemon knows them: the order and
+/// the cookies are the pool's either way.
 /// Attributes come with it where `attrs` wants them and the daemon knows them.
 pub(crate) fn readdir(
     mount: &Mount,
@@ -25,6 +53,10 @@ pub(crate) fn readdir(
         let pins = session.pin_read(dir)?;
         let node = pins.node(dir)?;
         directory(session, node, &Cred::root(), 0)?;
+        if !attrs && let Some(entries) = known_page(session, node, cookie, max as usize) {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
+            return Ok(entries);
+        }
         let last = node.inode.read().last_seq;
         session.digest(last)?;
         let _asking = Asking::all(&node.names);
@@ -38,6 +70,7 @@ pub(crate) fn readdir(
             return Err(OpError::Failed(Errno(libc::EIO)));
         };
         let digested = session.page.digested();
+        take_in(node, cookie, &entries);
         {
             let mut names = node.names.lock();
             for entry in &entries {

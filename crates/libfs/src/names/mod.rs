@@ -207,9 +207,7 @@ fn read_ahead<T>(session: &Session, dir: &Node, mut cookie: u64) -> OpResult<(),
         });
         match answer {
             Ok(Response::Entries(entries)) => {
-                let next = entries.last().map(|entry| entry.next_cookie);
-                let names = entries.iter().map(|entry| &*entry.name);
-                dir.names.lock().take_page(cookie, names, next);
+                let next = list::take_in(dir, cookie, &entries);
                 let Some(next) = next else { return Ok(()) };
                 cookie = next;
             }

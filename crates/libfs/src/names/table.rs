@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
-use varve_format::{FileKind, InodeKey, LogSeq};
+use varve_format::{FileKind, HashKey, InodeKey, LogSeq};
 
 use crate::hash::KeyHasher;
 use crate::sync::Mutex;
@@ -13,6 +13,10 @@ const NAMES_MAX: usize = 1 << 20;
 const MISSES_A_PAGE: u32 = 16;
 /// Removed names kept before those whose removal is digested are looked for.
 const GONE_MIN: usize = 1024;
+/// Names of a directory that are kept because its pages have them. Of a larger one their hashes are.
+const LEARNT_MAX: usize = 1 << 16;
+/// Names of a directory that is listed from what is known here: each page looks at all of them.
+const LISTED_MAX: usize = 1 << 12;
 /// Forgotten names of which it is kept that they may be there (64 MiB of memory).
 const SHED_MAX: usize = 4 << 20;
 
@@ -114,6 +118,27 @@ impl DirNames {
         self.names.hasher().hash_one(name)
     }
 
+    /// At most `max` names behind `cookie` with their cookies, in the pool's order; `None`: they are not all known, or too many, or two share a hash,
+    /// and only the pool knows which has which cookie. (The first of two that did keeps its cookie, of which nothing is known here, when the
+    /// other goes. Of 48 bits that is as rare as it is harmless: a listing that goes on in the pool may tell it twice.)
+    pub(super) fn page(&self, order: &HashKey, cookie: u64, max: usize) -> Option<Vec<(u64, &[u8], Target)>> {
+        if !self.is_complete() || self.names.len() > LISTED_MAX {
+            return None;
+        }
+        let there = self.names.iter().filter_map(|(name, known)| {
+            let target = known.target?;
+            Some((order.first_cookie(name), &**name, target))
+        });
+        let mut page: Vec<_> = there.filter(|(at, ..)| *at > cookie).collect();
+        page.sort_unstable_by_key(|(at, ..)| *at);
+        page.truncate(max.saturating_add(1));
+        if page.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            return None;
+        }
+        page.truncate(max);
+        Some(page)
+    }
+
     /// What `name` names; `None`: not known here.
     pub(crate) fn get(&self, name: &[u8]) -> Option<Option<Target>> {
         match self.names.get(name) {
@@ -193,20 +218,28 @@ impl DirNames {
     }
 
     /// Takes in the names of the page that starts at `cookie`, while the lease was held and the question stood; the next one starts at
-    /// `next`. No names: that was all. A name of a page is asked for once more when it is needed.
+    /// `next`. No names: that was all. Of a large directory a name of a page is asked for once more when it is needed.
     pub(super) fn take_page<'p>(
         &mut self,
         cookie: u64,
-        names: impl Iterator<Item = &'p [u8]>,
+        names: impl Iterator<Item = (&'p [u8], Target)>,
         next: Option<u64>,
     ) {
         // Another thread reads it too, or it is read from the start again.
         if self.fill.cookie != cookie || self.complete {
             return;
         }
-        for name in names {
-            let hash = self.hash(name);
-            self.shed.insert(hash);
+        for (name, target) in names {
+            if self.names.contains_key(name) {
+                continue;
+            }
+            if self.names.len() < LEARNT_MAX {
+                let (target, seq) = (Some(target), LogSeq(0));
+                self.names.insert(name.into(), Known { target, seq });
+            } else {
+                let hash = self.hash(name);
+                self.shed.insert(hash);
+            }
         }
         match next {
             Some(next) => self.fill.cookie = next,
@@ -233,9 +266,8 @@ impl DirNames {
             return;
         }
         let (hasher, shed, asking) = (self.names.hasher().clone(), &mut self.shed, self.asking > 0);
-        // Also those of pages that were read before they were made, or asked for.
-        let reading = self.fill.misses >= MISSES_A_PAGE && !self.fill.off;
-        let counts = self.complete || reading;
+        // Also those of pages that were read before they were made, or are being asked for.
+        let counts = self.complete || !self.fill.off;
         self.names.retain(|name, known| {
             let stays = known.seq > digested || (asking && known.target.is_none());
             if !stays && known.target.is_some() && counts {

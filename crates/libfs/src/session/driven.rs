@@ -207,6 +207,7 @@ impl Connector for Door {
                 ..LastMediated::default()
             },
             leases_max: 64,
+            name_hash: None,
         };
         Ok(Connection {
             link: Arc::new(Wire {

@@ -879,6 +879,7 @@ impl Service for Fake {
             seal: old.as_ref().and_then(|old| old.sealed.clone()),
             last_mediated: old.map_or(LastMediated::default(), |old| old.last_mediated),
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
+            name_hash: None,
         };
         state.sessions.insert(id, session);
         Ok(Opened {

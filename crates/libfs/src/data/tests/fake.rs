@@ -158,6 +158,7 @@ impl Fake {
             seal: None,
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
+            name_hash: None,
         }
     }
 
