@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal, SessionId,
-    Tier, TimeNs, TxId,
+    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal,
+    SessionId, Tier, TimeNs, TxId,
 };
 
 /// Version of this protocol; both sides must have the same.

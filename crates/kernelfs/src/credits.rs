@@ -411,13 +411,15 @@ impl KernelFs {
 
     /// Waits for a digest that is under way to give `least` credits back: it does so record by record. `false`: none is under way.
     fn await_credits(&self, session: &Session, least: u32) -> bool {
+        let began = self.clock.moment();
         while session.reader.try_lock().is_none() {
             let has = session.credits.load(Ordering::Acquire);
             let left = self.config.credits_max_blocks.saturating_sub(has);
             if left.min(self.store.space().available) >= u64::from(least) {
                 return true;
             }
-            self.clock.pause(CREDITS_NAP);
+            let passed = self.clock.moment() - began;
+            self.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
         }
         false
     }

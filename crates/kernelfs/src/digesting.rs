@@ -363,7 +363,7 @@ impl KernelFs {
             }
             // The inodes of a number may have to come back from a slower tier.
             room -= usize::from(matches!(change, RowChange::FreeNumber(_)));
-            if tx.room() < varve_store::OP_ROOM || room == 0 {
+            if tx.room_at_least(varve_store::OP_ROOM) < varve_store::OP_ROOM || room == 0 {
                 tx.commit()?;
                 tx = self.store.begin_with_room()?;
                 room = self.store.room_for_ops();

@@ -377,7 +377,7 @@ impl KernelFs {
         let mut left = count;
         // Where free numbers are scattered, a row has few: not all of the table's rows for that.
         let rows_max = 2 * usize::from(count.div_ceil(BATCH_MAX));
-        while left > 0 && (rows.is_empty() || tx.room() >= OP_ROOM && rows.len() < rows_max) {
+        while left > 0 && (rows.is_empty() || tx.room_at_least(OP_ROOM) >= OP_ROOM && rows.len() < rows_max) {
             let some = left.min(BATCH_MAX);
             let batch = self.reserve_batch(&mut tx, session, near, some as u8)?;
             left -= some.min(batch.1.len() as u16);

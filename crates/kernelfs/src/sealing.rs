@@ -176,7 +176,7 @@ impl KernelFs {
             let mut rows = rows.into_iter().peekable();
             while rows.peek().is_some() {
                 let mut tx = self.store.begin()?;
-                while tx.room() > varve_store::OP_ROOM
+                while tx.room_at_least(varve_store::OP_ROOM + 1) > varve_store::OP_ROOM
                     && let Some(lease) = rows.next()
                 {
                     match tx.grant_remove(lease) {

@@ -83,6 +83,38 @@ pub(crate) fn lock_held_long<'m, T>(clock: &dyn Clock, mutex: &'m Mutex<T>) -> M
     mutex.lock()
 }
 
+/// Locks what others hold while they talk to the daemon, if it is free within `most`.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn lock_within<'m, T>(
+    clock: &dyn Clock,
+    mutex: &'m Mutex<T>,
+    most: Duration,
+) -> Option<MutexGuard<'m, T>> {
+    if !clock.takes_turns() {
+        return mutex.try_lock_for(most);
+    }
+    let began = clock.moment();
+    loop {
+        if let Some(guard) = mutex.try_lock() {
+            return Some(guard);
+        }
+        if clock.moment() - began >= most {
+            return None;
+        }
+        clock.pause(Duration::from_millis(1));
+    }
+}
+
+/// Locks what others hold while they talk to the daemon. Never times out: what is tested must not need it.
+#[cfg(feature = "shuttle")]
+pub(crate) fn lock_within<'m, T>(
+    _clock: &dyn Clock,
+    mutex: &'m Mutex<T>,
+    _most: Duration,
+) -> Option<MutexGuard<'m, T>> {
+    Some(mutex.lock())
+}
+
 #[cfg(feature = "shuttle")]
 mod driven {
     use std::fmt;

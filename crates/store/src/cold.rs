@@ -247,7 +247,7 @@ impl Core<'_> {
                 needed += reopening;
             }
         }
-        self.room() >= needed
+        self.room_at_least(needed) >= needed
     }
 
     /// The first block of the inode file from `at` on that is in NVM.

@@ -76,6 +76,9 @@ impl Dirty {
     }
 }
 
+/// Most that a block's differences cost: ranges are so far apart that what lies between them would cost more than their headers.
+pub(crate) const DIFF_MAX: u64 = (BLOCK_SIZE + 2 * RANGE_HEADER_SIZE + 20) as u64;
+
 /// How a row table in DRAM is put back.
 pub(crate) type Undo = Box<dyn FnOnce(&mut Writer) + Send>;
 
@@ -154,6 +157,14 @@ impl<'s> Core<'s> {
 
     pub(crate) fn id(&self) -> TxId {
         TxId(self.writer.journal.newest().0 + 1)
+    }
+
+    /// Bytes that are left in the record at least; all that are, if that is less than `enough`. An operation changes blocks that the ones before it
+    /// have changed: they are compared when it matters, not after each.
+    pub(crate) fn room_at_least(&mut self, enough: u64) -> u64 {
+        let most = self.cost + self.stale.len() as u64 * DIFF_MAX;
+        let least = self.writer.journal.bound().saturating_sub(most);
+        if least >= enough { least } else { self.room() }
     }
 
     /// Bytes left in the record.

@@ -482,7 +482,7 @@ impl Core<'_> {
             let Some(first) = next.first() else {
                 return Ok(Progress::Done);
             };
-            if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
+            if *budget == 0 || self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM || self.must_pause() {
                 return Ok(Progress::More);
             }
             let start = first.file_block.0;
@@ -619,7 +619,7 @@ impl Core<'_> {
                 inode.content = Content::File(root);
                 return Ok(Progress::Done);
             };
-            if self.room() < 2 * OP_ROOM {
+            if self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM {
                 break;
             }
             at = last.end().0;
@@ -651,7 +651,7 @@ impl Core<'_> {
         let last = end.div_ceil(BLOCK_BYTES);
         let mut at = offset / BLOCK_BYTES;
         while at < last {
-            if self.room() < 2 * OP_ROOM {
+            if self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM {
                 return Ok(Progress::More);
             }
             let root = file_root(inode)?;

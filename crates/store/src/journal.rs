@@ -461,6 +461,23 @@ impl Journal {
 mod tests {
     use super::diff;
 
+    /// What a transaction reckons with for a block that it has not compared yet.
+    #[test]
+    fn no_differences_cost_more_than_is_reckoned_with() {
+        let old = vec![0_u8; 4096];
+        for (every, of) in (1..=512_usize).flat_map(|of| [(1, of), (of.div_ceil(2), of), (of - 1, of)]) {
+            let mut new = old.clone();
+            for word in (0..512).filter(|word| word % of < every) {
+                new[word * 8] = 1;
+            }
+            let mut cost = 20;
+            diff(&old, &new, |_, len| {
+                cost += (len + super::RANGE_HEADER_SIZE) as u64
+            });
+            assert!(cost <= crate::core::DIFF_MAX, "{every} of {of} words: {cost}");
+        }
+    }
+
     #[test]
     fn diff_names_all_changed_words_and_joins_near_ones() {
         let old = vec![0_u8; 4096];

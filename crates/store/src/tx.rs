@@ -53,6 +53,12 @@ impl Tx<'_> {
         self.core.room()
     }
 
+    /// Bytes that are left in the journal record at least; exactly as many as [`room`](Self::room) says, which costs more, if that is less than
+    /// `enough`.
+    pub fn room_at_least(&mut self, enough: u64) -> u64 {
+        self.core.room_at_least(enough)
+    }
+
     /// Makes it all durable and visible. Durable when this returns. If nothing was changed, there is no record and the newest
     /// transaction's number is returned.
     ///
@@ -672,7 +678,7 @@ impl Core<'_> {
             Content::Dir(mut root) => {
                 let directory = self.lens().directory(ino);
                 while root.entries() > 0 {
-                    if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
+                    if *budget == 0 || self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM || self.must_pause() {
                         inode.content = Content::Dir(root);
                         return Ok(Progress::More);
                     }
@@ -691,7 +697,7 @@ impl Core<'_> {
         }
         let xattrs = self.lens().xattrs(ino);
         while inode.xattrs.entries() > 0 {
-            if *budget == 0 || self.room() < 2 * OP_ROOM || self.must_pause() {
+            if *budget == 0 || self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM || self.must_pause() {
                 return Ok(Progress::More);
             }
             let step = (*budget).min(16);

@@ -517,7 +517,7 @@ pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Re
                 if leases.held(*key, &[]) {
                     continue;
                 }
-                if tx.room() < OP_ROOM {
+                if tx.room_at_least(OP_ROOM) < OP_ROOM {
                     freed.left.push(*key);
                     continue;
                 }

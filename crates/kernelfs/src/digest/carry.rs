@@ -100,7 +100,7 @@ impl Carrier<'_, '_> {
 
     /// Makes sure that one more small operation fits.
     fn room(&mut self) -> Result<(), Stuck> {
-        if self.tx.room() < OP_ROOM {
+        if self.tx.room_at_least(OP_ROOM) < OP_ROOM {
             return Err(Stuck::RecordFull);
         }
         Ok(())
@@ -182,7 +182,8 @@ impl Carrier<'_, '_> {
         let mut pieces = file.pieces.as_slice();
         while !pieces.is_empty() {
             self.room()?;
-            let stretches = (self.tx.room() / STRETCH_ROOM) as usize;
+            let wished = (pieces.len() as u64).saturating_mul(STRETCH_ROOM);
+            let stretches = (self.tx.room_at_least(wished) / STRETCH_ROOM) as usize;
             let (now, later) = pieces.split_at(one_call(pieces, stretches));
             let left = self.left;
             let bytes: Vec<_> = now
@@ -244,7 +245,7 @@ impl Carrier<'_, '_> {
             attr.nlink = 0;
         })?;
         // A big one is freed by records of its own, later: it is in the orphan list from here on.
-        let small = self.tx.room() >= 2 * OP_ROOM
+        let small = self.tx.room_at_least(2 * OP_ROOM) >= 2 * OP_ROOM
             && matches!(self.tx.continue_free(key.ino, FREE_BUDGET)?, Progress::Done);
         if !small {
             self.unfinished.push(key);

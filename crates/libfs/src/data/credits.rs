@@ -10,10 +10,14 @@ use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::log::{LogHost, Slot};
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::lock_within;
+use std::time::Duration;
 use varve_ipc::{IpcError, Request, Response};
 
 /// Blocks asked for at once.
 const BULK_BLOCKS: u32 = 16_384;
+/// So long a thread waits for another one's answer before it asks itself: what takes longer may be a search, of which each has its own bound.
+const ASKING_MOST: Duration = Duration::from_millis(200);
 /// Blocks that a lane takes at once from the common stock.
 const LANE_BLOCKS: u64 = 2048;
 
@@ -68,6 +72,11 @@ impl DataPlane {
     fn refill<T>(&self, slot: &Slot<'_>, blocks: u64) -> OpResult<(), T> {
         // What the lane has is this call's from now on: nobody takes it while the rest is asked for.
         let have = slot.credits().swap(0, Ordering::Relaxed);
+        if self.stock.lock().pay(slot.credits(), have, blocks) {
+            return Ok(());
+        }
+        // One asks at a time, and most likely for all: when many threads have none, each would have the daemon look again and again.
+        let _asking = lock_within(&*self.clock, &self.asking, ASKING_MOST);
         if self.stock.lock().pay(slot.credits(), have, blocks) {
             return Ok(());
         }

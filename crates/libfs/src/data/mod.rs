@@ -45,6 +45,8 @@ pub struct DataPlane {
     windowed: bool,
     /// Space credits not bound to a lane.
     stock: Mutex<Stock>,
+    /// One thread at a time asks for more.
+    asking: Mutex<()>,
     cache: ReadCache,
     /// Inodes with pointers into the log.
     listed: Mutex<Vec<Weak<Inode>>>,
@@ -82,6 +84,7 @@ impl DataPlane {
             log_max_bytes: options.max_bytes,
             windowed: !welcome.privileged,
             stock: Mutex::default(),
+            asking: Mutex::new(()),
             cache: ReadCache::new(),
             listed: Mutex::new(Vec::new()),
             pruning: Mutex::new(()),

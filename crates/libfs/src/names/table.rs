@@ -282,15 +282,73 @@ impl DirNames {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Asking, DirNames, GONE_MIN, MISSES_A_PAGE, NAMES_MAX, Target};
+    use super::{Asking, DirNames, GONE_MIN, LEARNT_MAX, LISTED_MAX, MISSES_A_PAGE, NAMES_MAX, Target};
     use crate::sync::Mutex;
-    use varve_format::{FileKind, InodeKey, LogSeq};
+    use varve_format::{FileKind, HashKey, InodeKey, LogSeq};
 
     fn target(ino: u64) -> Target {
         Target {
             key: InodeKey::new(ino, 1),
             kind: FileKind::Regular,
         }
+    }
+
+    fn page<'p>(names: &'p [&'p [u8]]) -> impl Iterator<Item = (&'p [u8], Target)> {
+        names.iter().copied().zip((0..).map(target))
+    }
+
+    #[test]
+    fn directory_whose_names_are_known_is_listed_in_the_pools_order() {
+        let order = HashKey([3; 16]);
+        let mut names = DirNames::default();
+        assert!(names.page(&order, 0, 10).is_none(), "not all are known");
+        names.take_page(0, page(&[b"a", b"b", b"c"]), Some(1 << 50));
+        names.take_page(1 << 50, page(&[]), None);
+        names.set(b"d", Some(target(9)), LogSeq(5), LogSeq(0));
+        names.set(b"a", None, LogSeq(6), LogSeq(0));
+        let told = |names: &DirNames, from, max| -> Vec<(u64, Vec<u8>, Target)> {
+            let page = names.page(&order, from, max).unwrap();
+            page.into_iter()
+                .map(|(at, name, target)| (at, name.to_vec(), target))
+                .collect()
+        };
+        let all = told(&names, 0, 10);
+        assert_eq!(all.len(), 3);
+        assert!(all.is_sorted_by_key(|(at, ..)| *at));
+        for (at, name, _) in &all {
+            assert_eq!(*at, order.first_cookie(name));
+        }
+        assert!(all.iter().any(|(_, name, key)| name == b"d" && *key == target(9)));
+        let mut parts = told(&names, 0, 1);
+        parts.extend(told(&names, parts[0].0, 1));
+        parts.extend(told(&names, parts[1].0, 1));
+        assert_eq!(parts, all);
+        assert!(told(&names, all[2].0, 5).is_empty());
+        for i in 0..LISTED_MAX as u64 {
+            names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(7), LogSeq(0));
+        }
+        assert!(
+            names.page(&order, 0, 10).is_none(),
+            "each page would look at all of them"
+        );
+    }
+
+    #[test]
+    fn names_of_a_large_directory_that_was_read_are_asked_for() {
+        let mut names = DirNames::default();
+        let many: Vec<_> = (0..LEARNT_MAX as u64 + 1).map(u64::to_le_bytes).collect();
+        let many: Vec<&[u8]> = many.iter().map(|name| &name[..]).collect();
+        names.take_page(0, page(&many), Some(1));
+        names.take_page(1, page(&[]), None);
+        assert_eq!(names.get(many[0]), Some(Some(target(0))));
+        assert_eq!(names.get(many[LEARNT_MAX]), None, "it is asked for");
+        assert_eq!(names.get(b"x"), Some(None));
+        assert!(!names.is_complete());
+        // What is known better stays: it was removed while the page was on its way.
+        let mut names = DirNames::default();
+        names.set(b"a", None, LogSeq(3), LogSeq(0));
+        names.take_page(0, page(&[b"a"]), Some(1));
+        assert_eq!(names.get(b"a"), Some(None));
     }
 
     #[test]
@@ -370,18 +428,24 @@ mod tests {
         let mut names = DirNames::default();
         let due: Vec<_> = (0..3 * MISSES_A_PAGE).filter_map(|_| names.missed()).collect();
         assert_eq!(due, [0; 3]);
-        names.take_page(0, [&b"a"[..], b"b"].into_iter(), Some(7));
+        names.take_page(0, page(&[b"a", b"b"]), Some(7));
+        assert_eq!(
+            names.get(b"a"),
+            Some(Some(target(0))),
+            "a page says what its names name"
+        );
         assert_eq!(names.get(b"x"), None, "there may be more");
         // Made and digested between the pages, and forgotten.
         for i in 0..=NAMES_MAX as u64 {
             names.set(&i.to_le_bytes(), Some(target(i)), LogSeq(1), LogSeq(1));
         }
         assert_eq!(names.get(&5_u64.to_le_bytes()), None);
-        names.take_page(0, [&b"late"[..]].into_iter(), None);
+        names.take_page(0, page(&[b"late"]), None);
         assert!(!names.complete, "another thread's answer");
-        names.take_page(7, [&b"c"[..]].into_iter(), Some(9));
-        names.take_page(9, std::iter::empty(), None);
+        names.take_page(7, page(&[b"c"]), Some(9));
+        names.take_page(9, page(&[]), None);
         assert_eq!(names.get(b"x"), Some(None));
+        // The first two were forgotten with the others, and the table was full of what is not digested when the third came.
         for there in [&b"a"[..], b"b", b"c", &5_u64.to_le_bytes()] {
             assert_eq!(names.get(there), None, "it is asked for");
         }
