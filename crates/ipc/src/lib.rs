@@ -15,10 +15,10 @@ mod wire;
 pub use clock::{ManualClock, SystemClock};
 pub use inproc::InprocLink;
 pub use messages::{
-    Admin, ClientKind, Clock, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX, IpcError,
-    LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NEAR_MAX, NUMBERS_MAX, Near, PROTOCOL_VERSION,
-    RELEASED_MAX, ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, Trouble, Upcall, WINDOW_BLOCKS,
-    Want, Welcome,
+    Admin, ClientKind, Clock, CopiesAt, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX,
+    IpcError, LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NEAR_MAX, NUMBERS_MAX, Near,
+    PROTOCOL_VERSION, RELEASED_MAX, ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, Trouble, Upcall,
+    WINDOW_BLOCKS, Want, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};

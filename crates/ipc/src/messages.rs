@@ -136,6 +136,21 @@ pub struct Welcome {
     /// What orders the names of directories, so that the session can list one that it knows all names of. A privileged session's alone, which
     /// could read it from the pool: who does not know it cannot make names that collide.
     pub name_hash: Option<HashKey>,
+    /// Where the client may keep copies of what it reads beyond its calls. A privileged session's of a linked program alone.
+    pub copies_at: Option<CopiesAt>,
+}
+
+/// A file of memory in which a process keeps copies of files' pages, for its maps. The client makes it, owned as its directory is. The daemon
+/// empties it whenever a session of the process ends, before anybody else is given its leases, and removes it when the process is gone: so
+/// whoever is stopped keeps nothing that others may have changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopiesAt {
+    /// Its directory's path.
+    pub dir: Vec<u8>,
+    /// Device and inode of that directory: elsewhere the path may lead to another one, where no daemon looks.
+    pub dir_is: (u64, u64),
+    /// Its name there.
+    pub name: String,
 }
 
 /// How far a lease reaches.

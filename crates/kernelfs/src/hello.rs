@@ -122,6 +122,10 @@ impl KernelFs {
                 .map_or(LastMediated::default(), |ended| ended.last_mediated),
             leases_max: self.leases_max(&session),
             name_hash: session.privileged.then(|| self.store.hash_key()),
+            copies_at: session
+                .keeps_copies()
+                .then(|| self.logs.copies_at(session.process))
+                .flatten(),
         };
         Ok(LocalSession {
             welcome,

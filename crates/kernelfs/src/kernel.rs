@@ -166,6 +166,7 @@ impl KernelFs {
             page.seal();
         }
         varve_ipc::page::membarrier();
+        logs.drop_left_copies();
         let base_limit = store.newest_tx();
         let limits = Limits {
             min_hold_ms: config.min_hold_ms,

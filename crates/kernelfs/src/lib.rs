@@ -66,6 +66,7 @@ pub use kernel::{Hook, HostLeft, HostRoom, KernelFs, Parts, Tokens};
 pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
 pub use logs::{LogStore, SessionArea, SimLogs};
 pub use placement::PlacementStatus;
+pub use process::ProcessId;
 pub use segments::SegmentFile;
 pub use status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
 pub use trouble::{LogsStatus, MediumStatus, TroubleStatus};

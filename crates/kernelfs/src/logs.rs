@@ -1,11 +1,12 @@
 //! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in [`crate::host`].
 
+use crate::process::ProcessId;
 use crate::segments::SegmentFile;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use varve_format::SessionId;
-use varve_ipc::{Descriptors, Page};
+use varve_ipc::{CopiesAt, Descriptors, Page};
 use varve_media::sim::{SimMedium, SimWorld};
 use varve_media::{MediaError, Region};
 
@@ -64,6 +65,25 @@ pub trait LogStore: Send + Sync {
     fn segment_file(&self, uid: u32, len_bytes: u64) -> Result<Option<Box<dyn SegmentFile>>, MediaError> {
         let _ = (uid, len_bytes);
         Ok(None)
+    }
+
+    /// Where a process may keep copies of what it reads; `None` where it may not.
+    fn copies_at(&self, process: ProcessId) -> Option<CopiesAt> {
+        let _ = process;
+        None
+    }
+
+    /// Empties the copies of a process, one of whose sessions was sealed. It shows nothing of that session when this returns.
+    fn drop_copies(&self, process: ProcessId) {
+        let _ = process;
+    }
+
+    /// Empties the copies of all processes that had sessions with earlier daemons, whose pages are sealed.
+    fn drop_left_copies(&self) {}
+
+    /// Removes the copies of processes that are gone; `lives` knows some that are not.
+    fn sweep_copies(&self, lives: &dyn Fn(ProcessId) -> bool) {
+        let _ = lives;
     }
 
     /// Whether clients must write their logs back for power failures.

@@ -75,6 +75,10 @@ impl KernelFs {
         Counters::bump(&self.counters.seals);
         session.page.seal();
         varve_ipc::page::membarrier();
+        // Before anybody else is given a lease of it: if it is stopped, its maps show what it has copied.
+        if session.keeps_copies() {
+            self.logs.drop_copies(session.process);
+        }
         if believed {
             // What it answers from here on is not believed.
             self.locked().note_believed(self.clock.moment(), []);
@@ -301,12 +305,17 @@ impl KernelFs {
                 .collect();
             (members, core.ended.clone())
         };
+        let mut living = Vec::new();
         for (id, process) in members {
-            if !process.is_alive() {
+            if process.is_alive() {
+                living.push(process);
+            } else {
                 self.seal(id, "its process is gone", false);
                 self.finish_sealed();
             }
         }
+        let living: BTreeSet<_> = living.into_iter().collect();
+        self.logs.sweep_copies(&|process| living.contains(&process));
         let mut forget = BTreeSet::new();
         let mut seen = BTreeMap::<ProcessId, usize>::new();
         // Newest last: the oldest go when there are too many.

@@ -155,6 +155,11 @@ pub(crate) struct Parts {
 }
 
 impl Session {
+    /// Whether its client may keep copies of what it reads for its maps. It makes their file itself, in the live directory.
+    pub(crate) fn keeps_copies(&self) -> bool {
+        self.privileged && self.kind == ClientKind::Linked
+    }
+
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts {
             id,

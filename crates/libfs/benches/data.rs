@@ -145,6 +145,7 @@ impl Rig {
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
             name_hash: None,
+            copies_at: None,
         };
         let nvm = region(dir, "nvm", FILE_BYTES + (8 << 20));
         fill_sums(&*nvm);

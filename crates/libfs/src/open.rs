@@ -7,7 +7,7 @@ use varve_format::log::PAYLOAD_MAX;
 use varve_format::{
     EntryFlags, FallocateMode, FileKind, InodeAttr, InodeKey, LogOp, SessionId, SetAttr, SetAttrMask,
 };
-use varve_ipc::{Cred, LeaseMode};
+use varve_ipc::{CopiesAt, Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
 use crate::errno::{Errno, OpError, OpResult, Result};
@@ -45,6 +45,25 @@ impl Pinned<'_> {
             Self::Slot(pin) => pin.node(),
             Self::Counted(pin) => pin.node(),
         }
+    }
+}
+
+/// The session under which something was read.
+pub struct ReadUnder(Arc<Session>);
+
+impl ReadUnder {
+    /// Whether the session lives. If so, whatever this thread did before the call was done before the daemon ends it, and empties
+    /// [the file of copies](CopiesAt).
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        self.0.is_live()
+    }
+
+    /// Where the daemon of this session looks for copies.
+    #[must_use]
+    pub fn copies_at(&self) -> Option<&CopiesAt> {
+        self.0.welcome.copies_at.as_ref()
     }
 }
 
@@ -220,6 +239,29 @@ impl OpenFile {
         self.read(offset, out, Use::Kernel(call))
     }
 
+    /// As [`read_at`](Self::read_at), for copies that are kept until they are dropped ([`Copies`](crate::Copies)). What is read here before a
+    /// drop and stored after it is out of date: who keeps copies counts their drops. A session that ends drops nothing here; whether it has
+    /// is asked when the copy is stored, and before anybody sees it.
+    ///
+    /// # Errors
+    /// As the system call of that name.
+    pub fn read_copy(&self, offset: u64, out: &mut [u8]) -> Result<(usize, ReadUnder)> {
+        if !self.flags().read {
+            return Err(Errno(libc::EBADF));
+        }
+        let mut under = None;
+        let count = self.with_session(|session, _| {
+            let pin = self.pin(session, LeaseMode::Read, Use::Copy)?;
+            let count = session.data.read(&pin.node().inode, offset, out)?;
+            if !session.is_live() {
+                return Err(OpError::lost());
+            }
+            under = Some(ReadUnder(Arc::clone(session)));
+            Ok(count)
+        })?;
+        Ok((count, under.ok_or(Errno(libc::EIO))?))
+    }
+
     fn read(&self, offset: u64, out: &mut [u8], usage: Use<'_>) -> Result<usize> {
         if !self.flags().read {
             return Err(Errno(libc::EBADF));
@@ -322,7 +364,7 @@ impl OpenFile {
                 Err(OpError::Mediate) => {
                     let node = session.leases.node_of(self.key())?;
                     let _held = match usage {
-                        Use::Own => None,
+                        Use::Own | Use::Copy => None,
                         Use::Kernel(call) => Some(session.leases.before_mediated(&node, call, |drops| {
                             session.drop_pages(self.key(), call, drops);
                         })?),

@@ -42,6 +42,8 @@ pub struct FsOptions {
     pub sync_always: bool,
     /// The kernel caches above, if any.
     pub observer: Option<Arc<dyn CacheObserver>>,
+    /// Copies that are kept of what was read for them, if any.
+    pub copies: Option<Arc<dyn Copies>>,
     /// Time.
     pub clock: Arc<dyn Clock>,
 }
@@ -55,6 +57,7 @@ impl Default for FsOptions {
             check_permissions: true,
             sync_always: false,
             observer: None,
+            copies: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -77,6 +80,14 @@ pub trait CacheObserver: Send + Sync {
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
     /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for longer than the kernel fills a page.
     fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
+}
+
+/// Copies of files' bytes that are kept beyond the calls that read them ([`OpenFile::read_copy`](crate::OpenFile::read_copy)). Called by LibFS'
+/// own threads.
+pub trait Copies: Send + Sync {
+    /// Drops all copies of a file: nobody sees one when this returns, and the lease under which they were read goes next. Waits for nothing that may
+    /// wait for LibFS.
+    fn drop_copies(&self, key: InodeKey);
 }
 
 /// Why a mount failed.

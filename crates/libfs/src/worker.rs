@@ -13,7 +13,7 @@ use varve_format::{InodeKey, LogSeq};
 use varve_ipc::{Clock, Request, Upcall};
 
 use crate::lease::{Event, Node, Surroundings, Withdrawals};
-use crate::options::CacheObserver;
+use crate::options::{CacheObserver, Copies};
 use crate::session::Session;
 use crate::sync::spawn;
 
@@ -39,6 +39,10 @@ impl Surroundings for Session {
 
     fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
         self.options.observer.clone()
+    }
+
+    fn copies(&self) -> Option<Arc<dyn Copies>> {
+        self.options.copies.clone()
     }
 }
 

@@ -88,6 +88,7 @@ impl Service for Toy {
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 10,
             name_hash: None,
+            copies_at: None,
         };
         let page = Some(Page::open_for_client(&path).unwrap());
         Ok(Opened {

@@ -157,6 +157,7 @@ impl HostDaemon {
         let result = daemon.stop();
         let _ = std::fs::remove_file(pool.pid_file());
         logs.forget_segments();
+        logs.forget_copies();
         if !pool.spec().nvm.is_memory() {
             // Empty if every session is digested; else it stays, with the logs.
             let _ = std::fs::remove_dir(pool.live());

@@ -1,9 +1,11 @@
 //! Logs and pages of sessions as files: live copies in memory files and, where the pool is on disk, backing files beside it. Owns their
 //! names and which of two copies counts; refuses to know what an entry is.
 
+use super::copies::CopyFiles;
 use super::left::LeftLog;
 use super::segments::SegmentFiles;
 use crate::logs::{LogStore, SessionArea};
+use crate::process::ProcessId;
 use crate::segments::SegmentFile;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_format::log::{LIVE_HEADER_SIZE, LiveHeader};
-use varve_ipc::{Descriptors, Page};
+use varve_ipc::{CopiesAt, Descriptors, Page};
 use varve_media::emulated::{EmulatedRegion, NvmModel};
 use varve_media::{Backing, DeviceName, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
 use zerocopy::{FromBytes, IntoBytes};
@@ -69,6 +71,7 @@ pub struct HostLogs {
     open: Mutex<HashMap<SessionId, Files>>,
     recovered: Mutex<Recovered>,
     segments: SegmentFiles,
+    copies: CopyFiles,
     /// What the daemon's reads of logs are slowed down to.
     model: Option<NvmModel>,
 }
@@ -135,6 +138,7 @@ impl HostLogs {
             open: Mutex::default(),
             recovered: Mutex::default(),
             segments: SegmentFiles::default(),
+            copies: CopyFiles::default(),
             model: None,
         }
     }
@@ -156,6 +160,11 @@ impl HostLogs {
     /// Removes the segments that an earlier daemon left: they are copies. Clients that map them keep their mappings.
     pub fn forget_segments(&self) {
         SegmentFiles::remove_left(&self.live);
+    }
+
+    /// Removes the copies that clients keep of what they read: no session is left.
+    pub fn forget_copies(&self) {
+        CopyFiles::remove_all(&self.live);
     }
 
     /// Which copies were used for the sessions of earlier daemons.
@@ -362,6 +371,22 @@ impl LogStore for HostLogs {
 
     fn segment_file(&self, uid: u32, len_bytes: u64) -> Result<Option<Box<dyn SegmentFile>>, MediaError> {
         self.segments.make(&self.live, uid, len_bytes)
+    }
+
+    fn copies_at(&self, process: ProcessId) -> Option<CopiesAt> {
+        self.copies.of(&self.live, process)
+    }
+
+    fn drop_copies(&self, process: ProcessId) {
+        self.copies.drop_of(&self.live, process);
+    }
+
+    fn drop_left_copies(&self) {
+        self.copies.drop_left(&self.live);
+    }
+
+    fn sweep_copies(&self, lives: &dyn Fn(ProcessId) -> bool) {
+        self.copies.sweep(&self.live, lives);
     }
 
     fn needs_sync(&self) -> bool {

@@ -320,6 +320,7 @@ pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
         last_mediated: varve_format::LastMediated::default(),
         leases_max: 64,
         name_hash: None,
+        copies_at: None,
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) enum Use<'c> {
     Own,
     /// The kernel keeps pages of what it is for.
     Kernel(&'c KernelCall),
+    /// Copies of it are kept in the process.
+    Copy,
 }
 
 /// How far giving back has come.
@@ -70,6 +72,8 @@ pub(crate) struct Node {
     pub waiters: AtomicU32,
     /// The kernel asked for data since it was last told to drop what it has.
     pub data_used: AtomicBool,
+    /// Copies may be kept of what was read under the lease: they are dropped before it goes.
+    pub copied: AtomicBool,
     /// What the kernel above keeps of this file.
     pub above: Above,
     /// The lease came ahead of its use: 1 to read, 2 to write.
@@ -124,6 +128,7 @@ impl Node {
             gate: Condvar::new(),
             waiters: AtomicU32::new(0),
             data_used: AtomicBool::new(false),
+            copied: AtomicBool::new(false),
             above: Above::default(),
             ahead: AtomicU32::new(0),
             recent: AtomicBool::new(true),

@@ -342,8 +342,11 @@ impl Leases {
         if node.ahead.load(Ordering::Relaxed) != 0 {
             self.ahead.used(node);
         }
-        if let Use::Kernel(call) = usage {
-            note_pages(node, call);
+        match usage {
+            Use::Own => {}
+            Use::Kernel(call) => note_pages(node, call),
+            // Noted under the pin: who gives the lease back looks when the last pin is gone.
+            Use::Copy => node.copied.store(true, Ordering::Release),
         }
     }
 

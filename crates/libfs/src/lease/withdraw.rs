@@ -11,7 +11,7 @@ use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
 use super::above::{ALL, Drops, drop_all};
 use super::node::{Node, Phase};
 use super::table::{Leases, Revoked};
-use crate::options::CacheObserver;
+use crate::options::{CacheObserver, Copies};
 use crate::seeded::{Bug, armed};
 use crate::sync::spawn;
 
@@ -80,6 +80,10 @@ pub(crate) trait Surroundings {
     fn is_open(&self, key: InodeKey) -> bool;
     /// The caches above.
     fn observer(&self) -> Option<Arc<dyn CacheObserver>>;
+    /// Who keeps copies in the process.
+    fn copies(&self) -> Option<Arc<dyn Copies>> {
+        None
+    }
 }
 
 /// Leases that are being given back.
@@ -273,6 +277,12 @@ impl Withdrawals {
             self.drop_pages(observer, &node, drops, self.passes);
             node.open_gate();
             return;
+        }
+        // No pin is left, and none comes: what was copied under one has been noted.
+        if node.copied.swap(false, Ordering::AcqRel)
+            && let Some(copies) = around.copies()
+        {
+            copies.drop_copies(key);
         }
         state.phase = Phase::Releasing;
         // Under the lock that the pins were looked at with: an answer that brings this grant once more comes too late.

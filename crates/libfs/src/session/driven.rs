@@ -208,6 +208,7 @@ impl Connector for Door {
             },
             leases_max: 64,
             name_hash: None,
+            copies_at: None,
         };
         Ok(Connection {
             link: Arc::new(Wire {

@@ -880,6 +880,7 @@ impl Service for Fake {
             last_mediated: old.map_or(LastMediated::default(), |old| old.last_mediated),
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
             name_hash: None,
+            copies_at: None,
         };
         state.sessions.insert(id, session);
         Ok(Opened {

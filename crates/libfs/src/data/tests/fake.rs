@@ -159,6 +159,7 @@ impl Fake {
             last_mediated: varve_format::LastMediated::default(),
             leases_max: 1000,
             name_hash: None,
+            copies_at: None,
         }
     }
 
