@@ -63,6 +63,11 @@ impl Fs {
     pub fn acts_for(&self) -> Option<Cred> {
         self.mount.of_session(|session| session.welcome.acts_for.clone())
     }
+    /// Where the process may keep copies for [`Copies`](crate::Copies), if it may.
+    #[must_use]
+    pub fn copies_at(&self) -> Option<varve_ipc::CopiesAt> {
+        self.mount.of_session(|session| session.welcome.copies_at.clone())
+    }
     /// Whether other sessions use the pool.
     #[must_use]
     pub fn company(&self) -> bool {

@@ -6,6 +6,8 @@
 
 pub mod calls;
 pub mod config;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub mod copies;
 pub mod internal;
 pub mod mounts;
 pub mod numbers;

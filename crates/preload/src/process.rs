@@ -5,11 +5,12 @@
 //! descriptor, for writing by whatever gives descriptions to the kernel.
 
 use crate::config::{self, Alone, Config};
+use crate::copies::Maps;
 use crate::mounts::Mounts;
 use crate::ofd::{KernelFd, Ofd};
 use crate::sys::kernel::Ids;
 use crate::sys::together::Left;
-use crate::sys::{kernel, thread};
+use crate::sys::{kernel, ranges, thread};
 use crate::table::Table;
 use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
 use crate::{Errno, internal, stats};
@@ -75,6 +76,8 @@ pub struct Process {
     pub any_locked: AtomicBool,
     /// What is mounted where.
     mounts: Mutex<Mounts>,
+    /// Maps that are served here.
+    pub copies: Arc<Maps>,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
@@ -115,6 +118,7 @@ pub fn switch_off() {
 /// threads that are not here.
 pub fn after_fork(parent: &Process) {
     internal::drop_all();
+    ranges::forget_all();
     let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
     child
         .off
@@ -169,6 +173,7 @@ impl Process {
             locked: Mutex::default(),
             any_locked: AtomicBool::new(false),
             mounts: Mutex::default(),
+            copies: Arc::default(),
         }
     }
 
@@ -243,6 +248,7 @@ impl Process {
             });
             let options = FsOptions {
                 read_only: self.config.read_only,
+                copies: Some(Arc::clone(&self.copies) as _),
                 ..FsOptions::default()
             };
             let fs = Fs::mount(connector, options).ok()?;
@@ -599,6 +605,7 @@ impl Process {
 
     /// A child is about to have all descriptions too, with their offsets. For who holds the gate for writing.
     pub fn share_all(&self) {
+        self.copies.give_all(self);
         let mut seen = HashSet::new();
         for (fd, ofd) in self.table.all() {
             if seen.insert(Arc::as_ptr(&ofd)) && self.realise(&ofd).is_ok() && !ofd.share() {
@@ -634,6 +641,7 @@ impl Process {
 
     /// Gives every description of `key` to the kernel for good, and those that come later too.
     pub fn give_inode(&self, key: InodeKey) {
+        self.copies.give_file(self, key);
         let _gate = self.gate.write();
         self.mapped.write().insert(key, ());
         for (fd, ofd) in self.table.all() {
@@ -704,6 +712,9 @@ impl Process {
             if ofd.key() == key && !ofd.is_real() {
                 let _ = self.side(fd, &ofd);
             }
+        }
+        for ofd in self.copies.descriptions(key) {
+            let _ = self.side(-1, &ofd);
         }
     }
 
@@ -848,6 +859,7 @@ impl Process {
     pub fn give_up(&self) {
         self.off.store(true, Ordering::Release);
         let _gate = self.gate.write();
+        self.copies.give_all(self);
         for (fd, ofd) in self.table.all() {
             self.give_for_good(fd, &ofd);
         }

@@ -258,14 +258,12 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        change(
-            p,
-            attr.key,
-            &AttrChange {
-                size: Some(size),
-                ..AttrChange::default()
-            },
-        )
+        let shorter = AttrChange {
+            size: Some(size),
+            ..AttrChange::default()
+        };
+        p.copies
+            .change(attr.key, 0..u64::MAX, || change(p, attr.key, &shorter))
     })
 }
 

@@ -8,6 +8,7 @@ use crate::sys::args::Args;
 use crate::sys::entry::outside;
 use crate::sys::kernel;
 use crate::walk::{Here, Stop, fail};
+use std::ops::Range;
 use std::sync::Arc;
 use varve_format::{FILE_SIZE_MAX, FallocateMode};
 use varve_libfs::OpenFile;
@@ -129,6 +130,15 @@ fn flags_use_offset(a: &Args) -> bool {
     newer && a.word(3) as i64 == -1
 }
 
+/// All of a file.
+const ALL: Range<u64> = 0..u64::MAX;
+
+fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Result<usize, Errno> {
+    let part = at..at.saturating_add(data.len() as u64);
+    p.copies
+        .change(ofd.key(), part, || file.write_at(at, data, &p.cred()))
+}
+
 fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     writable(ofd)?;
     let mut position = ofd.position();
@@ -146,9 +156,9 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
     };
     let cred = p.cred();
     let (at, count) = if ofd.appends() {
-        file.append(data, &cred)?
+        p.copies.change(ofd.key(), ALL, || file.append(data, &cred))?
     } else {
-        (position.at, file.write_at(position.at, data, &cred)?)
+        (position.at, write_at(p, ofd, file, position.at, data)?)
     };
     position.at = at + count as u64;
     if position.moved {
@@ -162,12 +172,13 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
     if data.is_empty() {
         return Ok(0);
     }
-    let cred = p.cred();
     // As Linux does: also with an offset, a descriptor that appends appends.
+    let file = p.file(ofd)?;
     let count = if ofd.appends() {
-        p.file(ofd)?.append(data, &cred)?.1
+        let appended = p.copies.change(ofd.key(), ALL, || file.append(data, &p.cred()));
+        appended?.1
     } else {
-        p.file(ofd)?.write_at(at, data, &cred)?
+        write_at(p, ofd, file, at, data)?
     };
     Ok(count as isize)
 }
@@ -262,7 +273,9 @@ pub(super) fn ftruncate(p: &Process, a: &Args) -> Answer {
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        p.file(ofd)?.truncate(size, &p.cred())?;
+        let file = p.file(ofd)?;
+        p.copies
+            .change(ofd.key(), ALL, || file.truncate(size, &p.cred()))?;
         Ok(0)
     })
 }
@@ -287,8 +300,10 @@ pub(super) fn fallocate(p: &Process, a: &Args) -> Answer {
         if (offset as u64).saturating_add(len as u64) > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        p.file(ofd)?
-            .fallocate(mode, offset as u64, len as u64, &p.cred())?;
+        let file = p.file(ofd)?;
+        p.copies.change(ofd.key(), ALL, || {
+            file.fallocate(mode, offset as u64, len as u64, &p.cred())
+        })?;
         Ok(0)
     })
 }
@@ -369,7 +384,9 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         };
         let (file, other) = (p.file(&from)?, p.file(&to)?);
         let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
-        let count = file.copy_range_to(read_at, other, write_at, a.word(4) as u64, &p.cred())?;
+        let count = p.copies.change(to.key(), ALL, || {
+            file.copy_range_to(read_at, other, write_at, a.word(4) as u64, &p.cred())
+        })?;
         match given_from {
             Some(_) => a.put(1, (read_at + count) as i64)?,
             None => from.position().at = read_at + count,

@@ -2,35 +2,135 @@
 
 use super::{Answer, error};
 use crate::Errno;
+use crate::copies::{Asked, Maps};
+use crate::ofd::Ofd;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::kernel;
+use crate::sys::pages::PAGE;
+use std::ops::Range;
+use std::sync::Arc;
 
-pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
-    let (protection, flags, fd) = (a.int(2), a.int(3), a.int(4));
-    if flags & libc::MAP_ANONYMOUS != 0 {
-        return Answer::NotOurs;
+/// Flags of maps that are served: they say no more than that the kernel may do as it likes.
+const SERVED: i32 =
+    libc::MAP_TYPE | libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_NONBLOCK | libc::MAP_DENYWRITE;
+
+/// The pages that arguments `i` and `i + 1` say, if they touch a map that is served. Asked of calls that the program's allocator makes with
+/// its locks held: nothing here allocates unless it is so.
+fn served_range(a: &Args, i: usize) -> Option<Range<usize>> {
+    let (at, len) = (a.word(i), a.word(i + 1).max(1));
+    if !Maps::touches(at, len) {
+        return None;
     }
-    let Some(ofd) = p.table.get(fd) else {
+    Some(at & !(PAGE - 1)..at.checked_add(len)?.checked_next_multiple_of(PAGE)?)
+}
+
+pub(super) fn munmap(p: &Process, a: &Args) -> Answer {
+    let made = served_range(a, 0).and_then(|range| p.copies.unmap(&range, || a.call()));
+    made.map_or(Answer::NotOurs, Answer::Made)
+}
+
+/// What is to be more than a map for reading is the mount's from then on; the kernel makes the call.
+fn give(p: &Process, range: &Range<usize>) -> Answer {
+    match p.copies.give(p, range) {
+        Ok(()) => Answer::NotOurs,
+        Err(errno) => Answer::FellBackMade(error(errno)),
+    }
+}
+
+pub(super) fn mremap(p: &Process, a: &Args) -> Answer {
+    let target = (a.int(3) & libc::MREMAP_FIXED != 0)
+        .then(|| a.word(4)..a.word(4).saturating_add(a.word(2).next_multiple_of(PAGE)))
+        .filter(|target| Maps::touches(target.start, target.len()));
+    let answer = served_range(a, 0).map_or(Answer::NotOurs, |range| give(p, &range));
+    match target {
+        Some(target) if answer == Answer::NotOurs => Answer::Made(p.copies.replace(&target, || a.call())),
+        _ => answer,
+    }
+}
+
+pub(super) fn mprotect(p: &Process, a: &Args) -> Answer {
+    let Some(range) = served_range(a, 0) else {
         return Answer::NotOurs;
     };
-    let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+    if a.int(2) & !libc::PROT_READ != 0 {
+        return give(p, &range);
+    }
+    Answer::Made(p.copies.protect(&range, a.int(2), || a.call()))
+}
+
+pub(super) fn madvise(p: &Process, a: &Args) -> Answer {
+    match a.int(2) {
+        libc::MADV_DOFORK => served_range(a, 0).map_or(Answer::NotOurs, |range| give(p, &range)),
+        _ => Answer::NotOurs,
+    }
+}
+
+/// A map that cannot change the file, and may be where the kernel likes, is served here.
+fn serve(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Option<isize> {
+    let (protection, flags) = (a.int(2), a.int(3));
+    let shared = match flags & libc::MAP_TYPE {
+        libc::MAP_PRIVATE => false,
+        libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE => true,
+        _ => return None,
+    };
+    let reads = protection == libc::PROT_READ && ofd.access().0 && !ofd.is_dir;
+    if !reads || (shared && ofd.access().1) || flags & !SERVED != 0 {
+        return None;
+    }
+    let asked = Asked {
+        hint: a.word(0) & !(PAGE - 1),
+        len: a.word(1),
+        offset: a.word(5) as u64,
+        shared,
+    };
+    p.copies.serve(p, ofd, asked).map(|at| at as isize)
+}
+
+pub(super) fn mmap(p: &Process, a: &Args) -> Answer {
+    let flags = a.int(3);
+    let ofd = (flags & libc::MAP_ANONYMOUS == 0)
+        .then(|| p.table.get(a.int(4)))
+        .flatten();
+    if flags & libc::MAP_FIXED != 0
+        && let Some(range) = served_range(a, 0)
+    {
+        let call = || match &ofd {
+            Some(ofd) => by_mount(p, a, ofd),
+            None => a.call(),
+        };
+        return Answer::Made(p.copies.replace(&range, call));
+    }
+    let Some(ofd) = ofd else {
+        return Answer::NotOurs;
+    };
+    match serve(p, a, &ofd) {
+        Some(at) => Answer::Served(at),
+        None => Answer::FellBackMade(by_mount(p, a, &ofd)),
+    }
+}
+
+/// The kernel maps the mount's file.
+fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
+    let fd = a.int(4);
+    let shared = a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE;
     if shared && ofd.access().1 {
         // What is stored through the map is in the kernel's page cache: whoever reads the file here must read it there. A map that is
         // made without PROT_WRITE may get it later.
-        let _ = protection;
         p.give_inode(ofd.key());
-        let answer = p.to_kernel(&[fd]);
+        if let Err(errno) = p.materialise(fd) {
+            return error(errno);
+        }
         kernel::refresh(fd);
-        return answer;
+        return a.call();
     }
-    match p.side(fd, &ofd) {
+    match p.side(fd, ofd) {
         Ok(side) => {
             // The descriptor may be from before the file grew, and what lies beyond the end that the kernel knows is a SIGBUS.
             kernel::refresh(side);
-            Answer::FellBackMade(a.call_with(4, side))
+            a.call_with(4, side)
         }
-        Err(errno) => Answer::FellBackMade(error(errno)),
+        Err(errno) => error(errno),
     }
 }
 

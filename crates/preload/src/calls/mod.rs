@@ -380,6 +380,10 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_umask => dirs::umask(p, a),
 
         c::SYS_mmap => maps::mmap(p, a),
+        c::SYS_munmap => maps::munmap(p, a),
+        c::SYS_mremap => maps::mremap(p, a),
+        c::SYS_mprotect | c::SYS_pkey_mprotect => maps::mprotect(p, a),
+        c::SYS_madvise => maps::madvise(p, a),
         c::SYS_poll | c::SYS_ppoll => maps::poll(p, a),
         c::SYS_select | c::SYS_pselect6 => maps::select(p, a),
         c::SYS_epoll_ctl => maps::epoll_ctl(p, a),

@@ -139,6 +139,9 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         }
         let opened = match made {
             Some(file) => Ok(file),
+            None if wanted.truncate => p
+                .copies
+                .change(attr.key, 0..u64::MAX, || fs.open(attr.key, wanted, &mine)),
             None => fs.open(attr.key, wanted, &mine),
         };
         match opened {

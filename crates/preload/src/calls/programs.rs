@@ -44,6 +44,7 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
         }
         // The child starts on another stack: it goes on without the library.
         p.materialise_all(false);
+        p.copies.give_all(p);
         p.lend();
         return Answer::NotOurs;
     }

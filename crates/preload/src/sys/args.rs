@@ -1,8 +1,9 @@
 //! The arguments of one system call, and the program's memory that they point to. Owns the checks that keep a wrong pointer of the program from
 //! being the library's fault.
 
-use super::kernel;
+use super::{kernel, ranges};
 use crate::{Errno, Result};
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What `varve_entry` keeps of a call.
@@ -17,6 +18,8 @@ pub struct Frame {
 pub struct Args {
     number: usize,
     a: [usize; 6],
+    /// Copies of what the program hands over from maps whose loads LibFS serves: they are not loaded from while it works.
+    own: RefCell<Vec<Box<[u8]>>>,
 }
 
 /// Nothing of a program lies below, and the kernel's half begins above.
@@ -83,6 +86,7 @@ impl Args {
         Self {
             number: frame.number,
             a: frame.a,
+            own: RefCell::default(),
         }
     }
 
@@ -174,10 +178,20 @@ impl Args {
             return Err(FAULT);
         }
         // SAFETY: the program hands a text that ends with a zero byte; no more than `max` bytes are looked at.
-        unsafe {
-            let len = libc::strnlen(at as *const libc::c_char, max);
-            Ok((len < max).then(|| std::slice::from_raw_parts(at as *const u8, len)))
+        let len = unsafe { libc::strnlen(at as *const libc::c_char, max) };
+        if len == max {
+            return Ok(None);
         }
+        self.bytes_at(at, len).map(Some)
+    }
+
+    /// A copy that lives as long as this.
+    fn keep(&self, bytes: &[u8]) -> &[u8] {
+        let copy: Box<[u8]> = bytes.into();
+        let (at, len) = (copy.as_ptr(), copy.len());
+        self.own.borrow_mut().push(copy);
+        // SAFETY: what a box holds stays where it is, and no box is taken out of the vector before `self` ends.
+        unsafe { std::slice::from_raw_parts(at, len) }
     }
 
     /// The bytes that argument `i` points to.
@@ -196,7 +210,12 @@ impl Args {
             return Err(FAULT);
         }
         // SAFETY: the program hands `len` readable bytes for the time of the call.
-        Ok(unsafe { std::slice::from_raw_parts(at as *const u8, len) })
+        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, len) };
+        Ok(if ranges::touches(at, len) {
+            self.keep(bytes)
+        } else {
+            bytes
+        })
     }
 
     /// The buffer that argument `i` points to, handed to `fill`.

@@ -185,7 +185,8 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
 }
 
-fn stat(fd: i32) -> Option<libc::stat> {
+/// `fstat`, or `stat` of the working directory for -1.
+pub(super) fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: all bytes zero is a value of the type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let out = (&raw mut stat) as usize;

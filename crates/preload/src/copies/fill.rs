@@ -1,0 +1,294 @@
+//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of the steps is the module's above.
+
+use super::{Maps, State, leave};
+use crate::Errno;
+use crate::ofd::Ofd;
+use crate::process::{self, Process};
+use crate::sys::kernel;
+use crate::sys::pages::{Faults, PAGE};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+use varve_libfs::ReadUnder;
+
+/// Maps up to this long are filled when they are made.
+const AT_ONCE_MAX: usize = 4 << 20;
+/// What is read around a load, and most of what is read ahead of loads that follow each other.
+const WINDOW: usize = 128 << 10;
+const WINDOW_MAX: usize = 1 << 20;
+/// Threads that serve loads: one may wait for a lease.
+const THREADS: usize = 2;
+/// How often a load is overtaken by changes before new ones wait.
+const MISSES_MAX: u32 = 3;
+/// When a page that could not be read is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// A load where no map is any more looks again after this.
+const STRANGE: Duration = Duration::from_micros(50);
+
+/// What is to be read.
+struct Plan {
+    ofd: Arc<Ofd>,
+    at: Range<usize>,
+    stored_at: u64,
+    offset: u64,
+    generation: u64,
+}
+
+/// What became of a plan.
+enum Outcome {
+    Done,
+    /// What was read does not count.
+    Again,
+    /// There is no room for copies, or no place that the daemon looks at.
+    NoPlace,
+}
+
+/// Starts the threads that serve loads. False if there is none.
+pub(super) fn start(faults: &Arc<Faults>) -> bool {
+    (0..THREADS)
+        .filter(|_| {
+            let faults = Arc::clone(faults);
+            // By the beginning of its name it is known as one of the library's: no signal of the program runs there.
+            let thread = std::thread::Builder::new().name("varve-maps".into());
+            thread.spawn(move || serve_loads(&faults)).is_ok()
+        })
+        .count()
+        > 0
+}
+
+fn serve_loads(faults: &Faults) {
+    let mut buffer = Vec::new();
+    loop {
+        let failed = process::current().is_some_and(|process| process.copies.any_failed());
+        match faults.next(failed.then_some(AGAIN)) {
+            Some(at) => {
+                let Some(process) = process::current() else {
+                    continue;
+                };
+                let serve = || process.copies.serve_load(process, at, &mut buffer);
+                // Whatever happens: who waits looks again.
+                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
+                faults.wake(at..at + PAGE);
+            }
+            None if failed => {
+                if let Some(process) = process::current() {
+                    process.copies.try_failed_again();
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Maps {
+    fn any_failed(&self) -> bool {
+        !self.state.lock().failed.is_empty()
+    }
+
+    fn try_failed_again(&self) {
+        let mut state = self.state.lock();
+        for range in std::mem::take(&mut state.failed) {
+            for piece in state.book.within(&range).iter().filter(|piece| piece.bars) {
+                state.unbar(piece);
+            }
+        }
+        leave(state);
+    }
+
+    fn serve_load(&self, process: &Process, at: usize, buffer: &mut Vec<u8>) {
+        let strange = self.state.lock().book.at(at).is_none();
+        if strange {
+            kernel::nap(STRANGE);
+        } else {
+            self.fill(process, at, None, buffer);
+        }
+    }
+
+    /// Fills a new map, if it is small.
+    pub(super) fn fill_at_once(&self, process: &Process, start: usize, len: usize) {
+        if len <= AT_ONCE_MAX {
+            self.fill(process, start, Some(len), &mut Vec::new());
+        }
+    }
+
+    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown already.
+    fn fill(&self, process: &Process, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) {
+        let (mut misses, mut turn) = (0, None);
+        loop {
+            let mut state = self.state.lock();
+            let Some(plan) = state.plan(at, len) else { break };
+            let key = plan.ofd.key();
+            if state.mapped.get(&key).is_some_and(|mapped| mapped.changing > 0) {
+                self.settled.wait(&mut state);
+                continue;
+            }
+            if misses == MISSES_MAX
+                && turn.is_none()
+                && let Some(mapped) = state.mapped.get_mut(&key)
+            {
+                mapped.turns += 1;
+                turn = Some(key);
+            }
+            drop(state);
+            misses += 1;
+            if buffer.len() < plan.at.len() {
+                buffer.resize(plan.at.len(), 0);
+            }
+            let out = &mut buffer[..plan.at.len()];
+            let read = plan
+                .ofd
+                .file_or(|| None)
+                .map_err(|_| Errno(libc::EIO))
+                .and_then(|file| file.read_copy(plan.offset, out));
+            let mut state = self.state.lock();
+            if !state.counts(&plan) {
+                continue;
+            }
+            let outcome = match read {
+                Ok((count, under)) => state.store(&plan, out, count, &under),
+                Err(_) => {
+                    let page = at..at + PAGE;
+                    state.bar(&page);
+                    state.failed.push(page);
+                    Outcome::Done
+                }
+            };
+            leave(state);
+            match outcome {
+                Outcome::Again => {}
+                Outcome::Done => break,
+                Outcome::NoPlace => {
+                    if self.give(process, &plan.at).is_err() {
+                        self.state.lock().bar(&plan.at);
+                    }
+                    break;
+                }
+            }
+        }
+        if let Some(key) = turn {
+            let mut state = self.state.lock();
+            if let Some(mapped) = state.mapped.get_mut(&key) {
+                mapped.turns -= 1;
+            }
+            state.prune(key);
+            drop(state);
+            self.settled.notify_all();
+        }
+    }
+}
+
+impl State {
+    /// What is to be read for a load at `at`; `None` if nothing is: it is shown, gets SIGBUS, or is not ours.
+    fn plan(&mut self, at: usize, len: Option<usize>) -> Option<Plan> {
+        let piece = self.book.at(at)?.clone();
+        if piece.bars {
+            return None;
+        }
+        // One that is stored counts (invariant 2).
+        if self.arena.as_ref()?.faults.show(at..at + PAGE) != Err(Errno(libc::EFAULT)) {
+            return None;
+        }
+        let mapped = self.mapped.get_mut(&piece.key())?;
+        let offset_at = piece.offset + (at - piece.at.start) as u64;
+        let range = match len {
+            Some(len) => at..piece.at.end.min(at + len),
+            None if mapped.next == offset_at && mapped.window > 0 => {
+                mapped.window = (mapped.window * 2).min(WINDOW_MAX);
+                at..piece.at.end.min(at + mapped.window)
+            }
+            None => {
+                mapped.window = WINDOW;
+                let before = offset_at as usize % WINDOW;
+                let start = piece.at.start.max(at.saturating_sub(before));
+                start..piece.at.end.min(at - before.min(at) + WINDOW)
+            }
+        };
+        let skipped = (range.start - piece.at.start) as u64;
+        mapped.next = piece.offset + (range.end - piece.at.start) as u64;
+        Some(Plan {
+            stored_at: piece.stored_at + skipped,
+            offset: piece.offset + skipped,
+            generation: mapped.generation,
+            ofd: piece.ofd,
+            at: range,
+        })
+    }
+
+    /// Whether what was read for a plan may be stored.
+    fn counts(&self, plan: &Plan) -> bool {
+        let fresh = self
+            .mapped
+            .get(&plan.ofd.key())
+            .is_some_and(|mapped| mapped.generation == plan.generation && mapped.changing == 0);
+        let pieces = self.book.within(&plan.at);
+        let same =
+            |first: &super::Piece| first.at == plan.at && first.stored_at == plan.stored_at && !first.bars;
+        fresh && matches!(pieces.as_slice(), [first] if same(first))
+    }
+
+    /// Stores and shows the `count` bytes that were read; behind them the file has no more.
+    fn store(&mut self, plan: &Plan, pages: &mut [u8], count: usize, under: &ReadUnder) -> Outcome {
+        let whole = count.next_multiple_of(PAGE).min(pages.len());
+        if whole > 0 {
+            pages[count..whole].fill(0);
+            let outcome = self.store_pages(plan, &pages[..whole], under);
+            if !matches!(outcome, Outcome::Done) {
+                return outcome;
+            }
+        }
+        if whole < plan.at.len() {
+            // What follows in this map lies behind the end, too.
+            let end = self
+                .book
+                .at(plan.at.start)
+                .map_or(plan.at.end, |piece| piece.at.end);
+            self.bar(&(plan.at.start + whole..end));
+        }
+        Outcome::Done
+    }
+
+    fn store_pages(&mut self, plan: &Plan, pages: &[u8], under: &ReadUnder) -> Outcome {
+        let Some(bytes_max) = self.arena.as_ref().map(|arena| arena.bytes_max) else {
+            return Outcome::NoPlace;
+        };
+        let stored = plan.stored_at..plan.stored_at + pages.len() as u64;
+        self.make_room(pages.len() as u64, bytes_max);
+        let put = |state: &Self| match &state.arena {
+            Some(arena) => arena.file.store(plan.stored_at, pages),
+            None => Err(Errno(libc::ENOSPC)),
+        };
+        let mut done = put(self);
+        if done == Err(Errno(libc::ENOSPC)) && self.stored_bytes > 0 {
+            self.make_room(bytes_max, bytes_max);
+            done = put(self);
+        }
+        if done.is_err() {
+            self.take_out(&stored);
+            return Outcome::NoPlace;
+        }
+        let Some(arena) = &self.arena else {
+            return Outcome::NoPlace;
+        };
+        let found = under.copies_at() == Some(&arena.at);
+        // In this order: it loses its name after the sessions of those who looked for it have ended.
+        let lives = under.holds();
+        let named = arena.file.is_named();
+        if !(found && lives && named) {
+            self.take_out(&stored);
+            if !lives {
+                return Outcome::Again;
+            }
+            let moved = under.copies_at().is_some_and(|at| self.move_to(at));
+            return if moved { Outcome::Again } else { Outcome::NoPlace };
+        }
+        let shown = arena.faults.show(plan.at.start..plan.at.start + pages.len());
+        if shown == Err(Errno(libc::EFAULT)) {
+            // The daemon has emptied the file meanwhile.
+            self.take_out(&stored);
+            return Outcome::Again;
+        }
+        self.stored_bytes += pages.len() as u64;
+        self.stored.push_back(stored);
+        Outcome::Done
+    }
+}

@@ -1,0 +1,527 @@
+//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and what becomes of a map that is to be
+//! more than that. Decisions and alternatives: `docs/adr/0021-maps-of-copies.md`.
+//!
+//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A load of a page that is not shown waits
+//! (`userfaultfd`) until a thread of ours has read it through LibFS, stored it, and shown it.
+//!
+//! # Invariants
+//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of the file takes it out of all maps. It is
+//!    shown to nobody by being stored.
+//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session under which it was read has ended; then the daemon
+//!    has emptied the file, or does before it gives anybody one of the session's leases. For:
+//!    - it is read under a read lease that LibFS remembers: before the lease goes, [`drop_copies`](varve_libfs::Copies::drop_copies) counts the
+//!      file's `generation` on and takes its pages out, both under the lock;
+//!    - it is stored under the lock, if the generation is the one of before the read;
+//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon empties the file after the page was
+//!      stored. If it did not, the page is taken out again. However long the thread stands between two of these steps (SIGSTOP), what it
+//!      has read too early is not shown;
+//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before they begin: nothing is stored
+//!      meanwhile, so no load can show what was there before once somebody has read what is there now.
+//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the directory that the daemon of *this*
+//!    session speaks of. Else all maps move to a new file.
+//! 4. An offset of the file is never used twice: what is late for a map that is gone finds nothing.
+//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no code of the library touches such a map while it
+//!    holds a lock of LibFS: buffers that lie in one are copied first (`sys::args`).
+//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system call may have put something else there.
+//!
+//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked, never about a file of the mount.
+
+mod book;
+mod fill;
+
+use self::book::{Book, Piece};
+use crate::Errno;
+use crate::ofd::Ofd;
+use crate::process::Process;
+use crate::sys::pages::{self, CopyFile, Faults, PAGE, Place};
+use crate::sys::{kernel, ranges};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use varve_format::InodeKey;
+use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
+use varve_libfs::Copies;
+
+/// Most bytes of copies of one process, and the share of the memory file system that they may be.
+const BYTES_MAX: u64 = 256 << 20;
+const SHARE: u64 = 16;
+/// With less there would be more reading than looking.
+const BYTES_LEAST: u64 = 16 << 20;
+
+/// A map as the program asks for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// Where it would like it.
+    pub hint: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Offset in the file.
+    pub offset: u64,
+    /// `MAP_SHARED`.
+    pub shared: bool,
+}
+
+/// What is known of one mapped file.
+#[derive(Debug, Default)]
+struct Mapped {
+    /// Counted on by whatever makes copies out of date.
+    generation: u64,
+    /// Changes by this process that are under way.
+    changing: u32,
+    /// Loads that changes have overtaken too often: new changes wait.
+    turns: u32,
+    /// Where the next load is expected, and how much is read at once there.
+    next: u64,
+    window: usize,
+}
+
+struct Arena {
+    file: CopyFile,
+    at: CopiesAt,
+    faults: Arc<Faults>,
+    /// Offsets from here on were never used.
+    next: u64,
+    bytes_max: u64,
+}
+
+#[derive(Default)]
+struct State {
+    arena: Option<Arena>,
+    /// It was tried to make the arena.
+    tried: bool,
+    book: Book,
+    mapped: HashMap<InodeKey, Mapped>,
+    /// What was stored, the oldest first.
+    stored: VecDeque<Range<u64>>,
+    stored_bytes: u64,
+    /// Pages whose loads get SIGBUS because LibFS could not read them.
+    failed: Vec<Range<usize>>,
+    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the lock, nor on a thread of LibFS.
+    gone: Vec<Piece>,
+}
+
+/// Unlocks, and lets what is gone go.
+fn leave(mut state: MutexGuard<'_, State>) {
+    let gone = std::mem::take(&mut state.gone);
+    drop(state);
+    drop(gone);
+}
+
+impl State {
+    /// Takes pages out of the file.
+    fn take_out(&mut self, range: &Range<u64>) {
+        if let Some(arena) = &self.arena {
+            arena.file.take_out(range.clone());
+        }
+        let inside = |part: &Range<u64>| part.start >= range.start && part.end <= range.end;
+        let bytes = &mut self.stored_bytes;
+        self.stored.retain(|part| {
+            let gone = inside(part);
+            if gone {
+                *bytes -= part.end - part.start;
+            }
+            !gone
+        });
+    }
+
+    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted.
+    fn make_room(&mut self, bytes: u64, bytes_max: u64) {
+        while self.stored_bytes + bytes > bytes_max
+            && let Some(oldest) = self.stored.pop_front()
+        {
+            self.stored_bytes -= oldest.end - oldest.start;
+            if let Some(arena) = &self.arena {
+                arena.file.take_out(oldest);
+            }
+        }
+    }
+
+    /// Copies of `part` of a file are out of date.
+    fn drop_part(&mut self, key: InodeKey, part: &Range<u64>) {
+        let Some(mapped) = self.mapped.get_mut(&key) else {
+            return;
+        };
+        mapped.generation += 1;
+        let stored: Vec<_> = self.book.of(key).map(|piece| piece.stored_of(part)).collect();
+        for range in stored.into_iter().filter(|range| !range.is_empty()) {
+            self.take_out(&range);
+        }
+        let barred: Vec<_> = self.book.of(key).filter(|piece| piece.bars).cloned().collect();
+        for piece in barred {
+            self.unbar(&piece);
+        }
+    }
+
+    /// Has loads of a piece that got SIGBUS tried again.
+    fn unbar(&mut self, piece: &Piece) {
+        let Some(arena) = &self.arena else { return };
+        if !arena.file.is_at(&piece.at) {
+            self.forget(&piece.at);
+            return;
+        }
+        let place = Place::Over(piece.at.start);
+        let made = arena.file.map(
+            place,
+            piece.len(),
+            piece.protection,
+            piece.stored_at,
+            &arena.faults,
+        );
+        match made {
+            Ok(_) => self.book.amend(&piece.at, |piece| piece.bars = false),
+            Err(_) => self.forget(&piece.at),
+        }
+    }
+
+    /// Loads in a range get SIGBUS from now on.
+    fn bar(&mut self, range: &Range<usize>) {
+        let pieces = self.book.within(range);
+        for piece in pieces.iter().filter(|piece| !piece.bars) {
+            let Some(arena) = &self.arena else { return };
+            if !arena.file.is_at(&piece.at) {
+                self.forget(&piece.at);
+                continue;
+            }
+            if arena
+                .file
+                .map_nothing(piece.at.start, piece.len(), piece.protection)
+                .is_ok()
+            {
+                arena.faults.wake(piece.at.clone());
+                self.take_out(&piece.stored());
+                self.book.amend(&piece.at, |piece| piece.bars = true);
+            }
+        }
+    }
+
+    /// A range is no map of ours any more.
+    fn forget(&mut self, range: &Range<usize>) {
+        let gone = self.book.cut(range);
+        for piece in &gone {
+            self.take_out(&piece.stored());
+            ranges::cut(piece.at.start, piece.at.end);
+            self.prune(piece.key());
+        }
+        if let Some(arena) = &self.arena {
+            arena.faults.wake(range.clone());
+        }
+        self.gone.extend(gone);
+    }
+
+    fn prune(&mut self, key: InodeKey) {
+        let used = |mapped: &Mapped| mapped.changing > 0 || mapped.turns > 0;
+        if self.book.of(key).next().is_none() && self.mapped.get(&key).is_some_and(|mapped| !used(mapped)) {
+            self.mapped.remove(&key);
+        }
+    }
+
+    /// Moves all maps to a new file, for the daemon of a session that looks for it at `at`. False if there is none to be had.
+    fn move_to(&mut self, at: &CopiesAt) -> bool {
+        let Some(arena) = &mut self.arena else {
+            return false;
+        };
+        let Ok(file) = CopyFile::make(&at.dir, at.dir_is, &at.name) else {
+            return false;
+        };
+        let old = std::mem::replace(&mut arena.file, file);
+        arena.at = at.clone();
+        old.take_out(0..arena.next);
+        self.stored.clear();
+        self.stored_bytes = 0;
+        for mapped in self.mapped.values_mut() {
+            mapped.generation += 1;
+        }
+        let pieces: Vec<_> = self.book.all().cloned().collect();
+        for piece in pieces {
+            let Some(arena) = &self.arena else { return false };
+            let place = Place::Over(piece.at.start);
+            let moved = old.is_at(&piece.at)
+                && arena
+                    .file
+                    .map(
+                        place,
+                        piece.len(),
+                        piece.protection,
+                        piece.stored_at,
+                        &arena.faults,
+                    )
+                    .is_ok();
+            if moved {
+                self.book.amend(&piece.at, |piece| piece.bars = false);
+            } else {
+                self.forget(&piece.at);
+            }
+        }
+        true
+    }
+}
+
+/// All maps of copies of a process.
+#[derive(Default)]
+pub struct Maps {
+    state: Mutex<State>,
+    /// A change ended, or a load has had its turn.
+    settled: Condvar,
+}
+
+impl Copies for Maps {
+    fn drop_copies(&self, key: InodeKey) {
+        self.state.lock().drop_part(key, &(0..u64::MAX));
+    }
+}
+
+impl Maps {
+    /// Whether a range of the program's memory touches such a map.
+    #[must_use]
+    pub fn touches(at: usize, len: usize) -> bool {
+        ranges::touches(at, len)
+    }
+
+    /// The file of copies, made if this is the first that needs it; `None` if there is none to be had.
+    fn arena<'s>(&self, process: &Process, state: &'s mut State) -> Option<&'s mut Arena> {
+        if !state.tried {
+            state.tried = true;
+            state.arena = Self::make_arena(process);
+        }
+        state.arena.as_mut()
+    }
+
+    fn make_arena(process: &Process) -> Option<Arena> {
+        let at = process.fs().ok()?.copies_at()?;
+        let faults = Arc::new(Faults::open().ok()?);
+        let file = CopyFile::make(&at.dir, at.dir_is, &at.name).ok()?;
+        let bytes_max = BYTES_MAX.min(file.room() / SHARE);
+        if bytes_max < BYTES_LEAST || !fill::start(&faults) {
+            return None;
+        }
+        Some(Arena {
+            file,
+            at,
+            faults,
+            next: 0,
+            bytes_max,
+        })
+    }
+
+    /// Maps a file for reading; `None`: the mount is to do it.
+    pub fn serve(&self, process: &Process, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
+        let file = process.file(ofd).ok()?;
+        let size = file.getattr().ok()?.size_bytes;
+        let len = asked.len.checked_next_multiple_of(PAGE)?;
+        let end = asked.offset.checked_add(len as u64)?;
+        let whole = size.checked_next_multiple_of(PAGE as u64)?;
+        if len == 0 || end > whole || asked.offset % PAGE as u64 != 0 {
+            return None;
+        }
+        // A fork gives all maps to the mount first.
+        let gate = process.gate.read();
+        let mut state = self.state.lock();
+        let arena = self.arena(process, &mut state)?;
+        let stored_at = arena.next;
+        arena.next = stored_at.checked_add(len as u64)?;
+        let protection = libc::PROT_READ;
+        let place = Place::Near(asked.hint);
+        let start = arena
+            .file
+            .map(place, len, protection, stored_at, &arena.faults)
+            .ok()?;
+        let first = !ranges::any();
+        if !ranges::add(start, start + len) {
+            pages::unmap(start, len);
+            return None;
+        }
+        state.mapped.entry(ofd.key()).or_default();
+        state.book.insert(Piece {
+            at: start..start + len,
+            stored_at,
+            ofd: Arc::clone(ofd),
+            offset: asked.offset,
+            shared: asked.shared,
+            protection,
+            bars: false,
+        });
+        drop(state);
+        drop(gate);
+        if first {
+            // Against `change`: who did not see the map has written before anything is read for it, or looks again.
+            heavy_barrier();
+        }
+        self.fill_at_once(process, start, len);
+        Some(start)
+    }
+
+    /// Makes a change of `part` of a file, as far as it is known.
+    pub fn change<T>(&self, key: InodeKey, part: Range<u64>, make: impl FnOnce() -> T) -> T {
+        let mut change = Change {
+            maps: self,
+            key,
+            part,
+            begun: false,
+        };
+        if ranges::any() {
+            change.begin();
+        }
+        make()
+    }
+
+    /// The kernel is to unmap a range (`call`); `None` if no map of ours is there.
+    pub fn unmap(&self, range: &Range<usize>, call: impl FnOnce() -> isize) -> Option<isize> {
+        let mut state = self.state.lock();
+        if state.book.within(range).is_empty() {
+            return None;
+        }
+        let result = call();
+        if result >= 0 {
+            state.forget(range);
+        }
+        leave(state);
+        Some(result)
+    }
+
+    /// The kernel is to map something else over a range (`call`), which may be a file of the mount.
+    pub fn replace(&self, range: &Range<usize>, call: impl FnOnce() -> isize) -> isize {
+        let aside = self.state.lock().book.cut(range);
+        let result = call();
+        let mut state = self.state.lock();
+        let replaced = result >= 0;
+        for piece in &aside {
+            // What they show may have gone out of date, and nobody was told.
+            state.take_out(&piece.stored());
+            if replaced {
+                ranges::cut(piece.at.start, piece.at.end);
+            } else {
+                state.book.insert(piece.clone());
+            }
+        }
+        for piece in &aside {
+            state.prune(piece.key());
+        }
+        if let Some(arena) = &state.arena {
+            arena.faults.wake(range.clone());
+        }
+        drop(state);
+        drop(aside);
+        result
+    }
+
+    /// The kernel is to protect a range otherwise (`call`), but not let it be written or run.
+    pub fn protect(&self, range: &Range<usize>, protection: i32, call: impl FnOnce() -> isize) -> isize {
+        let mut state = self.state.lock();
+        let result = call();
+        if result >= 0 {
+            state.book.amend(range, |piece| piece.protection = protection);
+        }
+        result
+    }
+
+    /// Gives what is mapped in a range to the mount: from now on the kernel serves it.
+    ///
+    /// # Errors
+    /// The mount's, or of the kernel; what could not be given stays as it was.
+    pub fn give(&self, process: &Process, range: &Range<usize>) -> Result<(), Errno> {
+        let pieces = self.state.lock().book.within(range);
+        let mut result = Ok(());
+        for piece in &pieces {
+            result = self.give_piece(process, piece).and(result);
+        }
+        result
+    }
+
+    /// Gives all maps to the mount.
+    pub fn give_all(&self, process: &Process) {
+        if ranges::any() {
+            let _ = self.give(process, &(0..usize::MAX));
+        }
+    }
+
+    /// Gives all maps of a file to the mount.
+    pub fn give_file(&self, process: &Process, key: InodeKey) {
+        if ranges::any() {
+            let pieces: Vec<_> = self.state.lock().book.of(key).cloned().collect();
+            for piece in &pieces {
+                let _ = self.give_piece(process, piece);
+            }
+        }
+    }
+
+    /// The descriptions that maps of a file keep.
+    #[must_use]
+    pub fn descriptions(&self, key: InodeKey) -> Vec<Arc<Ofd>> {
+        if !ranges::any() {
+            return Vec::new();
+        }
+        let state = self.state.lock();
+        state.book.of(key).map(|piece| Arc::clone(&piece.ofd)).collect()
+    }
+
+    fn give_piece(&self, process: &Process, piece: &Piece) -> Result<(), Errno> {
+        // The mount may want a lease for each of these, and we give it back only without the lock.
+        let side = process.side(-1, &piece.ofd)?;
+        kernel::refresh(side);
+        let len = piece.len();
+        let from = pages::map_other(side, len, piece.protection, piece.shared, piece.offset)?;
+        let mut state = self.state.lock();
+        let still = state.book.within(&piece.at);
+        let same = |now: &Piece| now.at == piece.at && now.stored_at == piece.stored_at;
+        let there = state
+            .arena
+            .as_ref()
+            .is_some_and(|arena| arena.file.is_at(&piece.at));
+        let put = if matches!(still.as_slice(), [now] if same(now)) && there {
+            pages::put_over(from, len, piece.at.start)
+        } else {
+            // It was unmapped meanwhile, in part or whole.
+            Err(Errno(libc::EAGAIN))
+        };
+        match put {
+            Ok(()) => state.forget(&piece.at),
+            Err(_) => pages::unmap(from, len),
+        }
+        leave(state);
+        put
+    }
+}
+
+/// A change of a file by this process.
+struct Change<'m> {
+    maps: &'m Maps,
+    key: InodeKey,
+    part: Range<u64>,
+    begun: bool,
+}
+
+impl Change<'_> {
+    fn begin(&mut self) {
+        let mut state: MutexGuard<'_, State> = self.maps.state.lock();
+        while state.mapped.get(&self.key).is_some_and(|mapped| mapped.turns > 0) {
+            self.maps.settled.wait(&mut state);
+        }
+        let Some(mapped) = state.mapped.get_mut(&self.key) else {
+            return;
+        };
+        mapped.changing += 1;
+        self.begun = true;
+        state.drop_part(self.key, &self.part);
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if self.begun {
+            let mut state = self.maps.state.lock();
+            if let Some(mapped) = state.mapped.get_mut(&self.key) {
+                mapped.changing -= 1;
+            }
+            state.prune(self.key);
+            leave(state);
+            self.maps.settled.notify_all();
+            return;
+        }
+        // A map may have been made meanwhile, and what was read for it be older.
+        light_barrier();
+        if ranges::any() {
+            self.maps.state.lock().drop_part(self.key, &self.part);
+        }
+    }
+}

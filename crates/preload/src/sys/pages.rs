@@ -1,0 +1,575 @@
+//! The file of copies, the maps of it, and the kernel's word of loads that find nothing there (`userfaultfd`). Knows no file of ours.
+//!
+//! A map is private and read-only: what is not in the file at the moment of a load, or is there but was never shown at that address, is a
+//! fault that waits for [`Faults::show`]. To show a page is one system call, which fails if the page is not in the file. Whoever takes pages
+//! out of the file takes them out of all maps.
+
+use super::kernel;
+use crate::Errno;
+use crate::internal;
+use crate::ofd::KernelFd;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+/// The file's length: no offset is used twice in a process' life.
+const LEN: u64 = 1 << 62;
+/// `statfs` of a tmpfs.
+const TMPFS: i64 = 0x0102_1994;
+
+const UFFDIO_API: usize = 0xc018_aa3f;
+const UFFDIO_REGISTER: usize = 0xc020_aa00;
+const UFFDIO_WAKE: usize = 0x8010_aa02;
+const UFFDIO_CONTINUE: usize = 0xc020_aa07;
+/// Of `/dev/userfaultfd`.
+const NEW: usize = 0xaa00;
+const API: u64 = 0xaa;
+/// Faults of tmpfs pages that are not there, and of those that are and were not shown.
+const FEATURES: u64 = 1 << 5 | 1 << 10;
+const MODE_MISSING: u64 = 1;
+const MODE_MINOR: u64 = 4;
+const EVENT_PAGEFAULT: u8 = 0x12;
+/// Bytes of a message, and where the address is in one of a fault.
+const MESSAGE: usize = 32;
+const ADDRESS_AT: usize = 16;
+
+const fn nr(number: libc::c_long) -> usize {
+    number as usize
+}
+
+fn result(value: isize) -> Result<usize, Errno> {
+    usize::try_from(value).map_err(|_| Errno(-value as i32))
+}
+
+fn ioctl<T>(fd: i32, request: usize, value: &mut T) -> Result<usize, Errno> {
+    let a = [fd as usize, request, (&raw mut *value) as usize, 0, 0, 0];
+    // SAFETY: the requests of this module take records of the sizes that their numbers say, which `T` has (asserted below), and change
+    // nothing else that is not asked for.
+    result(unsafe { kernel::call(nr(libc::SYS_ioctl), a) })
+}
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Register {
+    start: u64,
+    len: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Continue {
+    start: u64,
+    len: u64,
+    mode: u64,
+    mapped: i64,
+}
+
+const _: () = assert!(size_of::<Api>() == 24 && size_of::<Register>() == 32 && size_of::<Continue>() == 32);
+
+/// The place where this process is told of loads that wait.
+#[derive(Debug)]
+pub struct Faults {
+    fd: KernelFd,
+}
+
+impl Faults {
+    /// Opens it, for faults of the program and of the kernel on its behalf.
+    ///
+    /// # Errors
+    /// EPERM where the process has no right to it (`vm.unprivileged_userfaultfd`, `/dev/userfaultfd`); ENOSYS, EINVAL for a kernel before 5.14.
+    pub fn open() -> Result<Self, Errno> {
+        let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+        // SAFETY: takes flags.
+        let direct = unsafe { kernel::call(nr(libc::SYS_userfaultfd), [flags, 0, 0, 0, 0, 0]) };
+        let fd = if direct >= 0 {
+            direct
+        } else {
+            let device = kernel::open(b"/dev/userfaultfd\0", libc::O_RDWR | libc::O_CLOEXEC, 0);
+            if device < 0 {
+                return Err(Errno(-direct as i32));
+            }
+            // SAFETY: takes flags.
+            let fd = unsafe { kernel::call(nr(libc::SYS_ioctl), [device as usize, NEW, flags, 0, 0, 0]) };
+            kernel::close(device as i32);
+            fd
+        };
+        let fd = KernelFd(internal::adopt(result(fd)? as i32));
+        let mut api = Api {
+            api: API,
+            features: FEATURES,
+            ioctls: 0,
+        };
+        ioctl(fd.0, UFFDIO_API, &mut api)?;
+        Ok(Self { fd })
+    }
+
+    fn register(&self, at: Range<usize>) -> Result<(), Errno> {
+        let mut register = Register {
+            start: at.start as u64,
+            len: at.len() as u64,
+            mode: MODE_MISSING | MODE_MINOR,
+            ioctls: 0,
+        };
+        ioctl(self.fd.0, UFFDIO_REGISTER, &mut register).map(drop)
+    }
+
+    /// Shows the pages of a range that are in the file, as far as they are there from its start on, and wakes who waits for them.
+    ///
+    /// # Errors
+    /// EFAULT: one is not there. Others: the range is not (or not only) a map of ours any more.
+    pub fn show(&self, at: Range<usize>) -> Result<(), Errno> {
+        let mut start = at.start;
+        while start < at.end {
+            let mut request = Continue {
+                start: start as u64,
+                len: (at.end - start) as u64,
+                mode: 0,
+                mapped: 0,
+            };
+            let done = ioctl(self.fd.0, UFFDIO_CONTINUE, &mut request);
+            start += usize::try_from(request.mapped).unwrap_or(0);
+            match done {
+                Ok(_) => {}
+                // Shown before.
+                Err(Errno(libc::EEXIST)) => start += PAGE,
+                Err(Errno(libc::EAGAIN)) if request.mapped > 0 => {}
+                Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has who waits for pages of a range look again.
+    pub fn wake(&self, at: Range<usize>) {
+        let mut range = [at.start as u64, at.len() as u64];
+        let _ = ioctl(self.fd.0, UFFDIO_WAKE, &mut range);
+    }
+
+    /// The address of the next load that waits; `None` if there is none for `patience`, or another thread was told of it.
+    #[must_use]
+    pub fn next(&self, patience: Option<Duration>) -> Option<usize> {
+        let mut asked = libc::pollfd {
+            fd: self.fd.0,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let patience = patience.map_or(-1, |time| time.as_millis() as isize) as usize;
+        // SAFETY: one entry, ours.
+        unsafe {
+            kernel::call(
+                nr(libc::SYS_poll),
+                [(&raw mut asked) as usize, 1, patience, 0, 0, 0],
+            )
+        };
+        let mut message = [0; MESSAGE];
+        let got = kernel::read(self.fd.0, &mut message);
+        if got != MESSAGE as isize || message[0] != EVENT_PAGEFAULT {
+            return None;
+        }
+        let address = message[ADDRESS_AT..]
+            .first_chunk()
+            .copied()
+            .map(usize::from_ne_bytes)?;
+        Some(address & !(PAGE - 1))
+    }
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct CopyFile {
+    fd: KernelFd,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl CopyFile {
+    /// Makes it anew, empty, at `name` in the directory `dir`, whose device and inode are `dir_is`, and for the owner of that.
+    ///
+    /// # Errors
+    /// It cannot be made, lies elsewhere than in the memory that is meant, or this process may not write files of any length.
+    pub fn make(dir: &[u8], dir_is: (u64, u64), name: &str) -> Result<Self, Errno> {
+        if limits_files() {
+            return Err(Errno(libc::EFBIG));
+        }
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let dir = KernelFd(result(kernel::open(&[dir, b"\0"].concat(), flags, 0))? as i32);
+        let about = kernel::stat(dir.0).ok_or(Errno(libc::ESTALE))?;
+        if (about.st_dev, about.st_ino) != dir_is {
+            return Err(Errno(libc::ESTALE));
+        }
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        let made = result(kernel::open_at(
+            dir.0,
+            format!("{name}\0").as_bytes(),
+            flags,
+            0o600,
+        ))?;
+        let fd = KernelFd(internal::adopt(made as i32));
+        let (uid, gid) = (about.st_uid, about.st_gid);
+        let about = kernel::stat(fd.0).ok_or(Errno(libc::ESTALE))?;
+        if about.st_mode & libc::S_IFMT != libc::S_IFREG
+            || about.st_nlink != 1
+            || filesystem(fd.0)?.0 != TMPFS
+        {
+            return Err(Errno(libc::ESTALE));
+        }
+        let number = fd.0 as usize;
+        // SAFETY: these take numbers.
+        unsafe {
+            if about.st_uid != uid {
+                result(kernel::call(
+                    nr(libc::SYS_fchown),
+                    [number, uid as usize, gid as usize, 0, 0, 0],
+                ))?;
+            }
+            // What the program before this one of the same process had there is gone with it.
+            result(kernel::call(nr(libc::SYS_ftruncate), [number, 0, 0, 0, 0, 0]))?;
+            result(kernel::call(
+                nr(libc::SYS_ftruncate),
+                [number, LEN as usize, 0, 0, 0, 0],
+            ))?;
+        }
+        Ok(Self {
+            identity: (about.st_dev, about.st_ino),
+            fd,
+        })
+    }
+
+    /// Bytes of the memory file system that it lies in.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        filesystem(self.fd.0).map_or(0, |(_, bytes)| bytes)
+    }
+
+    /// Whether it has its name still, by which the daemon finds it.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        kernel::stat(self.fd.0).is_some_and(|about| about.st_nlink > 0)
+    }
+
+    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before.
+    ///
+    /// # Errors
+    /// ENOSPC; EFBIG where the program has limited the length of files.
+    pub fn store(&self, offset: u64, pages: &[u8]) -> Result<(), Errno> {
+        // Beyond the limit there would be a signal.
+        if limits_files() {
+            return Err(Errno(libc::EFBIG));
+        }
+        let mut done = 0;
+        while done < pages.len() {
+            let rest = &pages[done..];
+            let a = [
+                self.fd.0 as usize,
+                rest.as_ptr() as usize,
+                rest.len(),
+                offset as usize + done,
+                0,
+                0,
+            ];
+            // SAFETY: the buffer is ours and as long as said.
+            match result(unsafe { kernel::call(nr(libc::SYS_pwrite64), a) })? {
+                0 => return Err(Errno(libc::EIO)),
+                count => done += count,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes pages out of the file, and so out of all maps: the next load of one waits.
+    pub fn take_out(&self, offsets: Range<u64>) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let len = offsets.end.saturating_sub(offsets.start);
+        let a = [
+            self.fd.0 as usize,
+            mode as usize,
+            offsets.start as usize,
+            len as usize,
+            0,
+            0,
+        ];
+        if len > 0 {
+            // SAFETY: takes numbers. What is taken away is the file's alone.
+            while unsafe { kernel::call(nr(libc::SYS_fallocate), a) } == -(libc::EINTR as isize) {}
+        }
+    }
+
+    /// Maps `len` bytes of the file from `offset` on: near `hint`, or at `at` in the place of what this library has mapped there. Loads of all
+    /// of it wait from the beginning.
+    ///
+    /// # Errors
+    /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then, and nothing was replaced by `hint`.
+    pub fn map(
+        &self,
+        place: Place,
+        len: usize,
+        protection: i32,
+        offset: u64,
+        faults: &Faults,
+    ) -> Result<usize, Errno> {
+        let (address, fixed) = place.said();
+        let at = self.map_plain(address, len, protection, offset, fixed)?;
+        let range = at..at + len;
+        let advice = libc::MADV_DONTFORK as usize;
+        // SAFETY: the map was just made; a child does not get it.
+        let kept = result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) });
+        if let Err(errno) = kept.and_then(|_| faults.register(range)) {
+            unmap(at, len);
+            return Err(errno);
+        }
+        // With `mlockall` in force the kernel has put zeros there.
+        self.take_out(offset..offset + len as u64);
+        Ok(at)
+    }
+
+    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS.
+    ///
+    /// # Errors
+    /// Of `mmap`.
+    pub fn map_nothing(&self, at: usize, len: usize, protection: i32) -> Result<(), Errno> {
+        self.map_plain(at, len, protection, LEN, libc::MAP_FIXED)?;
+        let advice = libc::MADV_DONTFORK as usize;
+        // SAFETY: as in `map`.
+        unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) };
+        Ok(())
+    }
+
+    fn map_plain(
+        &self,
+        at: usize,
+        len: usize,
+        protection: i32,
+        offset: u64,
+        fixed: i32,
+    ) -> Result<usize, Errno> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | fixed;
+        let a = [
+            at,
+            len,
+            protection as usize,
+            flags as usize,
+            self.fd.0 as usize,
+            offset as usize,
+        ];
+        // SAFETY: at a place of the kernel's choice, or over a map that this library has made for the program, which the caller has looked for.
+        result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })
+    }
+
+    /// Whether all that is mapped in a range is this file's: the program may have put something else there that was not seen.
+    #[must_use]
+    pub fn is_at(&self, range: &Range<usize>) -> bool {
+        let Some(text) = read_all(b"/proc/self/maps\0") else {
+            return false;
+        };
+        let mut next = range.start;
+        for line in text.split(|byte| *byte == b'\n') {
+            let Some((at, is)) = parse(line) else { continue };
+            if at.end <= next {
+                continue;
+            }
+            if at.start > next || is != self.identity {
+                return false;
+            }
+            next = at.end;
+            if next >= range.end {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Where a map goes.
+#[derive(Debug, Clone, Copy)]
+pub enum Place {
+    /// Where the kernel likes, near this if it can.
+    Near(usize),
+    /// Over a map of ours.
+    Over(usize),
+}
+
+impl Place {
+    const fn said(self) -> (usize, i32) {
+        match self {
+            Self::Near(hint) => (hint, 0),
+            Self::Over(at) => (at, libc::MAP_FIXED),
+        }
+    }
+}
+
+/// Addresses of a line of `/proc/self/maps`, and device and inode of the file.
+fn parse(line: &[u8]) -> Option<(Range<usize>, (u64, u64))> {
+    let text = std::str::from_utf8(line.get(..line.len().min(128))?).ok();
+    // A path in a strange encoding may be cut in two.
+    let text = text.or_else(|| std::str::from_utf8(line.split(|byte| *byte == b'/').next()?).ok())?;
+    let mut words = text.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let mut words = words.skip(2);
+    let (major, minor) = words.next()?.split_once(':')?;
+    let hex = |text| u32::from_str_radix(text, 16).ok();
+    let device = libc::makedev(hex(major)?, hex(minor)?);
+    let inode = words.next()?.parse().ok()?;
+    let hex = |text| usize::from_str_radix(text, 16).ok();
+    Some((hex(start)?..hex(end)?, (device, inode)))
+}
+
+fn read_all(path: &[u8]) -> Option<Vec<u8>> {
+    let fd = KernelFd(result(kernel::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0)).ok()? as i32);
+    let (mut all, mut part) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        match result(kernel::read(fd.0, &mut part)).ok()? {
+            0 => return Some(all),
+            count => all.extend_from_slice(&part[..count]),
+        }
+    }
+}
+
+/// `munmap` of what this library has mapped.
+pub fn unmap(at: usize, len: usize) {
+    // SAFETY: a map of ours that nobody uses.
+    unsafe { kernel::call(nr(libc::SYS_munmap), [at, len, 0, 0, 0, 0]) };
+}
+
+/// Maps `len` bytes of another file at a place of the kernel's choice.
+///
+/// # Errors
+/// Of `mmap`.
+pub fn map_other(fd: i32, len: usize, protection: i32, shared: bool, offset: u64) -> Result<usize, Errno> {
+    let flags = if shared {
+        libc::MAP_SHARED
+    } else {
+        libc::MAP_PRIVATE
+    };
+    let a = [
+        0,
+        len,
+        protection as usize,
+        flags as usize,
+        fd as usize,
+        offset as usize,
+    ];
+    // SAFETY: a new map, at a place of the kernel's choice.
+    result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })
+}
+
+/// Moves a map of [`map_other`] over one of the file of copies, as the program has it from then on.
+///
+/// # Errors
+/// Of `mremap`.
+pub fn put_over(from: usize, len: usize, to: usize) -> Result<(), Errno> {
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
+    // SAFETY: both are maps that this library has made, and the caller has looked whether the second is there still; the bytes are the same file's.
+    result(unsafe { kernel::call(nr(libc::SYS_mremap), [from, len, len, flags, to, 0]) }).map(drop)
+}
+
+/// Type and size in bytes of the file system behind a descriptor.
+fn filesystem(fd: i32) -> Result<(i64, u64), Errno> {
+    // SAFETY: all bytes zero is a value of the type.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    let a = [fd as usize, (&raw mut about) as usize, 0, 0, 0, 0];
+    // SAFETY: the answer goes to `about`.
+    result(unsafe { kernel::call(nr(libc::SYS_fstatfs), a) })?;
+    let bytes = about.f_blocks.saturating_mul(about.f_bsize as u64);
+    // One without a limit says 0.
+    Ok((about.f_type, if bytes == 0 { u64::MAX } else { bytes }))
+}
+
+/// Whether the program may not write files of any length.
+fn limits_files() -> bool {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let a = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
+    // SAFETY: the answer goes to `limit`.
+    let done = unsafe { kernel::call(nr(libc::SYS_prlimit64), a) };
+    done != 0 || limit.rlim_cur < LEN
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{CopyFile, Faults, PAGE, Place, parse};
+    use crate::Errno;
+
+    #[test]
+    fn lines_of_the_table_of_maps_are_understood() {
+        let line = b"7f00-8f00 r--p 00100000 00:1b 42    /dev/shm/a b";
+        assert_eq!(parse(line), Some((0x7f00..0x8f00, (libc::makedev(0, 0x1b), 42))));
+        assert_eq!(
+            parse(b"7f00-8f00 rw-p 00000000 00:00 0 "),
+            Some((0x7f00..0x8f00, (0, 0)))
+        );
+        assert_eq!(parse(b""), None);
+        assert!(parse(b"7f00-8f00 r--p 00100000 00:1b 42    /\xff\xfe").is_some());
+    }
+
+    /// The rules of the kernel that everything rests on.
+    #[test]
+    fn pages_are_seen_when_they_are_shown_and_waited_for_when_they_were_taken_out() {
+        use std::os::unix::fs::MetadataExt;
+        let live = std::path::Path::new("/dev/shm");
+        let (Ok(faults), true) = (Faults::open(), live.is_dir()) else {
+            eprintln!("SKIPPED: no userfaultfd for this process, or no /dev/shm");
+            return;
+        };
+        let name = format!("varve-test-{}", std::process::id());
+        let about = std::fs::metadata(live).unwrap();
+        let file = CopyFile::make(b"/dev/shm", (about.dev(), about.ino()), &name).unwrap();
+        assert!(CopyFile::make(b"/dev/shm", (about.dev(), about.ino() + 1), &name).is_err());
+        let at = file
+            .map(Place::Near(0), 4 * PAGE, libc::PROT_READ, 1 << 40, &faults)
+            .unwrap();
+        assert!(file.is_at(&(at..at + 4 * PAGE)) && !file.is_at(&(at..at + 64 * PAGE)));
+        assert_eq!(
+            faults.show(at..at + PAGE),
+            Err(Errno(libc::EFAULT)),
+            "there is none"
+        );
+        let load = |page: usize| {
+            std::thread::spawn(move || {
+                // SAFETY: mapped to the end of the test.
+                unsafe { std::ptr::read_volatile((at + page * PAGE) as *const u8) }
+            })
+        };
+        for fill in [1_u8, 2] {
+            let waits = load(1);
+            assert_eq!(faults.next(None), Some(at + PAGE));
+            file.store((1 << 40) + PAGE as u64, &[fill; PAGE]).unwrap();
+            // It is in the file, and nobody sees it.
+            let other = load(1);
+            assert_eq!(faults.next(None), Some(at + PAGE));
+            faults.show(at + PAGE..at + 2 * PAGE).unwrap();
+            assert_eq!((waits.join().unwrap(), other.join().unwrap()), (fill, fill));
+            assert_eq!(load(1).join().unwrap(), fill);
+            // By whoever has the file, not only its mapper.
+            let other = std::fs::File::options()
+                .write(true)
+                .open(live.join(&name))
+                .unwrap();
+            drop(other);
+            file.take_out(0..1 << 62);
+        }
+        file.store((1 << 40) + 2 * PAGE as u64, &[3; PAGE]).unwrap();
+        file.take_out(1 << 40..(1 << 40) + 8 * PAGE as u64);
+        assert_eq!(
+            faults.show(at + 2 * PAGE..at + 3 * PAGE),
+            Err(Errno(libc::EFAULT)),
+            "stored, and taken out"
+        );
+        file.map_nothing(at + 3 * PAGE, PAGE, libc::PROT_READ).unwrap();
+        assert!(file.is_at(&(at..at + 4 * PAGE)) && file.is_named());
+        std::fs::remove_file(live.join(&name)).unwrap();
+        assert!(!file.is_named());
+        super::unmap(at, 4 * PAGE);
+    }
+}
