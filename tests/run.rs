@@ -430,6 +430,16 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
 }
 
 #[test]
+fn maps_that_only_read_are_as_the_kernel_makes_them() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counters = run_c(&pool, "maps");
+    assert!(counters["served"]["mmap"].as_u64() > Some(80), "{counters}");
+}
+
+#[test]
 fn a_program_that_is_another_user_for_a_while_is_served_afterwards() {
     if cannot_run() || !has("cc") {
         return;
