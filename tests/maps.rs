@@ -123,9 +123,7 @@ impl Mapper {
     }
 
     fn end(self) {
-        let Self {
-            mut child, input, ..
-        } = self;
+        let Self { mut child, input, .. } = self;
         drop(input);
         assert!(child.wait().expect("it ends").success());
     }
@@ -265,13 +263,16 @@ fn maps_outlive_the_daemon_and_show_what_comes_after_it() {
         );
         assert_eq!(mapper.page(1000), word.to_string());
     }
-    // In order: all files of copies are removed, and the program makes its own anew.
-    place.pool.down();
+    // One that ends in order removes all files of copies, and the program makes its own anew.
+    let serve = place.pool.child_pid("serve").expect("it runs");
+    kill_process(Pid::from_raw(serve as i32).expect("a pid"), Signal::TERM).expect("it is there");
+    wait_until("the next daemon", || {
+        place.pool.child_pid("serve").is_some_and(|next| next != serve)
+    });
     assert!(!has_copies(mapper.child.id()));
-    place.pool.start();
     write_pages(&file, 2000, 9);
     assert_eq!((mapper.page(0), mapper.page(1999)), ("9".into(), "9".into()));
-    assert!(has_copies(mapper.child.id()));
+    assert!(has_copies(mapper.child.id()), "the maps are the mount's");
     mapper.end();
     place.pool.down();
     place.pool.fsck_clean();
@@ -308,10 +309,7 @@ fn nothing_is_left_in_memory_when_processes_and_the_daemon_are_gone() {
     wait_until("its copies are gone", || !has_copies(pid));
     pids.push(pid);
     place.pool.down();
-    let own = |name: &String| {
-        pids.iter()
-            .any(|pid| name.starts_with(&format!("copies-{pid}-")))
-    };
+    let own = |name: &String| pids.iter().any(|pid| name.starts_with(&format!("copies-{pid}-")));
     assert!(!files_of_copies().iter().any(own));
     place.pool.fsck_clean();
 }

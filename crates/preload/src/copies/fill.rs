@@ -118,19 +118,19 @@ impl Maps {
             let mut state = self.state.lock();
             let Some(plan) = state.plan(at, len) else { break };
             let key = plan.ofd.key();
-            if state.mapped.get(&key).is_some_and(|mapped| mapped.changing > 0) {
-                self.settled.wait(&mut state);
-                continue;
-            }
-            if misses == MISSES_MAX
+            if misses >= MISSES_MAX
                 && turn.is_none()
                 && let Some(mapped) = state.mapped.get_mut(&key)
             {
                 mapped.turns += 1;
                 turn = Some(key);
             }
-            drop(state);
             misses += 1;
+            if state.mapped.get(&key).is_some_and(|mapped| mapped.changing > 0) {
+                self.settled.wait(&mut state);
+                continue;
+            }
+            drop(state);
             if buffer.len() < plan.at.len() {
                 buffer.resize(plan.at.len(), 0);
             }
@@ -146,6 +146,8 @@ impl Maps {
             }
             let outcome = match read {
                 Ok((count, under)) => state.store(&plan, out, count, &under),
+                // Nobody waits for it yet: the first load tries again.
+                Err(_) if len.is_some() => Outcome::Done,
                 Err(_) => {
                     let page = at..at + PAGE;
                     state.bar(&page);

@@ -48,6 +48,8 @@ const BYTES_MAX: u64 = 256 << 20;
 const SHARE: u64 = 16;
 /// With less there would be more reading than looking.
 const BYTES_LEAST: u64 = 16 << 20;
+/// How often a map that others unmap at the same time is looked for again when it is given away.
+const GIVES_MAX: u32 = 16;
 
 /// A map as the program asks for it.
 #[derive(Debug, Clone, Copy)]
@@ -420,10 +422,16 @@ impl Maps {
     /// # Errors
     /// The mount's, or of the kernel; what could not be given stays as it was.
     pub fn give(&self, process: &Process, range: &Range<usize>) -> Result<(), Errno> {
-        let pieces = self.state.lock().book.within(range);
         let mut result = Ok(());
-        for piece in &pieces {
-            result = self.give_piece(process, piece).and(result);
+        for _ in 0..GIVES_MAX {
+            result = Ok(());
+            let pieces = self.state.lock().book.within(range);
+            for piece in &pieces {
+                result = result.and(self.give_piece(process, piece));
+            }
+            if result != Err(Errno(libc::EAGAIN)) {
+                break;
+            }
         }
         result
     }
@@ -468,18 +476,23 @@ impl Maps {
             .arena
             .as_ref()
             .is_some_and(|arena| arena.file.is_at(&piece.at));
-        let put = if matches!(still.as_slice(), [now] if same(now)) && there {
-            pages::put_over(from, len, piece.at.start)
-        } else {
+        let put = match (still.as_slice(), there) {
             // It was unmapped meanwhile, in part or whole.
-            Err(Errno(libc::EAGAIN))
+            ([], _) => Ok(false),
+            ([now], _) if !same(now) => Err(Errno(libc::EAGAIN)),
+            ([_], true) => pages::put_over(from, len, piece.at.start).map(|()| true),
+            // By a call that was not seen.
+            ([_], false) => Ok(false),
+            _ => Err(Errno(libc::EAGAIN)),
         };
-        match put {
-            Ok(()) => state.forget(&piece.at),
-            Err(_) => pages::unmap(from, len),
+        if put.is_ok() {
+            state.forget(&piece.at);
+        }
+        if put != Ok(true) {
+            pages::unmap(from, len);
         }
         leave(state);
-        put
+        put.map(drop)
     }
 }
 
