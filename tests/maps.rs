@@ -316,8 +316,7 @@ fn nothing_is_left_in_memory_when_processes_and_the_daemon_are_gone() {
 
 /// Threads load the words of a file's pages while two other processes write them: no load shows less than what was written before it began, nor
 /// than what its thread has seen.
-#[test]
-fn loads_go_up_while_others_write() {
+fn loads_go_up(stops: u32) {
     let Some(mut place) = place() else { return };
     let pages = 64;
     let (file, told) = (place.pool.mnt().join("file"), place.pool.outside().join("told"));
@@ -336,16 +335,27 @@ fn loads_go_up_while_others_write() {
     let mut words = vec![0_u64; pages as usize];
     let start = std::time::Instant::now();
     let mut rounds = 0_usize;
-    while start.elapsed() < Duration::from_secs(6) {
-        for page in (0..words.len()).step_by(rounds % 5 + 1) {
-            words[page] += 1;
-            let bytes = words[page].to_le_bytes();
-            open.write_all_at(&bytes, page as u64 * PAGE).expect("written");
-            said.write_all_at(&bytes, page as u64 * 8).expect("said");
+    for part in 0..=2 * stops {
+        // Amid its loads it is stopped, until the next write has waited for its lease, and then goes on for a while.
+        let stopped = part % 2 == 1;
+        if stopped {
+            mapper.signal(Signal::STOP);
         }
-        rounds += 1;
-        if rounds % 3 == 0 {
-            std::thread::sleep(Duration::from_millis(20));
+        let until = LONG * (part + 1) / 2;
+        while start.elapsed() < until {
+            for page in (0..words.len()).step_by(rounds % 5 + 1) {
+                words[page] += 1;
+                let bytes = words[page].to_le_bytes();
+                open.write_all_at(&bytes, page as u64 * PAGE).expect("written");
+                said.write_all_at(&bytes, page as u64 * 8).expect("said");
+            }
+            rounds += 1;
+            if rounds % 3 == 0 {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        if stopped {
+            mapper.signal(Signal::CONT);
         }
     }
     let answer = mapper.say("end");
@@ -358,4 +368,14 @@ fn loads_go_up_while_others_write() {
     drop(open);
     place.pool.down();
     place.pool.fsck_clean();
+}
+
+#[test]
+fn loads_go_up_while_others_write() {
+    loads_go_up(0);
+}
+
+#[test]
+fn loads_go_up_while_others_write_and_the_loader_is_stopped_again_and_again() {
+    loads_go_up(5);
 }
