@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_libfs::ReadUnder;
 
-/// Maps up to this long are filled when they are made.
-const AT_ONCE_MAX: usize = 4 << 20;
+/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first (LevelDB at the end of each table).
+const AT_ONCE_MAX: usize = WINDOW;
 /// What is read around a load, and most of what is read ahead of loads that follow each other.
 const WINDOW: usize = 128 << 10;
 const WINDOW_MAX: usize = 1 << 20;

@@ -313,7 +313,7 @@ impl Maps {
         let len = asked.len.checked_next_multiple_of(PAGE)?;
         let end = asked.offset.checked_add(len as u64)?;
         let whole = size.checked_next_multiple_of(PAGE as u64)?;
-        if len == 0 || end > whole || asked.offset % PAGE as u64 != 0 {
+        if len == 0 || end > whole || !asked.offset.is_multiple_of(PAGE as u64) {
             return None;
         }
         // A fork gives all maps to the mount first.
