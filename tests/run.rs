@@ -430,6 +430,39 @@ fn a_program_of_c_finds_its_calls_as_the_kernel_makes_them() {
 }
 
 #[test]
+fn calls_of_a_process_that_set_up_rings_are_counted_as_fallen_back() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "rings");
+    let number = |side: &str, call: &str| counts[side][call].as_u64().unwrap_or(0);
+    assert_eq!(number("served", "pwrite64"), 7, "{counts}");
+    // Of the process itself on two files, and of its child.
+    assert_eq!(number("fell_back", "pwrite64"), 300, "{counts}");
+    for (call, count) in [
+        ("open", 0),
+        ("openat", 1),
+        ("write", 0),
+        ("fsync", 3),
+        ("fchmod", 1),
+        ("dup", 1),
+        ("fcntl", 1),
+        ("mkdir", 1),
+        ("access", 5),
+        ("rename", 1),
+        ("unlink", 1),
+        ("rmdir", 1),
+    ] {
+        assert_eq!(number("fell_back", call), count, "{call}: {counts}");
+    }
+    // What switched it off is named, once, whichever kind of rings this machine allows.
+    let rings = number("fell_back", "io_uring_setup") + number("fell_back", "io_setup");
+    assert_eq!(rings, 1, "{counts}");
+    assert!(counts["share"].as_f64() < Some(0.1), "{counts}");
+}
+
+#[test]
 fn a_program_that_is_another_user_for_a_while_is_served_afterwards() {
     if cannot_run() || !has("cc") {
         return;

@@ -50,9 +50,8 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
     if has(libc::CLONE_VFORK) {
         return vfork(p);
     }
-    // Two processes with one memory and, perhaps, two tables of descriptors.
-    p.give_up();
-    Answer::NotOurs
+    // One memory and two tables of descriptors.
+    p.gives_up()
 }
 
 pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
@@ -106,8 +105,8 @@ pub(super) fn exit(p: &Process) -> Answer {
 pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {
     let result = a.call();
     // `setfsuid` and `setfsgid` answer the old id, whatever they did.
-    if result >= 0 {
-        p.ids_changed();
+    if result >= 0 && p.ids_changed() {
+        return Answer::FellBackMade(result);
     }
     Answer::Made(result)
 }

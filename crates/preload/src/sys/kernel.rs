@@ -185,6 +185,15 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
 }
 
+/// The device that a path lies on, or that a descriptor (`dir`, with an empty path) is of; nothing is followed at its end, and no file system asked
+/// more than its names.
+#[must_use]
+pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
+    let flags =
+        libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    statx(dir, path, flags, 0).map(|statx| libc::makedev(statx.stx_dev_major, statx.stx_dev_minor))
+}
+
 fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: all bytes zero is a value of the type.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
