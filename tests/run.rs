@@ -41,7 +41,15 @@ struct Talking {
 
 impl Talking {
     fn start(pool: &Pool, action: &str) -> Self {
-        let mut child = served(pool, &format!("while read line; do {action}; echo done; done"))
+        Self::with(&mut served(
+            pool,
+            &format!("while read line; do {action}; echo done; done"),
+        ))
+    }
+
+    /// Any other program that answers lines.
+    fn with(command: &mut Command) -> Self {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -55,8 +63,20 @@ impl Talking {
     }
 
     fn say(&mut self, line: &str) {
+        assert_eq!(self.ask(line), "done", "{line}");
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.answer()
+    }
+
+    fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").expect("it reads");
-        assert_eq!(self.lines.next().expect("an answer").expect("text"), "done");
+    }
+
+    fn answer(&mut self) -> String {
+        self.lines.next().expect("an answer").expect("text")
     }
 
     fn end(self) -> Output {
@@ -401,21 +421,38 @@ fn has(program: &str) -> bool {
     there
 }
 
-/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it served.
-fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
-    let program = pool.outside().join(name);
+/// Compiles a C program of `tests/preload`.
+fn compile(pool: &Pool, name: &str, options: &[&str]) -> PathBuf {
+    let program = pool.outside().join(format!("{name}{}", options.concat()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/preload/{name}.c"));
     run_ok(
         Command::new("cc")
-            .args(["-O1", "-w", "-pthread", "-o"])
+            .args(["-O1", "-w", "-pthread"])
+            .args(options)
+            .arg("-o")
             .arg(&program)
             .arg(source),
     );
+    program
+}
+
+/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it served.
+fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
+    run_program(pool, &compile(pool, name, &[]), "")
+}
+
+/// Runs such a program on another file system and served, after `before` in the shell that starts it.
+fn run_program(pool: &Pool, program: &Path, before: &str) -> serde_json::Value {
+    let script = format!("{before} exec {}", program.display());
     // It asks nothing of us that another file system would not give.
-    let plain = pool.outside().join("plain");
-    std::fs::create_dir(&plain).expect("a directory");
-    assert_eq!(text_of(Command::new(&program).current_dir(&plain)), "good\n");
-    let output = run_ok(&mut served(pool, &format!("exec {}", program.display())));
+    let plain = tempfile::tempdir_in(pool.outside()).expect("a directory");
+    let elsewhere = text_of(
+        Command::new("sh")
+            .args(["-euc", &script])
+            .current_dir(plain.path()),
+    );
+    assert_eq!(elsewhere, "good\n");
+    let output = run_ok(&mut served(pool, &script));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "good\n");
     counters(&output)
 }
@@ -555,6 +592,39 @@ fn directory_with_a_file_system_on_it_is_busy_and_free_again_afterwards() {
         format!("well\n{busy}\n{busy}\n{busy}\nwell\n")
     );
     assert!(counters(&output)["served"]["rmdir"].as_u64() >= Some(3));
+}
+
+#[test]
+fn rare_calls_find_a_served_file_as_the_kernel_would() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let mut words = vec!["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"];
+    if rustix::process::geteuid().is_root() {
+        // Who becomes another user goes on through the mount.
+        words.push("--allow-other");
+    }
+    let pool = Pool::up(&words);
+    let counts = run_c(&pool, "rare");
+    let served = |call: &str| counts["served"][call].as_u64().unwrap_or(0);
+    assert!(served("dup3") >= 2 && served("openat2") >= 2, "{counts}");
+    for call in [
+        "pselect6",
+        "ppoll",
+        "tee",
+        "splice",
+        "vmsplice",
+        "fstatfs",
+        "name_to_handle_at",
+        "chroot",
+        "unshare",
+        "clone",
+    ] {
+        let count = counts["fell_back"][call].as_u64().unwrap_or(0);
+        let as_root = rustix::process::geteuid().is_root() || call != "chroot";
+        assert!(count >= u64::from(as_root), "{call}: {counts}");
+    }
+    pool.fsck_clean();
 }
 
 #[test]

@@ -760,7 +760,13 @@ impl Process {
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(route);
-        let fd = kernel::open(&ended(path), flags, 0);
+        let path = ended(path);
+        let mut fd = kernel::open(&path, flags, 0);
+        if fd == -(libc::EACCES as isize) {
+            // It was opened before this thread took on the rights that it has now.
+            let user = self.session_uid.load(Ordering::Relaxed);
+            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+        }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }

@@ -30,9 +30,14 @@ pub(super) fn vfork(p: &Process) -> Answer {
 
 pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> Answer {
     let has = |flag: i32| flags & flag as u64 != 0;
-    if has(libc::CLONE_THREAD) {
+    let (files, place) = (has(libc::CLONE_FILES), has(libc::CLONE_FS));
+    if has(libc::CLONE_THREAD) && files && place {
         p.threaded.store(true, Ordering::Relaxed);
         return Answer::NotOurs;
+    }
+    if files || place {
+        // What it does to descriptors or to the working directory happens here too, and would not be seen.
+        return p.gives_up();
     }
     if !has(libc::CLONE_VM) {
         if has(libc::CLONE_NEWPID) {

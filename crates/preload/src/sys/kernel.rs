@@ -351,6 +351,16 @@ pub fn ids() -> Ids {
     }
 }
 
+/// Does `work` with the rights to files that `user` has, if this thread may take them on.
+pub fn with_files_of<T>(user: u32, work: impl FnOnce() -> T) -> T {
+    // SAFETY: takes a number.
+    let set = |user: usize| unsafe { call(nr(libc::SYS_setfsuid), [user, 0, 0, 0, 0, 0]) } as usize;
+    let before = set(user as usize);
+    let value = work();
+    set(before);
+    value
+}
+
 /// Blocks the signals of `mask` in this thread, or lets them in again.
 pub fn sigmask(block: bool, mask: u64) {
     let how = if block { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
