@@ -628,6 +628,29 @@ fn rare_calls_find_a_served_file_as_the_kernel_would() {
 }
 
 #[test]
+fn descriptors_of_the_library_lie_below_the_limit_and_cannot_be_closed_or_replaced() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let program = compile(&pool, "own", &[]);
+    for limit in [256, 1024, 4096, 8000] {
+        let may = Command::new("sh")
+            .args(["-c", &format!("ulimit -Sn {limit}")])
+            .stderr(Stdio::null())
+            .status();
+        if !may.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: {limit} descriptors are not allowed here");
+            continue;
+        }
+        let counts = run_program(&pool, &program, &format!("ulimit -Sn {limit};"));
+        // After it has tried to close all, too.
+        assert!(counts["served"]["write"].as_u64() >= Some(3), "{limit}: {counts}");
+        assert_eq!(counts["fell_back"]["write"].as_u64(), None, "{limit}: {counts}");
+    }
+}
+
+#[test]
 fn open_files_are_served_in_parents_and_children_after_a_fork() {
     if cannot_run() || !has("cc") {
         return;
