@@ -628,6 +628,52 @@ fn rare_calls_find_a_served_file_as_the_kernel_would() {
 }
 
 #[test]
+fn a_fortified_program_is_served_through_the_checking_variants() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let program = compile(&pool, "fortified", &["-O2", "-D_FORTIFY_SOURCE=2"]);
+    if has("nm") {
+        let symbols = text_of(Command::new("nm").arg("-D").arg(&program));
+        for name in [
+            "__read_chk",
+            "__pread_chk",
+            "__pread64_chk",
+            "__open_2",
+            "__open64_2",
+            "__openat_2",
+            "__openat64_2",
+            "__realpath_chk",
+            "__getcwd_chk",
+            "__readlink_chk",
+            "__readlinkat_chk",
+            "__poll_chk",
+            "__ppoll_chk",
+            "__fdelt_chk",
+            "__fgets_chk",
+            "__fread_chk",
+        ] {
+            let is_called = |line: &str| {
+                line.split_whitespace()
+                    .any(|word| word.split('@').next() == Some(name))
+            };
+            assert!(symbols.lines().any(is_called), "{name} is not called: {symbols}");
+        }
+    }
+    let counts = run_program(&pool, &program, "");
+    for (call, least) in [
+        ("openat", 9),
+        ("read", 5),
+        ("pread64", 2),
+        ("readlink", 2),
+        ("readlinkat", 1),
+    ] {
+        assert!(counts["served"][call].as_u64() >= Some(least), "{call}: {counts}");
+    }
+}
+
+#[test]
 fn descriptors_of_the_library_lie_below_the_limit_and_cannot_be_closed_or_replaced() {
     if cannot_run() || !has("cc") {
         return;
@@ -648,6 +694,69 @@ fn descriptors_of_the_library_lie_below_the_limit_and_cannot_be_closed_or_replac
         assert!(counts["served"]["write"].as_u64() >= Some(3), "{limit}: {counts}");
         assert_eq!(counts["fell_back"]["write"].as_u64(), None, "{limit}: {counts}");
     }
+}
+
+#[test]
+fn what_is_not_served_and_what_is_see_each_others_writes() {
+    const TURNS: usize = 60;
+    const RECORDS: usize = 300;
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let program = compile(&pool, "peer", &[]);
+    let fixed = compile(&pool, "peer", &["-static"]);
+    for (other, way) in [
+        (&fixed, "calls"),
+        (&program, "raw"),
+        (&program, "uring"),
+        (&program, "aio"),
+    ] {
+        let file = format!("{way}-{}", other == &fixed);
+        let start = |program: &Path, way: &str| {
+            let script = format!("exec {} {way} {file}", program.display());
+            Talking::with(&mut served(&pool, &script))
+        };
+        let mut ours = start(&program, "calls");
+        assert_eq!(ours.answer(), "ready");
+        let mut theirs = start(other, way);
+        if theirs.answer() != "ready" {
+            eprintln!("SKIPPED: {way} is not to be had from this kernel");
+            continue;
+        }
+        for i in 0..TURNS {
+            // In one page, and on to the next, where the file grows too.
+            let at = i * 90;
+            ours.say(&format!("w {at} ours{i:04}"));
+            assert_eq!(theirs.ask(&format!("r {at} 8")), format!("ours{i:04}"), "{way}");
+            theirs.say(&format!("w {} their{i:04}", at + 4));
+            assert_eq!(
+                ours.ask(&format!("r {at} 13")),
+                format!("ourstheir{i:04}"),
+                "{way}"
+            );
+            let old = (i / 2) * 90 + 4;
+            theirs.say(&format!("w {old} again{i:04}"));
+            assert_eq!(ours.ask(&format!("r {old} 9")), format!("again{i:04}"), "{way}");
+        }
+        // Both at the same time, every second record each.
+        ours.tell(&format!("many 0 {RECORDS}"));
+        theirs.tell(&format!("many 1 {RECORDS}"));
+        assert_eq!((ours.answer(), theirs.answer()), ("done".into(), "done".into()));
+        for i in 0..2 * RECORDS {
+            let ask = format!("r {} 7", i * 8);
+            assert_eq!(ours.ask(&ask), format!("{i:07}"), "{way}");
+            assert_eq!(theirs.ask(&ask), format!("{i:07}"), "{way}");
+        }
+        let (ours, theirs) = (counters(&ours.end()), counters(&theirs.end()));
+        assert!(ours["served"]["pwrite64"].as_u64() > Some(300), "{way}: {ours}");
+        assert_eq!(
+            theirs["served"]["pwrite64"].as_u64(),
+            None,
+            "the library saw {way}: {theirs}"
+        );
+    }
+    pool.fsck_clean();
 }
 
 #[test]
