@@ -4,6 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+// What `cargo xtask install` calls, without its build of the release.
+#[path = "../../xtask/src/install.rs"]
+#[allow(dead_code, reason = "shared with xtask")]
+mod install;
+
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// The directory of `libvarve.so`: cargo leaves it beside, or above, the directory of this test.
@@ -133,6 +138,53 @@ fn pkg_config_file_names_every_place_it_is_asked_for() {
         assert_eq!(text.matches(place).count(), 1, "{place}");
     }
     assert!(text.contains("-lvarve"));
+}
+
+/// Installed under a prefix, the library is found by pkg-config alone, by the compiler and when the program runs.
+#[test]
+fn installed_library_is_found_by_pkg_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let prefix = dir.path().join("prefix");
+    let words = ["--prefix".to_owned(), prefix.display().to_string()];
+    let options = install::Options::parse(words.into_iter()).unwrap();
+    install::library(&options, &library_dir().join("libvarve.so")).unwrap();
+    let asked = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "varve"])
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+        .output();
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(error) => {
+            eprintln!("SKIPPED: no pkg-config here ({error}); Debian: apt-get install pkg-config");
+            return;
+        }
+    };
+    good(&asked, "pkg-config");
+    let flags = String::from_utf8(asked.stdout).unwrap();
+    assert!(
+        flags.contains(&format!("-L{}", prefix.join("lib").display())),
+        "{flags}"
+    );
+    let (source, program) = (
+        format!("{ROOT}/examples/c/varve_example.c"),
+        dir.path().join("example"),
+    );
+    // As the first lines of the example say.
+    let mut words = vec![source.as_str()];
+    words.extend(flags.split_whitespace());
+    words.extend(["-lpthread", "-o"]);
+    let mut words: Vec<_> = words.into_iter().map(std::ffi::OsStr::new).collect();
+    words.push(program.as_os_str());
+    let Some(output) = cc(&words) else { return };
+    good(&output, "cc");
+    let output = Command::new(&program)
+        .arg("--embed")
+        .arg(dir.path().join("pool"))
+        .env("LD_LIBRARY_PATH", prefix.join("lib"))
+        .output()
+        .unwrap();
+    good(&output, "the example");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
 }
 
 /// What `nm` or `readelf` says of the library; `None` where there is no such tool.

@@ -198,16 +198,14 @@ impl Process {
     }
 
     /// This thread changed its ids. The session stays while the process could become its user again at will; the rights that are looked at
-    /// are the new ones. With several threads each could have others: the kernel knows.
-    pub fn ids_changed(&self) {
+    /// are the new ones. With several threads each could have others: the kernel knows. Answers whether serving was switched off for it.
+    pub fn ids_changed(&self) -> bool {
         let ids = kernel::ids();
         let changed = self.refresh_ids(&ids);
         let lost = matches!(self.fs.get(), Some(Some(_)))
             && (!ids.users.contains(&self.session_uid.load(Ordering::Relaxed))
                 || !self.session_acts_for(&ids));
-        if lost || (changed && self.threaded.load(Ordering::Relaxed)) {
-            self.give_up();
-        }
+        (lost || (changed && self.threaded.load(Ordering::Relaxed))) && self.give_up()
     }
 
     /// Whether what the program may do with these ids is what its session may do: an ordinary user's session acts for that user and the groups
@@ -762,7 +760,13 @@ impl Process {
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(route);
-        let fd = kernel::open(&ended(path), flags, 0);
+        let path = ended(path);
+        let mut fd = kernel::open(&path, flags, 0);
+        if fd == -(libc::EACCES as isize) {
+            // It was opened before this thread took on the rights that it has now.
+            let user = self.session_uid.load(Ordering::Relaxed);
+            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+        }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
@@ -844,13 +848,20 @@ impl Process {
         }
     }
 
-    /// Everything goes to the kernel from now on.
-    pub fn give_up(&self) {
-        self.off.store(true, Ordering::Release);
+    /// Everything goes to the kernel from now on. False if it did already.
+    pub fn give_up(&self) -> bool {
+        let was_on = !self.off.swap(true, Ordering::AcqRel);
         let _gate = self.gate.write();
         for (fd, ofd) in self.table.all() {
             self.give_for_good(fd, &ofd);
         }
+        was_on
+    }
+
+    /// Whether the kernel makes all calls, on paths too.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.off.load(Ordering::Acquire)
     }
 }
 
