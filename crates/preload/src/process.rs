@@ -20,10 +20,6 @@ use std::sync::{Arc, OnceLock};
 use varve_format::{Generation, Ino, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
-/// Entries of a directory that are looked at together when a name is searched.
-const BATCH: usize = 256;
-/// Most directories above a directory when its path is searched.
-const DEPTH_MAX: usize = 1000;
 /// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a program.
 const MISSES: u32 = 16;
 
@@ -722,11 +718,13 @@ impl Process {
             return first;
         }
         // It was moved since it was opened.
-        let found = if ofd.is_dir {
-            self.route_of(ofd.key())
-        } else {
-            self.route_in(ofd.parent, ofd.key())
-        };
+        let found = self.fs().ok().and_then(|fs| {
+            if ofd.is_dir {
+                fs.path_of(ofd.key())
+            } else {
+                fs.path_in(ofd.parent, ofd.key())
+            }
+        });
         match found {
             Some(route) => self.try_real(ofd, &route, flags),
             None => first,
@@ -736,16 +734,14 @@ impl Process {
     /// A file that was made without a name stands under one for a moment, in the directory where it was made, for the mount to find it.
     fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
         let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
-        let key = ofd.key();
-        let name = format!(".varve-{:x}-{:x}", key.ino.0, key.generation.0).into_bytes();
-        let at = |route: &[u8]| [route, b"/", &name].concat();
-        fs.while_named(key, (ofd.parent, &name), &self.cred(), || {
+        fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
+            let at = |route: &[u8]| [route, b"/", name].concat();
             let first = self.try_real(ofd, &at(&ofd.route), flags);
             if first.is_ok() {
                 return first;
             }
             // The directory was moved since.
-            match self.route_of(ofd.parent) {
+            match fs.path_of(ofd.parent) {
                 Some(route) => self.try_real(ofd, &at(&route), flags),
                 None => first,
             }
@@ -813,34 +809,6 @@ impl Process {
         }
     }
 
-    /// Path of a directory below the mount, from its parents.
-    fn route_of(&self, key: InodeKey) -> Option<Route> {
-        let fs = self.fs().ok()?;
-        let (mut at, mut names) = (key, Vec::new());
-        while at != fs.root() {
-            let parent = fs.lookup(at, b"..", &Cred::root()).ok()?.key;
-            names.push(name_in(fs, parent, at)?);
-            at = parent;
-            if names.len() > DEPTH_MAX {
-                return None;
-            }
-        }
-        let mut route = Route::new();
-        for name in names.iter().rev() {
-            route.push(b'/');
-            route.extend_from_slice(name);
-        }
-        Some(route)
-    }
-
-    /// Path of a file that has a name in `parent`.
-    fn route_in(&self, parent: InodeKey, key: InodeKey) -> Option<Route> {
-        let mut route = self.route_of(parent)?;
-        route.push(b'/');
-        route.extend_from_slice(&name_in(self.fs().ok()?, parent, key)?);
-        Some(route)
-    }
-
     /// Makes what this process logged durable.
     pub fn sync_session(&self) {
         if let Some(Some(fs)) = self.fs.get() {
@@ -876,16 +844,4 @@ pub fn hand_offset(fd: i32, ofd: &Ofd) {
 
 fn is_cloexec(fd: i32) -> bool {
     kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0
-}
-
-/// A name of `key` in `dir`.
-fn name_in(fs: &Fs, dir: InodeKey, key: InodeKey) -> Option<Vec<u8>> {
-    let mut cookie = 0;
-    loop {
-        let entries = fs.readdir(dir, cookie, BATCH).ok()?;
-        cookie = entries.last()?.next_cookie;
-        if let Some(entry) = entries.into_iter().find(|entry| entry.key == key) {
-            return Some(entry.name);
-        }
-    }
 }
