@@ -1,10 +1,15 @@
-//! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's form; refuses to
-//! ask a file system, which may be stopped.
+//! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's form and when it is read again; refuses
+//! to ask a file system, which may be stopped.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Result, Seek};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
+/// The table of mounts of this process.
+const TABLE: &str = "/proc/self/mountinfo";
 /// What a mount of a pool names as its source, before the pool's directory.
 const SOURCE: &[u8] = b"varve:";
 
@@ -84,9 +89,39 @@ pub fn unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
+/// The table of mounts, which is read again only when the kernel says that it changed.
+#[derive(Debug)]
+pub(crate) struct Table(File);
+
+impl Table {
+    /// Opens it; what it says is to be asked for by [`read`](Self::read).
+    pub(crate) fn open() -> Result<Self> {
+        File::open(TABLE).map(Self)
+    }
+
+    /// Whether something was mounted or unmounted since this was asked last, or since it was opened.
+    pub(crate) fn has_changed(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::PRI)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // A failure is no reason to believe what was read before.
+        poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().is_empty()
+    }
+
+    /// The mounts of pools.
+    pub(crate) fn read(&mut self) -> Result<Vec<PoolMount>> {
+        let mut text = Vec::new();
+        self.0.rewind()?;
+        self.0.read_to_end(&mut text)?;
+        Ok(pool_mounts(&text))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{PoolMount, places, pool_mounts};
+    use super::{PoolMount, Table, places, pool_mounts};
 
     const LINES: &[u8] = b"22 1 0:20 / / rw - ext4 /dev/vda rw\n\
         36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid shared:1 master:2 - fuse varve:/tmp/a\\040b rw,user_id=0\n\
@@ -117,5 +152,16 @@ mod tests {
         let places: Vec<Vec<u8>> = places(LINES).collect();
         let wanted: [&[u8]; 5] = [b"/", b"/tmp/a b\\c/mnt", b"/other", b"/not", b"/cut"];
         assert_eq!(places, wanted);
+    }
+
+    #[test]
+    fn table_of_this_process_can_be_read_again_and_has_not_changed_by_that() {
+        let mut table = Table::open().expect("a table of mounts");
+        let _ = table.has_changed();
+        let first = table.read().expect("it is read");
+        let second = table.read().expect("it is read again");
+        if !table.has_changed() {
+            assert_eq!(first, second);
+        }
     }
 }
