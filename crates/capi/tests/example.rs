@@ -1,94 +1,21 @@
 //! The example in C, compiled with the header and linked with the library as a user would, and run on a pool of its own and on a daemon's.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
 // What `cargo xtask install` calls, without its build of the release.
 #[path = "../../xtask/src/install.rs"]
 #[allow(dead_code, reason = "shared with xtask")]
 mod install;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-
-/// The directory of `libvarve.so`: cargo leaves it beside, or above, the directory of this test.
-fn library_dir() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    let deps = exe.parent().unwrap();
-    let found = [deps, deps.parent().unwrap()]
-        .into_iter()
-        .find(|dir| dir.join("libvarve.so").is_file());
-    found
-        .unwrap_or_else(|| panic!("no libvarve.so in {} or above", deps.display()))
-        .to_owned()
-}
-
-/// Runs the C compiler; `None` where there is none.
-fn cc(arguments: &[&std::ffi::OsStr]) -> Option<Output> {
-    match Command::new("cc").args(arguments).output() {
-        Ok(output) => Some(output),
-        Err(error) => {
-            eprintln!("SKIPPED: no C compiler here ({error}); Debian: apt-get install gcc");
-            None
-        }
-    }
-}
-
-fn good(output: &Output, what: &str) {
-    assert!(
-        output.status.success(),
-        "{what}: {}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// What programs that are linked with the library ask for when they run.
-const SONAME: &str = "libvarve.so.0";
-
-/// Compiles the example to a file in `dir`, which gets the library as it would be installed.
-fn compile(dir: &Path, to: &Path) -> bool {
-    let (include, source) = (
-        format!("-I{ROOT}/crates/capi/include"),
-        format!("{ROOT}/examples/c/varve_example.c"),
-    );
-    let built = library_dir().join("libvarve.so");
-    std::os::unix::fs::symlink(built, dir.join(SONAME)).unwrap();
-    std::os::unix::fs::symlink(SONAME, dir.join("libvarve.so")).unwrap();
-    let (library, at_run) = (
-        format!("-L{}", dir.display()),
-        format!("-Wl,-rpath,{}", dir.display()),
-    );
-    let arguments = [
-        "-std=c11",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-pedantic",
-        "-D_GNU_SOURCE",
-        &include,
-        &source,
-        &library,
-        &at_run,
-        "-lvarve",
-        "-lpthread",
-        "-o",
-    ];
-    let mut arguments: Vec<_> = arguments.iter().map(std::ffi::OsStr::new).collect();
-    arguments.push(to.as_os_str());
-    let Some(output) = cc(&arguments) else {
-        return false;
-    };
-    good(&output, "cc");
-    true
-}
+use common::{ROOT, SONAME, cc, compile, good, library_dir};
+use std::process::Command;
 
 #[test]
 fn example_in_c_runs_on_a_pool_of_its_own_and_on_one_that_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("example");
-    if !compile(dir.path(), &program) {
+    if !compile("examples/c/varve_example.c", dir.path(), &program) {
         return;
     }
     let own = dir.path().join("own");
