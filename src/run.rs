@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use varve_libfs::mounts::{PoolMount, places, pool_mounts};
 
 // The names alone: linking the library itself would run its constructor here.
 #[path = "../crates/preload/src/numbers.rs"]
@@ -29,14 +30,6 @@ const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 const SITES: &str = "VARVE_PRELOAD_SITES";
 /// How a shell says that a program was ended by a signal.
 const SIGNALLED: i32 = 128;
-
-/// A mount of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Mounted {
-    at: PathBuf,
-    pool: PathBuf,
-    read_only: bool,
-}
 
 /// `varve run`.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
@@ -84,7 +77,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             .env(DEVICE, meta.dev().to_string())
             .env_remove(STATS)
             .env_remove(READ_ONLY);
-        if mounted.read_only {
+        if mounted.is_read_only {
             command.env(READ_ONLY, "1");
         }
     } else {
@@ -107,12 +100,12 @@ fn is_closed_to_us(pool: &Pool) -> bool {
 }
 
 /// The mount that is meant.
-fn choose(args: &RunArgs) -> anyhow::Result<Mounted> {
+fn choose(args: &RunArgs) -> anyhow::Result<PoolMount> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
-    let all: Vec<Mounted> = table.split(|byte| *byte == b'\n').filter_map(mounted).collect();
+    let all = pool_mounts(&table);
     let absolute =
         |path: &Path| std::fs::canonicalize(path).with_context(|| format!("{} is not there", path.display()));
-    let fitting: Vec<&Mounted> = match (&args.mount, &args.pool) {
+    let fitting: Vec<&PoolMount> = match (&args.mount, &args.pool) {
         (Some(at), _) => {
             let at = absolute(at)?;
             all.iter().filter(|mounted| mounted.at == at).collect()
@@ -145,48 +138,9 @@ fn choose(args: &RunArgs) -> anyhow::Result<Mounted> {
 /// A file system that is mounted below `at`: LibFS would not see it.
 fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
     let table = std::fs::read("/proc/self/mountinfo").context("cannot read the table of mounts")?;
-    let table = String::from_utf8_lossy(&table).into_owned();
-    Ok(table
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|path| PathBuf::from(OsString::from_vec(unescaped(path))))
+    Ok(places(&table)
+        .map(|path| PathBuf::from(OsString::from_vec(path)))
         .find(|path| path != at && path.starts_with(at)))
-}
-
-/// A line of `/proc/self/mountinfo`, if it is a mount of ours.
-fn mounted(line: &[u8]) -> Option<Mounted> {
-    let line = std::str::from_utf8(line).ok()?;
-    let (mount, source) = line.split_once(" - ")?;
-    let pool = source.split(' ').nth(1)?.strip_prefix("varve:")?;
-    let mut fields = mount.split(' ');
-    let at = fields.nth(4)?;
-    let options = fields.next()?;
-    let path = |text: &str| PathBuf::from(OsString::from_vec(unescaped(text)));
-    Some(Mounted {
-        at: path(at),
-        pool: path(pool),
-        read_only: options.split(',').any(|option| option == "ro"),
-    })
-}
-
-/// Text of the mount table, where blanks and backslashes are octal numbers.
-fn unescaped(text: &str) -> Vec<u8> {
-    let mut bytes = text.as_bytes();
-    let mut plain = Vec::with_capacity(bytes.len());
-    while let Some((&first, rest)) = bytes.split_first() {
-        let number = rest.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match number.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if first == b'\\' => {
-                plain.push(byte);
-                bytes = &rest[3..];
-            }
-            _ => {
-                plain.push(first);
-                bytes = rest;
-            }
-        }
-    }
-    plain
 }
 
 /// Puts the library where every program that is started from here on can load it: into the pool's directory if that is this user's own, or
@@ -356,9 +310,8 @@ impl Drop for Counters {
 
 #[cfg(test)]
 mod tests {
-    use super::{mounted, unpack};
+    use super::unpack;
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
 
     #[test]
     fn library_is_not_loaded_from_where_others_can_change_it() {
@@ -393,15 +346,5 @@ mod tests {
             let meta = std::fs::metadata(&again).expect("it is there");
             assert!(super::is_trusted(&meta), "nor one of somebody else");
         }
-    }
-
-    #[test]
-    fn mounts_of_ours_are_found_in_the_table() {
-        let line = b"36 25 0:31 / /tmp/a\\040b/mnt rw,nosuid shared:1 - fuse varve:/tmp/a\\040b rw,user_id=0";
-        let found = mounted(line).expect("ours");
-        assert_eq!(found.at, Path::new("/tmp/a b/mnt"));
-        assert_eq!(found.pool, Path::new("/tmp/a b"));
-        assert!(!found.read_only);
-        assert_eq!(mounted(b"36 25 0:31 / /mnt rw - ext4 /dev/sda1 rw"), None);
     }
 }

@@ -26,7 +26,14 @@ const STRATA: f64 = 10_400.0;
 pub fn rows(_: &Plan) -> Vec<Row> {
     ["lock file created and unlinked", "lock file renamed by turns"]
         .into_iter()
-        .map(|name| Row::new("sharing", name, Unit::Rate, vec![Target::Above("run", STRATA)]))
+        .map(|name| {
+            Row::new(
+                "sharing",
+                name,
+                Unit::Rate,
+                vec![Target::Above("run", STRATA), Target::Beside("run", "ext4+fsync")],
+            )
+        })
         .collect()
 }
 

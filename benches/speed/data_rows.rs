@@ -25,9 +25,10 @@ struct Sides {
     embedded: Ours,
     no_digest: Ours,
     tmpfs: std::path::PathBuf,
-    ext4: Option<std::path::PathBuf>,
+    /// Directories of other file systems in memory, and their columns.
+    hosts: Vec<(std::path::PathBuf, [&'static str; 3])>,
     rounds: usize,
-    /// Operations of ext4 with fsync in a round.
+    /// Operations of those with fsync in a round.
     synced: u64,
 }
 
@@ -111,7 +112,11 @@ impl Sides {
             embedded: Ours::embedded(&embedded, places)?,
             no_digest: Ours::daemon(&no_digest, places)?,
             tmpfs: places.memory().to_owned(),
-            ext4: places.ext4.as_ref().ok().map(|ext4| ext4.dir.clone()),
+            hosts: places
+                .hosts
+                .iter()
+                .map(|host| (host.dir.clone(), host.names))
+                .collect(),
             rounds: options.pick(3, 9),
             synced: options.pick(100, 400),
         })
@@ -197,7 +202,7 @@ impl Sides {
             }
             ours.settle()?;
         }
-        for dir in self.ext4.iter().chain([&self.tmpfs]) {
+        for dir in self.hosts.iter().map(|(dir, _)| dir).chain([&self.tmpfs]) {
             let _ = std::fs::remove_file(dir.join(name));
         }
         Ok(())
@@ -205,8 +210,8 @@ impl Sides {
 
     fn host_sides(&self, count: u64) -> Vec<(&'static str, &Path, u64, bool)> {
         let mut sides = vec![("tmpfs", self.tmpfs.as_path(), count, false)];
-        if let Some(dir) = &self.ext4 {
-            sides.push(("ext4+fsync", dir, self.synced, true));
+        for (dir, [_, name, _]) in &self.hosts {
+            sides.push((name, dir, self.synced, true));
         }
         sides
     }
@@ -284,7 +289,7 @@ impl Sides {
         add("LibFS", self.daemon.filled("read", READ_BYTES)?);
         add("LibFS, in the log", in_log);
         let mut hosts = vec![("tmpfs", self.tmpfs.as_path())];
-        hosts.extend(self.ext4.as_deref().map(|dir| ("ext4", dir)));
+        hosts.extend(self.hosts.iter().map(|(dir, [name, ..])| (*name, dir.as_path())));
         for (name, dir) in hosts {
             let file = host_file(dir, "read", READ_BYTES)?;
             let (mut dice, mut out) = (Dice::new(6), vec![0; 4096]);

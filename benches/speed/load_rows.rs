@@ -143,13 +143,8 @@ fn mail(options: &Options, places: &Places, ours: &Ours, report: &mut Report) ->
         per_op_threads(threads, count, |thread| our_mail(ours, dir, thread, count))
     })];
     let mut hosts = vec![("tmpfs", places.tmpfs(), count)];
-    hosts.extend(
-        places
-            .ext4
-            .as_ref()
-            .ok()
-            .map(|ext4| ("ext4+fsync", ext4.dir.as_path(), synced)),
-    );
+    let synced_hosts = places.hosts.iter();
+    hosts.extend(synced_hosts.map(|host| (host.names[1], host.dir.as_path(), synced)));
     for (name, dir, count) in hosts {
         sides.push(Side::new(name, move || {
             per_op_threads(threads, count, |thread| host_mail(dir, thread, count))

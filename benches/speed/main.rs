@@ -1,4 +1,4 @@
-//! `cargo bench --bench speed`: LibFS beside the medium's own limit, tmpfs, and ext4 with fsync, in one run on the same memory.
+//! `cargo bench --bench speed`: LibFS beside the medium's own limit, tmpfs, and ext4 and xfs with fsync, in one run on the same memory.
 //!
 //! ```console
 //! cargo bench --bench speed                         # everything, about 20 minutes

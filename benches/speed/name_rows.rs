@@ -98,10 +98,9 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
     let mut hosts = vec![("tmpfs", places.tmpfs())];
     hosts.extend(
         places
-            .ext4
-            .as_ref()
-            .ok()
-            .map(|ext4| ("ext4, nothing durable", ext4.dir.as_path())),
+            .hosts
+            .iter()
+            .map(|host| (host.names[2], host.dir.as_path())),
     );
     let dirs: Vec<_> = all
         .iter()

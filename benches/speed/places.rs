@@ -1,4 +1,4 @@
-//! Where the sides lie: memory with huge pages if it can be had, an ext4 in that memory, the disk. Cleans up when dropped; knows nothing of
+//! Where the sides lie: memory with huge pages if it can be had, an ext4 and an xfs in that memory, the disk. Cleans up when dropped; knows nothing of
 //! what is measured.
 
 use crate::common::output;
@@ -18,18 +18,25 @@ impl Drop for Mounted {
     }
 }
 
-/// ext4 on a loop device whose file lies in memory.
-pub struct Ext4 {
+/// A file system on a loop device whose file lies in memory.
+pub struct OnLoop {
     _mount: Mounted,
     /// Its mountpoint.
     pub dir: PathBuf,
+    /// Its columns: as it is, with a sync after each write, and where it keeps nothing for certain.
+    pub names: [&'static str; 3],
 }
+
+const EXT4: [&str; 3] = ["ext4", "ext4+fsync", "ext4, nothing durable"];
+const XFS: [&str; 3] = ["xfs", "xfs+fsync", "xfs, nothing durable"];
 
 /// All places.
 pub struct Places {
     // Dropped in this order: what lies in the memory goes before the memory.
-    /// ext4 in memory, or why not.
-    pub ext4: Result<Ext4, String>,
+    /// ext4 and xfs in memory, as far as they can be had.
+    pub hosts: Vec<OnLoop>,
+    /// Why the others cannot.
+    pub missing: Vec<String>,
     _memory_mount: Option<Mounted>,
     _tmpfs_mount: Option<Mounted>,
     memory: PathBuf,
@@ -42,25 +49,29 @@ pub struct Places {
 }
 
 /// The loop device goes away with the mount: it is detached while it is busy, which the kernel does at its last use.
-fn make_ext4(memory: &Path, bytes: u64, dir: &Path) -> anyhow::Result<Ext4> {
-    let image = memory.join("ext4.img");
+fn make_on_loop(names: [&'static str; 3], memory: &Path, bytes: u64, top: &Path) -> anyhow::Result<OnLoop> {
+    let [kind, ..] = names;
+    let (image, dir) = (memory.join(format!("{kind}.img")), top.join(kind));
     std::fs::File::create(&image)?.set_len(bytes)?;
-    std::fs::create_dir(dir)?;
-    output(
-        Command::new("mkfs.ext4")
-            .args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"])
-            .arg(&image),
-    )?;
+    std::fs::create_dir(&dir)?;
+    let mut command = Command::new(format!("mkfs.{kind}"));
+    if kind == "ext4" {
+        command.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+    } else {
+        command.args(["-q", "-f"]);
+    }
+    output(command.arg(&image))?;
     let device = output(Command::new("losetup").args(["--find", "--show"]).arg(&image))?;
-    let mounted = mount(&device, dir, "ext4", MountFlags::NOATIME, None::<&std::ffi::CStr>);
+    let mounted = mount(&device, &dir, kind, MountFlags::NOATIME, None::<&std::ffi::CStr>);
     let detached = output(Command::new("losetup").arg("--detach").arg(&device));
     mounted.with_context(|| format!("cannot mount {device}"))?;
-    let ext4 = Ext4 {
-        _mount: Mounted(dir.to_owned()),
-        dir: dir.to_owned(),
+    let made = OnLoop {
+        _mount: Mounted(dir.clone()),
+        dir,
+        names,
     };
     detached?;
-    Ok(ext4)
+    Ok(made)
 }
 
 fn mount_tmpfs(dir: &Path, options: &std::ffi::CStr) -> anyhow::Result<Mounted> {
@@ -70,8 +81,8 @@ fn mount_tmpfs(dir: &Path, options: &std::ffi::CStr) -> anyhow::Result<Mounted> 
 }
 
 impl Places {
-    /// Makes them. `ext4_bytes` is the size of the ext4 in memory.
-    pub fn prepare(ext4_bytes: u64) -> anyhow::Result<Self> {
+    /// Makes them. `host_bytes` is the size of each file system in memory.
+    pub fn prepare(host_bytes: u64) -> anyhow::Result<Self> {
         let top = tempfile::Builder::new().prefix("varve-bench-").tempdir()?;
         let mounted = mount_tmpfs(&top.path().join("memory"), c"huge=always,size=90%");
         let huge = mounted.is_ok();
@@ -89,16 +100,24 @@ impl Places {
         let tmpfs = tmpfs_mount
             .as_ref()
             .map_or_else(|| memory.clone(), |mounted| mounted.0.clone());
-        let ext4 = if rustix::process::geteuid().is_root() {
-            make_ext4(&memory, ext4_bytes, &top.path().join("ext4")).map_err(|error| format!("{error:#}"))
-        } else {
-            Err("needs root, for a loop device".to_owned())
-        };
+        let (mut hosts, mut missing) = (Vec::new(), Vec::new());
+        for names in [EXT4, XFS] {
+            let made = if rustix::process::geteuid().is_root() {
+                make_on_loop(names, &memory, host_bytes, top.path()).map_err(|error| format!("{error:#}"))
+            } else {
+                Err("needs root, for a loop device".to_owned())
+            };
+            match made {
+                Ok(host) => hosts.push(host),
+                Err(why) => missing.push(format!("{} in memory: {why}", names[0])),
+            }
+        }
         // The target directory, not /tmp: that may be memory.
         let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
         std::fs::create_dir_all(target)?;
         Ok(Self {
-            ext4,
+            hosts,
+            missing,
             _memory_mount: memory_mount,
             _tmpfs_mount: tmpfs_mount,
             memory,
@@ -146,9 +165,7 @@ impl Places {
 impl Drop for Places {
     fn drop(&mut self) {
         // Before the memory is unmounted: detached, it would live as long as the loop device.
-        if let Ok(ext4) = std::mem::replace(&mut self.ext4, Err(String::new())) {
-            drop(ext4);
-        }
+        self.hosts.clear();
         if self._memory_mount.is_none() {
             let _ = std::fs::remove_dir_all(&self.memory);
         }

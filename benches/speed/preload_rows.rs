@@ -9,7 +9,7 @@ use crate::name_rows::number;
 use crate::places::Places;
 use crate::pools::{Plan, make, told};
 use crate::report::{Report, Row, Target, Unit};
-use crate::timing::{Side, per_op, rounds};
+use crate::timing::{Side, per_op, per_op_threads, rounds};
 use anyhow::{Context, bail};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,7 @@ const FILES: u64 = 1000;
 const DRIVER: &str = "--drive-calls";
 
 /// What is called, how often in a round (a tenth of it in quick runs), and how much longer than linking it may take, in microseconds.
-const KINDS: [(&str, u64, f64); 7] = [
+const KINDS: [(&str, u64, f64); 11] = [
     ("overwrite 4 KiB at random", 200_000, 0.06),
     ("append 4096 B", 50_000, 0.06),
     ("append 128 B", 400_000, 0.06),
@@ -34,16 +34,23 @@ const KINDS: [(&str, u64, f64); 7] = [
     ("create, write 1 KiB, close, unlink", 50_000, 4.0 * 0.06),
     ("stat of a name in a directory of 1,000", 400_000, 0.06),
     ("open and close of a name in a directory of 1,000", 200_000, 0.4),
+    ("sequential write, 1 MiB a call", 1_000, 0.06),
+    ("sequential read, 1 MiB a call, file of 256 MiB", 1_000, 0.06),
+    ("overwrite 4 KiB at random, two threads, one file", 100_000, 0.06),
+    (SYNCED, 500, 2.0 * 0.06),
 ];
+/// The kind that is of interest where a sync waits for a disk; the only one of the pool that lies there.
+const SYNCED: &str = "append 4 KiB and fsync";
 
 /// The calls, as a program or a linked session makes them.
-trait Calls {
-    type File;
+trait Calls: Sync {
+    type File: Sync;
     fn open(&self, name: &str, flags: i32) -> anyhow::Result<Self::File>;
     fn append(&self, file: &Self::File, data: &[u8]) -> anyhow::Result<usize>;
     fn write_at(&self, file: &Self::File, data: &[u8], at: u64) -> anyhow::Result<usize>;
     fn read_at(&self, file: &Self::File, out: &mut [u8], at: u64) -> anyhow::Result<usize>;
     fn close(&self, file: Self::File) -> anyhow::Result<()>;
+    fn sync(&self, file: &Self::File) -> anyhow::Result<()>;
     fn unlink(&self, name: &str) -> anyhow::Result<()>;
     fn stat(&self, name: &str) -> anyhow::Result<u64>;
     fn mkdir(&self, name: &str) -> anyhow::Result<()>;
@@ -85,6 +92,10 @@ impl Calls for Plain {
         Ok(())
     }
 
+    fn sync(&self, file: &File) -> anyhow::Result<()> {
+        Ok(file.sync_data()?)
+    }
+
     fn unlink(&self, name: &str) -> anyhow::Result<()> {
         Ok(std::fs::remove_file(name)?)
     }
@@ -119,6 +130,10 @@ impl Calls for Posix {
 
     fn close(&self, file: Self::File) -> anyhow::Result<()> {
         Self::close(self, file).map_err(told("close"))
+    }
+
+    fn sync(&self, file: &Self::File) -> anyhow::Result<()> {
+        Self::fdatasync(self, *file).map_err(told("fdatasync"))
     }
 
     fn unlink(&self, name: &str) -> anyhow::Result<()> {
@@ -203,6 +218,43 @@ fn round<C: Calls>(calls: &C, kind: usize, count: u64) -> anyhow::Result<f64> {
         6 => per_op(count, |step| {
             calls.close(calls.open(name_of(&mut name, step % FILES)?, 0)?)
         }),
+        7 | 8 => {
+            let file = calls.open("data", 0)?;
+            let mut block = vec![7; MIB as usize];
+            let result = per_op(count, |step| {
+                let at = step * MIB % FILE_BYTES;
+                let got = if kind == 7 {
+                    calls.write_at(&file, &block, at)?
+                } else {
+                    calls.read_at(&file, &mut block, at)?
+                };
+                whole(got, block.len())
+            });
+            calls.close(file)?;
+            result
+        }
+        9 => {
+            let file = calls.open("data", 0)?;
+            let result = per_op_threads(2, count, |thread| {
+                let mut dice = Dice::new(thread + 1);
+                (0..count).try_for_each(|_| {
+                    let at = dice.below(FILE_BYTES / 4096) * 4096;
+                    whole(calls.write_at(&file, &block, at)?, 4096)
+                })
+            });
+            calls.close(file)?;
+            result
+        }
+        10 => {
+            let file = calls.open("log", libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND)?;
+            let result = per_op(count, |_| {
+                whole(calls.append(&file, &block)?, 4096)?;
+                calls.sync(&file)
+            });
+            calls.close(file)?;
+            calls.unlink("log")?;
+            result
+        }
         _ => bail!("there is no kind {kind}"),
     }
 }
@@ -287,16 +339,16 @@ impl Drop for Driver {
     }
 }
 
-/// The rows of this module.
-pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::Result<()> {
-    if let Err(error) = varve_fuse_shim::check_host(false) {
-        report.remark(format!("SKIPPED: preload: {error}"));
-        return Ok(());
-    }
+/// The rows of one pool: those of a disk have the kind that waits for it, and the disk's own file system beside them.
+fn rows(options: &Options, places: &Places, on_disk: bool, report: &mut Report) -> anyhow::Result<()> {
+    let (name, where_) = match on_disk {
+        true => ("preload-disk", ", NVM in a file on the disk"),
+        false => ("preload", ""),
+    };
     let files = make(
         &Plan {
-            name: "preload",
-            on_disk: false,
+            name,
+            on_disk,
             nvm_bytes: 2048 * MIB,
             log_bytes: 64 * MIB,
             digest: true,
@@ -304,7 +356,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         places,
     )?;
     let _daemon = files.serve()?;
-    let at = places.disk().join("mnt-preload");
+    let at = places.disk().join(format!("mnt-{name}"));
     std::fs::create_dir(&at)?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_varve"));
     command.arg("mount").arg(files.dir()).arg(&at);
@@ -312,10 +364,14 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
     let itself = std::env::current_exe()?;
     let mut served = Command::new(env!("CARGO_BIN_EXE_varve"));
     served.arg("run").arg("--mount").arg(&at).arg("--").arg(&itself);
+    let (beside, dir) = match on_disk {
+        true => ("disk's file system", places.disk().join("calls")),
+        false => ("tmpfs", places.tmpfs().join("preload")),
+    };
     let mut drivers = [
         Driver::start("run", served, &at.join("run"))?,
         Driver::start("mount", Command::new(&itself), &at.join("plain"))?,
-        Driver::start("tmpfs", Command::new(&itself), &places.tmpfs().join("preload"))?,
+        Driver::start(beside, Command::new(&itself), &dir)?,
     ];
     std::fs::create_dir(at.join("linked"))?;
     let posix = Posix::new(files.session()?, Cred::root());
@@ -323,6 +379,9 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
     prepare(&posix)?;
     files.digest()?;
     for (kind, (name, count, over)) in KINDS.into_iter().enumerate() {
+        if (name == SYNCED) != on_disk {
+            continue;
+        }
         let count = options.pick(count / 10, count);
         let mut sides = vec![Side::new("linked", || {
             let ns = round(&posix, kind, count)?;
@@ -330,8 +389,9 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
             Ok(ns)
         })];
         for driver in &mut drivers {
-            // A call through the mount takes a hundred times as long.
-            let count = if driver.name == "mount" { count / 10 } else { count };
+            // In memory a call through the mount takes a hundred times as long.
+            let tenth = driver.name == "mount" && !on_disk;
+            let count = if tenth { count / 10 } else { count };
             let (asked, files) = (format!("{kind} {count}"), &files);
             sides.push(Side::new(driver.name, move || {
                 let ns = driver.ask(&asked)?;
@@ -340,13 +400,28 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
             }));
         }
         let values = rounds(options.pick(3, 7), &mut sides)?;
+        // A disk's times differ by more than a call costs.
+        let target = match on_disk {
+            true => Target::AtMost("run", 1.05, "linked"),
+            false => Target::Over("run", over, "linked"),
+        };
         report.row(Row {
-            name: format!("preload: {name}"),
+            name: format!("preload: {name}{where_}"),
             unit: Unit::Micros,
             values,
-            targets: vec![Target::Over("run", over, "linked")],
+            targets: vec![target],
         });
     }
     drop(drivers);
     posix.fs().unmount().map_err(told("unmount"))
+}
+
+/// The rows of this module.
+pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::Result<()> {
+    if let Err(error) = varve_fuse_shim::check_host(false) {
+        report.remark(format!("SKIPPED: preload: {error}"));
+        return Ok(());
+    }
+    rows(options, places, false, report)?;
+    rows(options, places, true, report)
 }

@@ -205,8 +205,8 @@ impl Report {
             failures: Vec::new(),
             began: Instant::now(),
         };
-        if let Err(why) = &places.ext4 {
-            report.remark(format!("SKIPPED: ext4 in memory: {why}"));
+        for why in &places.missing {
+            report.remark(format!("SKIPPED: {why}"));
         }
         if !places.huge {
             report.remark("the memory has no huge pages: no tmpfs could be mounted (needs root)".into());

@@ -4,7 +4,10 @@
 # Even seeds run in one part, since they have copy_file_range, which fsx cannot leave out when it begins later (it does the copies
 # even of the operations that it only simulates).
 #
-# With SERVED=1 it runs under `varve run`, without maps (which give the file to the kernel).
+# With SERVED=1 it runs under `varve run --stats`, each seed twice: without maps, where nearly all must be served in-process, and with them. A shared
+# map of a file that is open for writing gives it to the kernel, for as long as the process lives (docs/PRELOAD.md): there the calls of each part are
+# served until its first map and the mount's from then on, so the file passes from one to the other and back. fsx needs nothing for that: it asks for
+# `msync` after each mapped write, and the mount, by which the process reads then, has the same pages. Ends with 1 when nothing was served.
 #
 #   SEEDS=8 OPS=200000 FIRST=1 VARVE=path/to/varve tests/conformance/fsx.sh
 . "$(dirname "$0")/common.sh"
@@ -16,9 +19,7 @@ first=${FIRST:-1}
 find_varve
 fsx=$(find_tool fsx fsx 0.3.2)
 
-maps=10
 under=()
-if [ -n "${SERVED:-}" ]; then maps=0; fi
 weights='
 [weights]
 close_open = 2
@@ -30,28 +31,33 @@ write = 10
 truncate = 6
 fsync = 0.5
 fdatasync = 0.5
-posix_fallocate = 3
+posix_fallocate = @ALLOCATE@
 punch_hole = 5
 sendfile = 3
 posix_fadvise = 2
 '
-weights=${weights//@MAPS@/$maps}
-weights=${weights//@SOME@/$((maps / 5))}
-# shape NAME FLEN OPSIZES: its settings, without and with copies.
+# shape NAME FLEN OPSIZES ALLOCATE: its settings, with and without maps, with and without copies.
 shape() {
-  printf 'flen = %s\n[opsize]\n%b\n%s\n' "$2" "$3" "$weights" >"$work/$1.toml"
-  { cat "$work/$1.toml"; say 'copy_file_range = 3'; } >"$work/$1-copies.toml"
+  local maps file
+  for maps in 0 10; do
+    file=$work/$1-maps$maps
+    printf 'flen = %s\n[opsize]\n%b\n%s\n' "$2" "$3" "$weights" | sed "s/@MAPS@/$maps/; s/@SOME@/$((maps / 5))/; s/@ALLOCATE@/$4/" >"$file.toml"
+    { cat "$file.toml"; say 'copy_file_range = 3'; } >"$work/$1-copies-maps$maps.toml"
+  done
 }
-shape small 262144 'max = 65536'
-shape large 4194304 'max = 262144'
+shape small 262144 'max = 65536' 3
+shape large 4194304 'max = 262144' 3
 # With aligned sizes fsx makes posix_fallocate calls of 0 bytes near the end, which any file system refuses (ext4 too).
-weights=${weights/posix_fallocate = 3/posix_fallocate = 0}
-shape aligned 262144 'min = 512\nalign = 512\nmax = 65536'
+shape aligned 262144 'min = 512\nalign = 512\nmax = 65536' 0
 
 make_pool --nvm 64M --ssd 128M --hdd 256M
 start_daemon
 start_mount
-if [ -n "${SERVED:-}" ]; then under=("$varve" run --mount "$mnt" --); fi
+ways=10
+if [ -n "${SERVED:-}" ]; then
+  under=("$varve" run --stats --mount "$mnt" --)
+  ways="0 10"
+fi
 remounts=0
 remount() {
   stop_mount
@@ -62,6 +68,39 @@ remount() {
   fi
   start_mount
   remounts=$((remounts + 1))
+}
+
+# number KEY: of the counters that the last run ended with.
+number() { tail -n 1 "$work/fsx.err" | sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p"; }
+
+# play SEED SHAPE PARTS MAPS: all operations of a seed.
+play() {
+  local seed=$1 shape=$2 parts=$3 maps=$4 served=0 fell=0 counted= part from to before after at file=$mnt/fsx$1-maps$4
+  at=$(date +%s)
+  for part in $(seq "$parts"); do
+    from=$(((part - 1) * ops / parts + 1))
+    to=$((part * ops / parts))
+    if ! "${under[@]}" "$fsx" -q -f "$work/$shape-maps$maps.toml" -S "$seed" -b "$from" -N "$to" -P "$work" "$file" >"$work/fsx.out" 2>"$work/fsx.err"; then
+      tail -n 60 "$work/fsx.out" "$work/fsx.err"
+      die "seed $seed ($shape) failed between operations $from and $to"
+    fi
+    if [ -n "${SERVED:-}" ]; then
+      [ "$(number served_total)" -gt 0 ] || die "seed $seed ($shape): nothing was served between operations $from and $to"
+      served=$((served + $(number served_total)))
+      fell=$((fell + $(number fell_back_total)))
+      counted=", $served calls served, $fell fell back"
+    fi
+    before=$(sha256sum <"$file")
+    remount
+    after=$(sha256sum <"$file")
+    [ "$before" = "$after" ] || die "seed $seed: the file is another one after the remount at operation $to"
+  done
+  # Without maps there is hardly a call that is the kernel's.
+  if [ "$maps" = 0 ] && [ "$served" -lt $((fell * 9)) ]; then die "seed $seed ($shape): of $((served + fell)) calls $fell fell back"; fi
+  if [ "$maps" != 0 ]; then shape="$shape, maps"; fi
+  say "seed $seed ($shape): $ops operations, $parts remounts, $(($(date +%s) - at)) s$counted"
+  # Its last state stays and is compared at the end.
+  sha256sum "$file" >>"$work/sums"
 }
 
 began=$(date +%s)
@@ -76,22 +115,7 @@ for seed in $(seq "$first" $((first + seeds - 1))); do
     shape=$shape-copies
     parts=1
   fi
-  at=$(date +%s)
-  for part in $(seq "$parts"); do
-    from=$(((part - 1) * ops / parts + 1))
-    to=$((part * ops / parts))
-    if ! "${under[@]}" "$fsx" -q -f "$work/$shape.toml" -S "$seed" -b "$from" -N "$to" -P "$work" "$mnt/fsx$seed" >"$work/fsx.out" 2>&1; then
-      tail -n 60 "$work/fsx.out"
-      die "seed $seed ($shape) failed between operations $from and $to"
-    fi
-    before=$(sha256sum <"$mnt/fsx$seed")
-    remount
-    after=$(sha256sum <"$mnt/fsx$seed")
-    [ "$before" = "$after" ] || die "seed $seed: the file is another one after the remount at operation $to"
-  done
-  say "seed $seed ($shape): $ops operations, $parts remounts, $(($(date +%s) - at)) s"
-  # Its last state stays and is compared at the end.
-  sha256sum "$mnt/fsx$seed" >>"$work/sums"
+  for maps in $ways; do play "$seed" "$shape" "$parts" "$maps"; done
 done
 sha256sum --quiet -c "$work/sums" || die "a finished file has changed"
 stop_mount

@@ -5,6 +5,7 @@
 use crate::run::Run;
 use crate::ways::Way;
 use crate::{report, seed};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -50,6 +51,10 @@ impl Connector for Broken {
             link: Arc::new(link),
             ..connection
         })
+    }
+
+    fn pool_dir(&self) -> Option<PathBuf> {
+        self.socket.pool_dir()
     }
 }
 

@@ -25,7 +25,7 @@ const FAULTS_SHOWN: usize = 12;
 struct Process(Child);
 
 impl Process {
-    fn start(pool: &Pool, way: Way, seed: u64, process: usize, processes: usize) -> Self {
+    fn start(pool: &Pool, way: Way, seed: u64, process: usize, processes: usize, locks: bool) -> Self {
         let program = std::env::current_exe().expect("the test program");
         let mut command = if way == Way::Run {
             let mut run = varve();
@@ -44,6 +44,7 @@ impl Process {
             seed.to_string(),
             process.to_string(),
             processes.to_string(),
+            locks.to_string(),
         ];
         let child = command
             .args(["worker", "--exact", "--nocapture", "--test-threads=1"])
@@ -73,6 +74,7 @@ pub struct Run {
     company: Calls,
     pool: Pool,
     ways: Vec<Way>,
+    lockless: Vec<usize>,
     seed: u64,
     until: Instant,
 }
@@ -80,6 +82,11 @@ pub struct Run {
 impl Run {
     /// Starts processes of these ways, which wait; `None`, with the reason on standard error, where that cannot be.
     pub fn start(ways: &[Way], seed: u64) -> Option<Self> {
+        Self::start_sparing(ways, seed, &[])
+    }
+
+    /// The same, but these processes take none of the kernel's locks: whoever waits for a lock waits for its holder.
+    pub fn start_sparing(ways: &[Way], seed: u64, lockless: &[usize]) -> Option<Self> {
         if !cfg!(all(
             target_arch = "x86_64",
             target_os = "linux",
@@ -101,11 +108,13 @@ impl Run {
             company,
             pool,
             ways: ways.to_vec(),
+            lockless: lockless.to_vec(),
             seed,
             until: Instant::now(),
         };
         for (n, way) in ways.iter().enumerate() {
-            let process = Process::start(&run.pool, *way, seed, n, ways.len());
+            let locks = !lockless.contains(&n);
+            let process = Process::start(&run.pool, *way, seed, n, ways.len(), locks);
             run.processes.push(process);
         }
         for (n, process) in run.processes.iter_mut().enumerate() {
@@ -172,6 +181,7 @@ impl Run {
             records,
             log,
             ways: self.ways,
+            lockless: self.lockless,
             seed,
         }
     }
@@ -182,6 +192,8 @@ pub struct History {
     pub records: Vec<Record>,
     log: Vec<u8>,
     pub ways: Vec<Way>,
+    /// Those that took no locks.
+    lockless: Vec<usize>,
     pub seed: u64,
 }
 
@@ -223,6 +235,6 @@ impl History {
                 faults.len()
             );
         }
-        report::nobody_starved(&self.records, &self.ways, SLOWEST, seed);
+        report::nobody_starved(&self.records, &self.ways, &self.lockless, SLOWEST, seed);
     }
 }

@@ -119,9 +119,14 @@ struct Interrupted {
     pauses: Vec<Range<u64>>,
 }
 
-/// Runs, and stops `victims` again and again for `pause`.
-fn interrupted(victims: impl Fn(&Run) -> Vec<u32>, pause: Duration) -> Option<Interrupted> {
-    let mut run = Run::start(&WAYS, seed())?;
+/// Runs, and stops `victims` again and again for `pause`. Processes that must go on meanwhile are `lockless`: a lock's holder may be stopped, or
+/// wait for who is.
+fn interrupted(
+    victims: impl Fn(&Run) -> Vec<u32>,
+    pause: Duration,
+    lockless: &[usize],
+) -> Option<Interrupted> {
+    let mut run = Run::start_sparing(&WAYS, seed(), lockless)?;
     let pids = victims(&run);
     let rounds = (seconds() / ROUND_SECONDS).max(1);
     let round = BEFORE + pause + BACK;
@@ -208,7 +213,7 @@ fn waits_for_no_lock(record: &Record) -> bool {
 fn stopped_clients_block_nobody_beyond_their_leases_and_go_on_when_continued() {
     let victims = [1, 2];
     let pids = |run: &Run| victims.map(|n| run.pid(n)).to_vec();
-    let Some(run) = interrupted(pids, PROGRAMS_STOPPED) else {
+    let Some(run) = interrupted(pids, PROGRAMS_STOPPED, &[5]) else {
         return;
     };
     run.judge();
@@ -220,11 +225,11 @@ fn stopped_clients_block_nobody_beyond_their_leases_and_go_on_when_continued() {
 #[test]
 fn stopped_mount_blocks_no_client_beyond_its_leases_and_goes_on_when_continued() {
     let pids = |run: &Run| vec![run.pool().child_pid("mount").expect("a mount")];
-    let Some(run) = interrupted(pids, MOUNT_STOPPED) else {
+    let (mounted, served, linked) = ([0, 3], [1, 4], [2, 5]);
+    let Some(run) = interrupted(pids, MOUNT_STOPPED, &linked) else {
         return;
     };
     run.judge();
-    let (mounted, served, linked) = ([0, 3], [1, 4], [2, 5]);
     run.nobody_waited(&linked, bound(), |_| true);
     run.others_went_on(&linked);
     // What needs the mount may wait until it goes on; nothing else may.

@@ -1,30 +1,30 @@
 //! Locks and shared maps as a program of the C library has them. The only unsafe code of this test.
 
+use crate::ways::Lock;
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which record lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    Process,
-    Description,
-}
-
-/// Takes (waiting) or gives back a lock on the whole file.
-pub fn record_lock(file: &File, owner: Owner, take: bool) -> Result<()> {
+/// What `fcntl` is told for a record lock on the whole file: to take it, waiting, or to give it back.
+pub fn whole(lock: Lock, take: bool) -> (i32, libc::flock) {
     let kind = if take { libc::F_WRLCK } else { libc::F_UNLCK };
-    let command = match owner {
-        Owner::Process => libc::F_SETLKW,
-        Owner::Description => libc::F_OFD_SETLKW,
+    let command = match lock {
+        Lock::Description => libc::F_OFD_SETLKW,
+        Lock::Process | Lock::Flock => libc::F_SETLKW,
     };
     // SAFETY: all zeros is a `flock` structure: numbers only.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = kind as i16;
-    lock.l_whence = libc::SEEK_SET as i16;
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as i16;
+    range.l_whence = libc::SEEK_SET as i16;
+    (command, range)
+}
+
+/// Takes (waiting) or gives back a record lock on the whole file.
+pub fn record_lock(file: &File, lock: Lock, take: bool) -> Result<()> {
+    let (command, mut range) = whole(lock, take);
     // SAFETY: the descriptor is open and the structure outlives the call, which only reads it.
-    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut range) } {
         0 => Ok(()),
         _ => Err(Error::last_os_error()),
     }

@@ -2,6 +2,7 @@
 //! library's (`rustix` would make system calls that the preload library does not see).
 
 use crate::broken;
+use crate::sys::record_lock;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ impl Way {
         }
     }
 
-    /// Whether its processes call the library, and so have no descriptors that the kernel knows.
+    /// Whether its processes call the library, and so have no descriptors that the kernel can map.
     pub fn is_linked(self) -> bool {
         matches!(self, Self::Linked | Self::Broken)
     }
@@ -54,6 +55,17 @@ pub enum Calls {
 pub enum Open {
     File(File),
     Linked(Fd),
+}
+
+/// Which of the kernel's locks, on the whole file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lock {
+    /// `flock`.
+    Flock,
+    /// A record lock of the process.
+    Process,
+    /// A record lock of the open file description.
+    Description,
 }
 
 fn sys<T>(result: std::io::Result<T>) -> Outcome<T> {
@@ -157,6 +169,23 @@ impl Calls {
             Ok(())
         } else {
             Err(libc::ENODATA as u16)
+        }
+    }
+
+    /// Takes (waiting) or gives back a lock.
+    pub fn lock(&self, open: &Open, lock: Lock, take: bool) -> Outcome<()> {
+        match (self, open, lock) {
+            (_, Open::File(file), Lock::Flock) if take => sys(file.lock()),
+            (_, Open::File(file), Lock::Flock) => sys(file.unlock()),
+            (_, Open::File(file), _) => sys(record_lock(file, lock, take)),
+            (Self::Linked(_, posix), Open::Linked(fd), Lock::Flock) => {
+                lib(posix.flock(*fd, if take { libc::LOCK_EX } else { libc::LOCK_UN }))
+            }
+            (Self::Linked(_, posix), Open::Linked(fd), _) => {
+                let (command, mut range) = crate::sys::whole(lock, take);
+                lib(posix.fcntl_lock(*fd, command, &mut range))
+            }
+            (Self::Files(_), Open::Linked(_), _) => Err(WRONG_WAY),
         }
     }
 

@@ -2,8 +2,8 @@
 //! checker's business.
 
 use crate::record::{Kind, Record};
-use crate::sys::{Owner, PAGE, Page, record_lock};
-use crate::ways::{Calls, Open, Outcome, Way};
+use crate::sys::{PAGE, Page};
+use crate::ways::{Calls, Lock, Open, Outcome, Way};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use varve_testkit::workload::Rng;
 
-/// Tells a test process that it is a worker: `WAY POOL OUTSIDE SEED PROCESS PROCESSES`, a word a line.
+/// Tells a test process that it is a worker: `WAY POOL OUTSIDE SEED PROCESS PROCESSES LOCKS`, a word a line; the last says whether it takes the
+/// kernel's locks.
 pub const ENV: &str = "VARVE_SHARING_WORKER";
 /// Bytes of each register.
 pub const REGISTERS: [usize; 6] = [8, 8, 4096, 4096, 20_000, 65_536];
@@ -122,7 +123,7 @@ pub fn main() {
         return;
     };
     let words: Vec<&str> = words.lines().collect();
-    let [way, pool, outside, seed, process, processes] = words.as_slice() else {
+    let [way, pool, outside, seed, process, processes, locks] = words.as_slice() else {
         panic!("{ENV} is incomplete");
     };
     let way = crate::ways::ALL
@@ -145,6 +146,7 @@ pub fn main() {
         seed,
         process,
         processes.parse().expect("a number"),
+        locks.parse().expect("whether it takes locks"),
     );
     std::fs::write(ready(&outside, process), b"").expect("ready");
     let seconds = loop {
@@ -170,30 +172,25 @@ struct Worker {
     registers: Vec<Open>,
     counters: Vec<Open>,
     log: Open,
-    /// Files under locks, and the map; not of a linked program.
-    locked: Option<(File, File, File, Page)>,
+    /// Files under locks: under `flock`, and under record locks of either kind.
+    locked: Option<(Open, Open)>,
+    /// Not of a linked program.
+    mapped: Option<Page>,
     map: Open,
     kept: BTreeMap<u64, Open>,
 }
 
 impl Worker {
-    fn new(way: Way, pool: &Path, seed: u64, process: u8, processes: u8) -> Self {
+    fn new(way: Way, pool: &Path, seed: u64, process: u8, processes: u8, locks: bool) -> Self {
         let calls = Calls::new(way, pool);
         let open = |name: String| calls.open(&name, libc::O_RDWR).expect("it is there");
         let registers = (0..REGISTERS.len()).map(|n| open(format!("reg{n}"))).collect();
         let counters = (0..2).map(|n| open(format!("count{n}"))).collect();
-        let locked = (!way.is_linked()).then(|| {
-            let file = |name: &str| {
-                let path = pool.join("mnt").join(name);
-                File::options()
-                    .read(true)
-                    .write(true)
-                    .open(path)
-                    .expect("it is there")
-            };
-            let map = file("map");
-            let page = Page::map(&map).expect("mapped");
-            (file("count2"), file("count3"), map, page)
+        let locked = locks.then(|| (open("count2".into()), open("count3".into())));
+        let mapped = (!way.is_linked()).then(|| {
+            let path = pool.join("mnt/map");
+            let file = File::options().read(true).write(true).open(path);
+            Page::map(&file.expect("it is there")).expect("mapped")
         });
         Self {
             registers,
@@ -203,6 +200,7 @@ impl Worker {
                 .expect("it is there"),
             map: open("map".into()),
             locked,
+            mapped,
             calls,
             way,
             process,
@@ -215,7 +213,11 @@ impl Worker {
     }
 
     fn end(self) {
-        let opens = self.registers.into_iter().chain(self.counters);
+        let locked = self
+            .locked
+            .into_iter()
+            .flat_map(|(whole, ranges)| [whole, ranges]);
+        let opens = self.registers.into_iter().chain(self.counters).chain(locked);
         for open in opens.chain(self.kept.into_values()).chain([self.log, self.map]) {
             let _ = self.calls.close(open);
         }
@@ -498,46 +500,31 @@ impl Worker {
     }
 
     fn locks(&mut self) {
-        let Some((whole, records, map, page)) = self.locked.take() else {
+        let Some(locked) = self.locked.take() else {
             return self.look();
         };
-        for (kind, object, file) in [
-            (Kind::Flock, 2, &whole),
-            (Kind::Posix, 3, &records),
-            (Kind::Ofd, 3, &records),
+        let (whole, ranges) = &locked;
+        for (kind, object, open, lock) in [
+            (Kind::Flock, 2, whole, Lock::Flock),
+            (Kind::Posix, 3, ranges, Lock::Process),
+            (Kind::Ofd, 3, ranges, Lock::Description),
         ] {
-            let lock = |take: bool| {
-                match kind {
-                    Kind::Posix => record_lock(file, Owner::Process, take),
-                    Kind::Ofd => record_lock(file, Owner::Description, take),
-                    _ if take => file.lock(),
-                    _ => file.unlock(),
-                }
-                .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO) as u16)
-            };
-            if !self.record(kind, object, |_| lock(true).map(|()| (0, 0))) {
+            let taken = self.record(kind, object, |w| w.calls.lock(open, lock, true).map(|()| (0, 0)));
+            if !taken {
                 continue;
             }
-            self.record(Kind::Hold, object, |_| {
-                use std::os::unix::fs::FileExt;
-                let io = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO) as u16;
-                let mut bytes = [0; 8];
-                file.read_exact_at(&mut bytes, 0).map_err(io)?;
-                let was = word(&bytes);
-                file.write_all_at(&(was + 1).to_le_bytes(), 0).map_err(io)?;
-                Ok((was, 0))
-            });
-            if let Err(errno) = lock(false) {
+            self.record(Kind::Hold, object, |w| w.count(open).map(|was| (was, 0)));
+            if let Err(errno) = self.calls.lock(open, lock, false) {
                 let time = now();
                 self.note(kind, object, time, time, Err(errno));
             }
         }
-        self.locked = Some((whole, records, map, page));
+        self.locked = Some(locked);
     }
 
     fn map(&mut self) {
         let choice = self.rng.below(8);
-        if let Some((_, _, _, page)) = &self.locked {
+        if let Some(page) = &self.mapped {
             if choice < 4 {
                 let start = now();
                 let was = page.add();

@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -123,6 +124,20 @@ int varve_fallocate(varve_fs *fs,
 // As fstat(2); `st_dev` is 0.
 int varve_fstat(varve_fs *fs, int fd, struct stat *out);
 
+// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked programs have the same ones. ENOLCK
+// without a mount (set VARVE_DEBUG in the environment for the cause in words); the first lock call on a descriptor opens the file on
+// the mount, and fails as that does.
+int varve_flock(varve_fs *fs,
+                int fd,
+                int operation);
+
+// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other commands. ENOLCK as for varve_flock.
+// Locks of the process (those without OFD) on a file go when any descriptor of it is closed, by varve_close or close(2).
+int varve_fcntl_lock(varve_fs *fs,
+                     int fd,
+                     int command,
+                     struct flock *lock);
+
 // As stat(2); `st_dev` is 0.
 int varve_stat(varve_fs *fs, const char *path, struct stat *out);
 
@@ -180,8 +195,8 @@ int varve_mkpool(const char *dir,
                  const char *ssd,
                  const char *hdd);
 
-// Makes everything durable, ends the session, and with it a pool that this process serves. Open descriptors, directories and transactions of
-// it fail from now on. The handle is gone, whatever this returns.
+// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it are closed, and their locks go;
+// directories and transactions of it fail from now on. The handle is gone, whatever this returns.
 int varve_disconnect(varve_fs *fs);
 
 // Makes everything that returned before durable against power loss.

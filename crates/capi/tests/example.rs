@@ -1,89 +1,21 @@
 //! The example in C, compiled with the header and linked with the library as a user would, and run on a pool of its own and on a daemon's.
 #![allow(clippy::unwrap_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+// What `cargo xtask install` calls, without its build of the release.
+#[path = "../../xtask/src/install.rs"]
+#[allow(dead_code, reason = "shared with xtask")]
+mod install;
 
-/// The directory of `libvarve.so`: cargo leaves it beside, or above, the directory of this test.
-fn library_dir() -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    let deps = exe.parent().unwrap();
-    let found = [deps, deps.parent().unwrap()]
-        .into_iter()
-        .find(|dir| dir.join("libvarve.so").is_file());
-    found
-        .unwrap_or_else(|| panic!("no libvarve.so in {} or above", deps.display()))
-        .to_owned()
-}
-
-/// Runs the C compiler; `None` where there is none.
-fn cc(arguments: &[&std::ffi::OsStr]) -> Option<Output> {
-    match Command::new("cc").args(arguments).output() {
-        Ok(output) => Some(output),
-        Err(error) => {
-            eprintln!("SKIPPED: no C compiler here ({error}); Debian: apt-get install gcc");
-            None
-        }
-    }
-}
-
-fn good(output: &Output, what: &str) {
-    assert!(
-        output.status.success(),
-        "{what}: {}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-/// What programs that are linked with the library ask for when they run.
-const SONAME: &str = "libvarve.so.0";
-
-/// Compiles the example to a file in `dir`, which gets the library as it would be installed.
-fn compile(dir: &Path, to: &Path) -> bool {
-    let (include, source) = (
-        format!("-I{ROOT}/crates/capi/include"),
-        format!("{ROOT}/examples/c/varve_example.c"),
-    );
-    let built = library_dir().join("libvarve.so");
-    std::os::unix::fs::symlink(built, dir.join(SONAME)).unwrap();
-    std::os::unix::fs::symlink(SONAME, dir.join("libvarve.so")).unwrap();
-    let (library, at_run) = (
-        format!("-L{}", dir.display()),
-        format!("-Wl,-rpath,{}", dir.display()),
-    );
-    let arguments = [
-        "-std=c11",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-pedantic",
-        "-D_GNU_SOURCE",
-        &include,
-        &source,
-        &library,
-        &at_run,
-        "-lvarve",
-        "-lpthread",
-        "-o",
-    ];
-    let mut arguments: Vec<_> = arguments.iter().map(std::ffi::OsStr::new).collect();
-    arguments.push(to.as_os_str());
-    let Some(output) = cc(&arguments) else {
-        return false;
-    };
-    good(&output, "cc");
-    true
-}
+use common::{ROOT, SONAME, cc, compile, good, library_dir};
+use std::process::Command;
 
 #[test]
 fn example_in_c_runs_on_a_pool_of_its_own_and_on_one_that_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("example");
-    if !compile(dir.path(), &program) {
+    if !compile("examples/c/varve_example.c", dir.path(), &program) {
         return;
     }
     let own = dir.path().join("own");
@@ -133,6 +65,53 @@ fn pkg_config_file_names_every_place_it_is_asked_for() {
         assert_eq!(text.matches(place).count(), 1, "{place}");
     }
     assert!(text.contains("-lvarve"));
+}
+
+/// Installed under a prefix, the library is found by pkg-config alone, by the compiler and when the program runs.
+#[test]
+fn installed_library_is_found_by_pkg_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let prefix = dir.path().join("prefix");
+    let words = ["--prefix".to_owned(), prefix.display().to_string()];
+    let options = install::Options::parse(words.into_iter()).unwrap();
+    install::library(&options, &library_dir().join("libvarve.so")).unwrap();
+    let asked = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "varve"])
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+        .output();
+    let asked = match asked {
+        Ok(asked) => asked,
+        Err(error) => {
+            eprintln!("SKIPPED: no pkg-config here ({error}); Debian: apt-get install pkg-config");
+            return;
+        }
+    };
+    good(&asked, "pkg-config");
+    let flags = String::from_utf8(asked.stdout).unwrap();
+    assert!(
+        flags.contains(&format!("-L{}", prefix.join("lib").display())),
+        "{flags}"
+    );
+    let (source, program) = (
+        format!("{ROOT}/examples/c/varve_example.c"),
+        dir.path().join("example"),
+    );
+    // As the first lines of the example say.
+    let mut words = vec![source.as_str()];
+    words.extend(flags.split_whitespace());
+    words.extend(["-lpthread", "-o"]);
+    let mut words: Vec<_> = words.into_iter().map(std::ffi::OsStr::new).collect();
+    words.push(program.as_os_str());
+    let Some(output) = cc(&words) else { return };
+    good(&output, "cc");
+    let output = Command::new(&program)
+        .arg("--embed")
+        .arg(dir.path().join("pool"))
+        .env("LD_LIBRARY_PATH", prefix.join("lib"))
+        .output()
+        .unwrap();
+    good(&output, "the example");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
 }
 
 /// What `nm` or `readelf` says of the library; `None` where there is no such tool.

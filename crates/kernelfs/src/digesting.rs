@@ -18,8 +18,8 @@ use varve_ipc::{PageState, SessionPage, Upcall};
 use varve_media::Region;
 use varve_store::StoreError;
 
-/// Payloads of whole blocks that are so long are copied straight from the log to their place.
-const LEAVE_BYTES: usize = 4096;
+/// Payloads of writes that are so long are copied straight from the log to their place, or to the block that they are a part of.
+const LEAVE_BYTES: usize = 1024;
 
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;

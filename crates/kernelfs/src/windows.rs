@@ -207,11 +207,11 @@ fn tell(start: u64, extents: &[Extent], place: Option<u64>, complete: bool) -> V
         told.push(run(start + first, end - first, tier, block, unwritten));
         at = start + end;
     }
-    // Nothing until the next extent, wherever it begins.
+    // Nothing until the next extent, wherever it begins: that may be in this window, if it goes on behind it.
     let next = extents
         .iter()
-        .map(|extent| extent.file_block.0)
-        .find(|first| *first >= start + WINDOW_BLOCKS);
+        .find(|extent| extent.end().0 > start + WINDOW_BLOCKS)
+        .map(|extent| extent.file_block.0);
     let hole = next.unwrap_or(start + WINDOW_BLOCKS).max(start + WINDOW_BLOCKS);
     if !complete && hole > at {
         told.push(run(at, hole - at, Tier::Nvm, 0, true));
@@ -277,6 +277,20 @@ mod tests {
         assert_eq!(
             told(&beyond, Some(0), false),
             [(64, 1, Some(0), false), (65, 935, None, true)]
+        );
+    }
+
+    #[test]
+    fn nothing_is_told_of_what_an_extent_holds_behind_its_window() {
+        let none = ExtentFlags::empty();
+        let through = extent(64, 134, Tier::Nvm, none);
+        let next = extent(198, 10, Tier::Nvm, none);
+        assert_eq!(told(&[through, next], Some(0), false), [(64, 64, Some(0), false)]);
+        // Nor of what is between such a one and where the window ends, however it begins.
+        let late = extent(120, 78, Tier::Nvm, none);
+        assert_eq!(
+            told(&[late, next], Some(0), false),
+            [(64, 56, None, true), (120, 8, Some(56), false)]
         );
     }
 }

@@ -1,5 +1,6 @@
 //! The file system of one mount: the calls by inode. Thin: each is a line to the module that does it.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::{InodeAttr, InodeKey};
@@ -57,6 +58,12 @@ impl Fs {
     pub fn root(&self) -> InodeKey {
         self.mount.of_session(|session| session.welcome.root.key)
     }
+
+    /// The pool's directory, if it has one.
+    pub(crate) fn pool_dir(&self) -> Option<PathBuf> {
+        self.mount.pool_dir()
+    }
+
     /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any credentials. Else calls must name these
     /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
     #[must_use]

@@ -1,6 +1,7 @@
 //! What a mount is made from: the connector, the options, and the caches above. Owns the types; does nothing.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_ipc::{ClientKind, Clock, Hello, IpcError, Link, SessionPage, SystemClock, Welcome};
@@ -13,6 +14,11 @@ pub trait Connector: Send + Sync {
     /// # Errors
     /// `Gone` if the daemon is away (LibFS tries again, up to `wait_ms`); anything else is final.
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError>;
+
+    /// The pool's directory, by which its mounts are found in the table of mounts. `None` for a pool that has none, and so no mount.
+    fn pool_dir(&self) -> Option<PathBuf> {
+        None
+    }
 }
 
 /// An open session: its link and what is mapped for it.

@@ -5,6 +5,7 @@ use crate::internal;
 use crate::ofd::KernelFd;
 use crate::sys::kernel;
 use std::collections::HashSet;
+use varve_libfs::mounts::places;
 
 /// What one `read` of the table asks for.
 const PIECE: usize = 16 << 10;
@@ -30,7 +31,7 @@ impl Mounts {
         }
         let fd = self.table.as_ref()?.0;
         if is_fresh || kernel::is_changed(fd) {
-            self.places = places(&read_all(fd)?);
+            self.places = places(&read_all(fd)?).collect();
         }
         Some(self.places.contains(path))
     }
@@ -50,46 +51,9 @@ fn read_all(fd: i32) -> Option<Vec<u8>> {
     }
 }
 
-/// The fifth word of each line.
-fn places(table: &[u8]) -> HashSet<Vec<u8>> {
-    let lines = table.split(|byte| *byte == b'\n');
-    lines
-        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
-        .map(unescaped)
-        .collect()
-}
-
-/// Blanks and backslashes are octal numbers in the table.
-fn unescaped(text: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&first, after)) = rest.split_first() {
-        let digits = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            Some(byte) if first == b'\\' => {
-                plain.push(byte);
-                rest = &after[3..];
-            }
-            _ => {
-                plain.push(first);
-                rest = after;
-            }
-        }
-    }
-    plain
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Mounts, places};
-
-    #[test]
-    fn places_are_taken_from_the_table_as_they_are_called() {
-        let table = b"22 1 0:20 / / rw - ext4 /dev/vda rw\n36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid shared:1 - fuse varve:/x rw\n";
-        let places = places(table);
-        assert_eq!(places.len(), 2);
-        assert!(places.contains(b"/".as_slice()) && places.contains(b"/tmp/a b\\c/mnt".as_slice()));
-    }
+    use super::Mounts;
 
     #[test]
     fn table_of_this_process_has_its_root_and_no_file_in_it() {

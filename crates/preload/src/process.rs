@@ -21,10 +21,6 @@ use std::sync::{Arc, OnceLock};
 use varve_format::{Generation, Ino, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
-/// Entries of a directory that are looked at together when a name is searched.
-const BATCH: usize = 256;
-/// Most directories above a directory when its path is searched.
-const DEPTH_MAX: usize = 1000;
 /// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a program.
 const MISSES: u32 = 16;
 
@@ -203,16 +199,14 @@ impl Process {
     }
 
     /// This thread changed its ids. The session stays while the process could become its user again at will; the rights that are looked at
-    /// are the new ones. With several threads each could have others: the kernel knows.
-    pub fn ids_changed(&self) {
+    /// are the new ones. With several threads each could have others: the kernel knows. Answers whether serving was switched off for it.
+    pub fn ids_changed(&self) -> bool {
         let ids = kernel::ids();
         let changed = self.refresh_ids(&ids);
         let lost = matches!(self.fs.get(), Some(Some(_)))
             && (!ids.users.contains(&self.session_uid.load(Ordering::Relaxed))
                 || !self.session_acts_for(&ids));
-        if lost || (changed && self.threaded.load(Ordering::Relaxed)) {
-            self.give_up();
-        }
+        (lost || (changed && self.threaded.load(Ordering::Relaxed))) && self.give_up()
     }
 
     /// Whether what the program may do with these ids is what its session may do: an ordinary user's session acts for that user and the groups
@@ -735,11 +729,13 @@ impl Process {
             return first;
         }
         // It was moved since it was opened.
-        let found = if ofd.is_dir {
-            self.route_of(ofd.key())
-        } else {
-            self.route_in(ofd.parent, ofd.key())
-        };
+        let found = self.fs().ok().and_then(|fs| {
+            if ofd.is_dir {
+                fs.path_of(ofd.key())
+            } else {
+                fs.path_in(ofd.parent, ofd.key())
+            }
+        });
         match found {
             Some(route) => self.try_real(ofd, &route, flags),
             None => first,
@@ -749,16 +745,14 @@ impl Process {
     /// A file that was made without a name stands under one for a moment, in the directory where it was made, for the mount to find it.
     fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
         let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
-        let key = ofd.key();
-        let name = format!(".varve-{:x}-{:x}", key.ino.0, key.generation.0).into_bytes();
-        let at = |route: &[u8]| [route, b"/", &name].concat();
-        fs.while_named(key, (ofd.parent, &name), &self.cred(), || {
+        fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
+            let at = |route: &[u8]| [route, b"/", name].concat();
             let first = self.try_real(ofd, &at(&ofd.route), flags);
             if first.is_ok() {
                 return first;
             }
             // The directory was moved since.
-            match self.route_of(ofd.parent) {
+            match fs.path_of(ofd.parent) {
                 Some(route) => self.try_real(ofd, &at(&route), flags),
                 None => first,
             }
@@ -773,7 +767,13 @@ impl Process {
     fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
         let mut path = self.config.mount.clone();
         path.extend_from_slice(route);
-        let fd = kernel::open(&ended(path), flags, 0);
+        let path = ended(path);
+        let mut fd = kernel::open(&path, flags, 0);
+        if fd == -(libc::EACCES as isize) {
+            // It was opened before this thread took on the rights that it has now.
+            let user = self.session_uid.load(Ordering::Relaxed);
+            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+        }
         if fd < 0 {
             return Err(Errno(-fd as i32));
         }
@@ -820,34 +820,6 @@ impl Process {
         }
     }
 
-    /// Path of a directory below the mount, from its parents.
-    fn route_of(&self, key: InodeKey) -> Option<Route> {
-        let fs = self.fs().ok()?;
-        let (mut at, mut names) = (key, Vec::new());
-        while at != fs.root() {
-            let parent = fs.lookup(at, b"..", &Cred::root()).ok()?.key;
-            names.push(name_in(fs, parent, at)?);
-            at = parent;
-            if names.len() > DEPTH_MAX {
-                return None;
-            }
-        }
-        let mut route = Route::new();
-        for name in names.iter().rev() {
-            route.push(b'/');
-            route.extend_from_slice(name);
-        }
-        Some(route)
-    }
-
-    /// Path of a file that has a name in `parent`.
-    fn route_in(&self, parent: InodeKey, key: InodeKey) -> Option<Route> {
-        let mut route = self.route_of(parent)?;
-        route.push(b'/');
-        route.extend_from_slice(&name_in(self.fs().ok()?, parent, key)?);
-        Some(route)
-    }
-
     /// Makes what this process logged durable.
     pub fn sync_session(&self) {
         if let Some(Some(fs)) = self.fs.get() {
@@ -855,14 +827,21 @@ impl Process {
         }
     }
 
-    /// Everything goes to the kernel from now on.
-    pub fn give_up(&self) {
-        self.off.store(true, Ordering::Release);
+    /// Everything goes to the kernel from now on. False if it did already.
+    pub fn give_up(&self) -> bool {
+        let was_on = !self.off.swap(true, Ordering::AcqRel);
         let _gate = self.gate.write();
         self.copies.give_all(self);
         for (fd, ofd) in self.table.all() {
             self.give_for_good(fd, &ofd);
         }
+        was_on
+    }
+
+    /// Whether the kernel makes all calls, on paths too.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.off.load(Ordering::Acquire)
     }
 }
 
@@ -877,16 +856,4 @@ pub fn hand_offset(fd: i32, ofd: &Ofd) {
 
 fn is_cloexec(fd: i32) -> bool {
     kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0
-}
-
-/// A name of `key` in `dir`.
-fn name_in(fs: &Fs, dir: InodeKey, key: InodeKey) -> Option<Vec<u8>> {
-    let mut cookie = 0;
-    loop {
-        let entries = fs.readdir(dir, cookie, BATCH).ok()?;
-        cookie = entries.last()?.next_cookie;
-        if let Some(entry) = entries.into_iter().find(|entry| entry.key == key) {
-            return Some(entry.name);
-        }
-    }
 }

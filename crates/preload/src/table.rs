@@ -73,6 +73,18 @@ impl Table {
         }
     }
 
+    /// The descriptors `first..=last` are closed.
+    pub fn forget_given(&self, first: u32, last: u32) {
+        let closed = first as usize..=last as usize;
+        for (i, chunk) in self.chunks.iter().enumerate() {
+            for (k, slot) in chunk.get().into_iter().flatten().enumerate() {
+                if closed.contains(&(i * CHUNK + k)) {
+                    slot.given.store(false, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
     /// Takes over what `parent` remembers.
     pub fn inherit_given(&self, parent: &Self) {
         for (i, chunk) in parent.chunks.iter().enumerate() {

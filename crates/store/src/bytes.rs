@@ -5,7 +5,8 @@ use std::fmt;
 
 /// Where bytes are fetched from when they are written to their place.
 pub trait Fetch {
-    /// Copies bytes of `what`, from `skip` on. Of whole blocks each byte is asked for once, ascending.
+    /// Copies bytes of `what`, from `skip` on. Each byte is asked for once, ascending, but where blocks are written again that the same call has
+    /// written.
     ///
     /// # Errors
     /// They cannot be had: the transaction is given up.

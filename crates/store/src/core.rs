@@ -102,6 +102,8 @@ pub(crate) struct Core<'s> {
     deferred: Vec<(Tier, u64, Vec<u8>)>,
     /// Room for bytes that are fetched.
     pub(crate) fetched: Vec<u8>,
+    /// Room for blocks that are put together.
+    pub(crate) merged: Vec<u8>,
     pub(crate) undo: Vec<Undo>,
     /// The tree of the inode file is not as it is committed.
     pub(crate) inode_file_changed: bool,
@@ -134,6 +136,7 @@ impl<'s> Core<'s> {
             nvm_written: 0,
             deferred: Vec::new(),
             fetched: Vec::new(),
+            merged: Vec::new(),
             undo: Vec::new(),
             inode_file_changed: false,
             poisoned: false,

@@ -22,8 +22,9 @@ const MOVE_BLOCKS: u64 = 1024;
 /// Bytes fetched at once on their way to NVM, and to a device.
 const FETCH_BYTES: usize = 32 << 10;
 const FETCH_FAR_BYTES: usize = 1 << 20;
-/// Blocks merged in one buffer: it stays in the nearer caches.
-const MERGE_BLOCKS: u64 = 64;
+/// Blocks merged in one buffer on their way to NVM, where it stays in the nearest caches, and to a device.
+const MERGE_BLOCKS: u64 = 8;
+const MERGE_FAR_BLOCKS: u64 = 64;
 
 impl Tx<'_> {
     /// Writes whole blocks at `at`, copy-on-write. With `grow` the size is at least their end afterwards.
@@ -83,6 +84,10 @@ impl Tx<'_> {
         self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
             let mut new = NewBlocks::new(target, blocks_of(pieces));
+            let most = match target.tier {
+                Tier::Nvm => MERGE_BLOCKS,
+                Tier::Ssd | Tier::Hdd => MERGE_FAR_BLOCKS,
+            };
             let mut rest = pieces;
             while !rest.is_empty() {
                 // Pieces that are whole blocks go straight from where they are.
@@ -93,9 +98,12 @@ impl Tx<'_> {
                 }
                 let parts = later.iter().position(is_whole).unwrap_or(later.len());
                 let (now, later) = later.split_at(parts);
-                for (first, last) in segments(now) {
-                    let buffer = core.merge(&inode, now, first, last)?;
-                    core.put_new(&mut new, first, Bytes::Here(&buffer))?;
+                for (first, last) in segments(now, most) {
+                    let mut buffer = std::mem::take(&mut core.merged);
+                    let merged = core.merge(&inode, now, first, last, &mut buffer);
+                    let put = merged.and_then(|()| core.put_new(&mut new, first, Bytes::Here(&buffer)));
+                    core.merged = buffer;
+                    put?;
                 }
                 rest = later;
             }
@@ -277,8 +285,8 @@ impl NewBlocks {
     }
 }
 
-/// Runs of blocks (first, last) that the pieces touch, each at most [`MERGE_BLOCKS`] long.
-fn segments(pieces: &[(u64, Bytes<'_>)]) -> Vec<(u64, u64)> {
+/// Runs of blocks (first, last) that the pieces touch, each at most `most` long.
+fn segments(pieces: &[(u64, Bytes<'_>)], most: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for (offset, data) in pieces {
         let (first, last) = (
@@ -293,8 +301,8 @@ fn segments(pieces: &[(u64, Bytes<'_>)]) -> Vec<(u64, u64)> {
     runs.into_iter()
         .flat_map(|(first, last)| {
             (first..=last)
-                .step_by(MERGE_BLOCKS as usize)
-                .map(move |start| (start, last.min(start + MERGE_BLOCKS - 1)))
+                .step_by(most as usize)
+                .map(move |start| (start, last.min(start + most - 1)))
         })
         .collect()
 }
@@ -325,10 +333,17 @@ impl Core<'_> {
         Ok(plan.len)
     }
 
-    /// Blocks `first..=last` with the pieces laid over what the file holds.
-    fn merge(&self, inode: &Inode, pieces: &[(u64, Bytes<'_>)], first: u64, last: u64) -> Result<Vec<u8>> {
+    /// Blocks `first..=last` with the pieces laid over what the file holds, in `buffer`.
+    fn merge(
+        &self,
+        inode: &Inode,
+        pieces: &[(u64, Bytes<'_>)],
+        first: u64,
+        last: u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<()> {
         let start = first * BLOCK_BYTES;
-        let mut buffer = vec![0; (last - first + 1) as usize * BLOCK_SIZE];
+        buffer.resize((last - first + 1) as usize * BLOCK_SIZE, 0);
         let end = start + buffer.len() as u64;
         // Ascending: what lies before and behind is not looked at one by one.
         let from = pieces.partition_point(|(offset, data)| offset + data.len() as u64 <= start);
@@ -355,14 +370,17 @@ impl Core<'_> {
         for (index, bytes) in covered.iter().enumerate() {
             if *bytes < BLOCK_SIZE {
                 let at = index * BLOCK_SIZE;
-                self.read(inode, start + at as u64, &mut buffer[at..at + BLOCK_SIZE])?;
+                let block = &mut buffer[at..at + BLOCK_SIZE];
+                // What is behind the file's end is not read.
+                block.fill(0);
+                self.read(inode, start + at as u64, block)?;
             }
         }
         for (offset, data) in inside {
             let at = (offset - start) as usize;
             data.copy_to(&mut buffer[at..at + data.len()])?;
         }
-        Ok(buffer)
+        Ok(())
     }
 
     fn write_blocks(&mut self, inode: &mut Inode, at: u64, data: &[u8], target: DataTarget) -> Result<()> {

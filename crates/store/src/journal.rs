@@ -472,7 +472,7 @@ mod tests {
             }
             let mut cost = 20;
             diff(&old, &new, |_, len| {
-                cost += (len + super::RANGE_HEADER_SIZE) as u64
+                cost += (len + varve_format::journal::RANGE_HEADER_SIZE) as u64
             });
             assert!(cost <= crate::core::DIFF_MAX, "{every} of {of} words: {cost}");
         }

@@ -66,12 +66,17 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let release = target.join("release");
-    let capi = root.join("crates/capi");
+    put(&release.join("varve"), &options.to("bin/varve"))?;
+    library(options, &release.join("libvarve.so"))
+}
+
+/// Puts a library that is built under the prefix, with its links, the header and the pkg-config file.
+pub fn library(options: &Options, built: &Path) -> Result<(), String> {
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
     let template = capi.join("varve.pc.in");
     let template =
         std::fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
-    put(&release.join("varve"), &options.to("bin/varve"))?;
-    put(&release.join("libvarve.so"), &options.to("lib").join(SONAME))?;
+    put(built, &options.to("lib").join(SONAME))?;
     link(SONAME, &options.to("lib/libvarve.so"))?;
     put(&capi.join("include/varve.h"), &options.to("include/varve.h"))?;
     let file = options.to("lib/pkgconfig/varve.pc");

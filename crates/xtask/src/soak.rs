@@ -154,7 +154,7 @@ const SUITES: &[Suite] = &[
     },
     suite(
         "several ways in",
-        &["--test", "two_mounts"],
+        &["--test", "two_mounts", "--test", "locks"],
         "tests/two_mounts/main.rs",
     ),
     Suite {

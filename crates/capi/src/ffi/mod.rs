@@ -12,12 +12,14 @@
 
 mod dirs;
 mod files;
+mod locks;
 mod names;
 mod sessions;
 mod transactions;
 
 pub use dirs::*;
 pub use files::*;
+pub use locks::*;
 pub use names::*;
 pub use sessions::*;
 pub use transactions::*;

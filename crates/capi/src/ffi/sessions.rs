@@ -164,13 +164,15 @@ pub unsafe extern "C" fn varve_mkpool(
     })
 }
 
-/// Makes everything durable, ends the session, and with it a pool that this process serves. Open descriptors, directories and transactions of
-/// it fail from now on. The handle is gone, whatever this returns.
+/// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it are closed, and their locks go;
+/// directories and transactions of it fail from now on. The handle is gone, whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_disconnect(fs: *mut varve_fs) -> c_int {
     zero(|| {
         let session = SESSIONS.take(fs.addr()).map_err(Errno)?;
         let unmounted = session.posix.fs().unmount();
+        // Directories and transactions may keep the session in memory, but not its locks.
+        session.posix.close_all();
         let here = session.here.lock().take();
         let stopped = here.map_or(Ok(()), |here| here.stop().map_err(|_| Errno(libc::EIO)));
         unmounted.and(stopped)

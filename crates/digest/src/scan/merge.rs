@@ -8,8 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use varve_format::log::{OpCode, TX_ENTRIES_MAX, entry_size};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_SIZE, EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange,
-    SessionId, TxId,
+    EntryFlags, EntryHeader, LogOp, LogSeq, SEAL_MISSING_MAX, Seal, SeqRange, SessionId, TxId,
 };
 
 /// Bytes of one arena block that payloads are copied to.
@@ -24,7 +23,7 @@ pub struct GatherLimits {
     pub bytes: usize,
     /// Entries, those that are not writes twice: they cost more. A batch may pass it by one transaction.
     pub entries: usize,
-    /// Payloads of writes of whole blocks that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs in use.
+    /// Payloads of writes that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs in use.
     pub leave_bytes: usize,
 }
 
@@ -39,9 +38,7 @@ impl GatherLimits {
     }
 
     fn leaves(&self, header: &EntryHeader) -> bool {
-        let len = header.payload_len.get() as usize;
-        let whole = header.offset.get().is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK_SIZE);
-        len >= self.leave_bytes && whole && LogOp::parse_write(header).is_ok()
+        header.payload_len.get() as usize >= self.leave_bytes && LogOp::parse_write(header).is_ok()
     }
 }
 
@@ -94,7 +91,7 @@ impl Entry {
         EntryFlags::from_bits_truncate(self.header.flags)
     }
 
-    /// Where in the log its payload is, if it was left there: a write of whole blocks. Whether the entry is one at all (its checksum) has not been
+    /// Where in the log its payload is, if it was left there: those of writes are. Whether the entry is one at all (its checksum) has not been
     /// seen then. Whoever acts on it reads the payload and looks, before anything that follows from it becomes durable; if it is none, that
     /// counts for nothing, and the log is to be gathered again, [copying all](GatherLimits::copying_all).
     #[must_use]

@@ -58,6 +58,11 @@ impl Connector for SocketConnector {
             nvm,
         })
     }
+
+    fn pool_dir(&self) -> Option<PathBuf> {
+        // As mounts name it: without symbolic links.
+        self.path.parent()?.canonicalize().ok()
+    }
 }
 
 fn map_log(

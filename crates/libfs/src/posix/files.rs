@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
-use varve_format::{FILE_SIZE_MAX, FallocateMode, FileKind, InodeAttr};
+use std::sync::{Arc, OnceLock};
+use varve_format::{FILE_SIZE_MAX, FallocateMode, FileKind, InodeAttr, InodeKey};
 use varve_ipc::{Cred, DirEntry};
 
 use super::path::StripSlashes;
@@ -91,7 +91,9 @@ impl Posix {
                         .fs
                         .create_open(walked.dir, &walked.name, mode, wanted, &self.cred())
                     {
-                        Ok((_, file)) => return self.insert(file, false, flags),
+                        Ok((_, file)) => {
+                            return self.insert(file, false, flags, (walked.dir, walked.name));
+                        }
                         Err(Errno(libc::EEXIST)) if !exclusive => continue,
                         Err(errno) => return Err(errno),
                     }
@@ -112,7 +114,9 @@ impl Posix {
                 // Removed since it was found.
                 Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
                 Err(errno) => return Err(errno),
-                Ok(file) => return self.insert(file, attr.is_dir(), flags),
+                Ok(file) => {
+                    return self.insert(file, attr.is_dir(), flags, (walked.dir, walked.name));
+                }
             }
         }
         Err(Errno(libc::ENOENT))
@@ -133,15 +137,17 @@ impl Posix {
         } else {
             self.fs.open(file.key(), wanted, &Cred::root())?
         };
-        self.insert(file, false, flags)
+        self.insert(file, false, flags, (dir.key, Vec::new()))
     }
 
-    fn insert(&self, file: OpenFile, is_dir: bool, flags: i32) -> Result<Fd> {
+    fn insert(&self, file: OpenFile, is_dir: bool, flags: i32, place: (InodeKey, Vec<u8>)) -> Result<Fd> {
         let open = Open {
             file,
             is_dir,
             flags,
             offset: Mutex::new(0),
+            place,
+            beside: OnceLock::new(),
         };
         self.table.insert(Arc::new(open), 0)
     }
@@ -151,7 +157,8 @@ impl Posix {
     /// # Errors
     /// `EBADF`.
     pub fn close(&self, fd: Fd) -> Result<()> {
-        self.table.remove(fd)
+        self.closed(self.table.remove(fd)?);
+        Ok(())
     }
 
     /// Another descriptor for the same description.
@@ -169,7 +176,10 @@ impl Posix {
     pub fn dup2(&self, fd: Fd, to: Fd) -> Result<Fd> {
         let open = self.table.get(fd)?;
         if fd != to {
-            self.table.replace(to, open)?;
+            let old = self.table.replace(to, open)?;
+            if let Some(old) = old {
+                self.closed(old);
+            }
         }
         Ok(to)
     }

@@ -5,34 +5,40 @@
 //! checks. Descriptors are numbers of this object, not of the kernel.
 
 mod files;
+mod locks;
 mod path;
 mod table;
 mod together;
 mod tree;
 
 pub use files::Whence;
+pub use locks::NoLocks;
 pub use table::Fd;
 pub use together::{PosixTransaction, TX_FD_FIRST};
 
 use parking_lot::RwLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
 
 use crate::errno::{Errno, Result};
 use crate::fs::Fs;
+use locks::PoolLocks;
 use table::Table;
 
 /// Stands for the working directory where a directory's descriptor is asked for.
 pub const AT_FDCWD: Fd = libc::AT_FDCWD;
 
-/// A process's view of a mount.
+/// A process's view of a mount. When it goes, its descriptors are closed, and their locks go.
 pub struct Posix {
     fs: Fs,
     table: Table,
     cwd: RwLock<InodeKey>,
     umask: AtomicU32,
     cred: RwLock<Cred>,
+    /// What the process has of the pool's locks; none of a pool that has no directory.
+    locks: Option<Arc<PoolLocks>>,
 }
 
 impl Posix {
@@ -40,12 +46,21 @@ impl Posix {
     #[must_use]
     pub fn new(fs: Fs, cred: Cred) -> Self {
         let cwd = RwLock::new(fs.root());
+        let locks = fs.pool_dir().map(PoolLocks::of);
         Self {
             fs,
             table: Table::default(),
             cwd,
             umask: AtomicU32::new(0o022),
             cred: RwLock::new(cred),
+            locks,
+        }
+    }
+
+    /// Closes all descriptors.
+    pub fn close_all(&self) {
+        for open in self.table.remove_all() {
+            self.closed(open);
         }
     }
 
@@ -116,5 +131,11 @@ impl Posix {
         crate::attrs::may(attr, &self.cred(), crate::attrs::EXEC)?;
         *self.cwd.write() = attr.key;
         Ok(())
+    }
+}
+
+impl Drop for Posix {
+    fn drop(&mut self) {
+        self.close_all();
     }
 }

@@ -1,8 +1,10 @@
 //! The descriptor table. Knows numbers and what they stand for.
 
 use parking_lot::{Mutex, RwLock};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use varve_format::InodeKey;
 
+use super::locks::Beside;
 use crate::errno::{Errno, Result};
 use crate::open::OpenFile;
 
@@ -20,6 +22,10 @@ pub(super) struct Open {
     pub flags: i32,
     /// File offset; for a directory the cookie of the next entry.
     pub offset: Mutex<u64>,
+    /// The directory in which it was opened, and its name there; no name if it was made without one.
+    pub place: (InodeKey, Vec<u8>),
+    /// The same file, open in the kernel, once it was locked.
+    pub beside: OnceLock<Box<Beside>>,
 }
 
 /// Descriptors by number; the lowest free one is given out.
@@ -47,8 +53,8 @@ impl Table {
         Ok(at as Fd)
     }
 
-    /// Puts `open` at `fd`; what was there is closed.
-    pub(super) fn replace(&self, fd: Fd, open: Arc<Open>) -> Result<()> {
+    /// Puts `open` at `fd`; what was there is to be closed.
+    pub(super) fn replace(&self, fd: Fd, open: Arc<Open>) -> Result<Option<Arc<Open>>> {
         let at = usize::try_from(fd)
             .ok()
             .filter(|at| *at < FDS_MAX)
@@ -57,10 +63,7 @@ impl Table {
         if at >= slots.len() {
             slots.resize_with(at + 1, || None);
         }
-        let old = slots[at].replace(open);
-        drop(slots);
-        drop(old);
-        Ok(())
+        Ok(slots[at].replace(open))
     }
 
     pub(super) fn get(&self, fd: Fd) -> Result<Arc<Open>> {
@@ -69,13 +72,23 @@ impl Table {
         slot.and_then(Clone::clone).ok_or(Errno(libc::EBADF))
     }
 
-    pub(super) fn remove(&self, fd: Fd) -> Result<()> {
+    /// Whether `fd` is a descriptor of `open`.
+    pub(super) fn is(&self, fd: Fd, open: &Arc<Open>) -> bool {
+        self.get(fd).is_ok_and(|there| Arc::ptr_eq(&there, open))
+    }
+
+    /// Takes `fd` away. To close what it stood for may need the daemon, and the mount.
+    pub(super) fn remove(&self, fd: Fd) -> Result<Arc<Open>> {
         let mut slots = self.slots.write();
         let slot = usize::try_from(fd).ok().and_then(|at| slots.get_mut(at));
-        let old = slot.and_then(Option::take).ok_or(Errno(libc::EBADF))?;
-        // Closing may talk to the daemon: not under the table's lock.
-        drop(slots);
-        drop(old);
-        Ok(())
+        slot.and_then(Option::take).ok_or(Errno(libc::EBADF))
+    }
+
+    /// Takes all away.
+    pub(super) fn remove_all(&self) -> Vec<Arc<Open>> {
+        std::mem::take(&mut *self.slots.write())
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The mount: the one session that lives, and the one place where an operation meets its end and is taken up in the next.
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -113,6 +114,10 @@ fn connect(
 }
 
 impl Mount {
+    pub(crate) fn pool_dir(&self) -> Option<PathBuf> {
+        self.connector.pool_dir()
+    }
+
     pub(crate) fn new(
         connector: Arc<dyn Connector>,
         options: FsOptions,

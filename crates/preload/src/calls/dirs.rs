@@ -130,10 +130,7 @@ pub(super) fn other_root(p: &Process, a: &Args) -> Answer {
     let number = a.number() as libc::c_long;
     let harmless = number == libc::SYS_unshare
         && a.int(0) & (libc::CLONE_NEWNS | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_NEWPID) == 0;
-    if !harmless {
-        p.give_up();
-    }
-    Answer::NotOurs
+    if harmless { Answer::NotOurs } else { p.gives_up() }
 }
 
 /// A file system may be mounted inside the mount now, which LibFS does not see.
@@ -141,10 +138,7 @@ pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
     let inside = a
         .path(i)
         .is_ok_and(|path| p.start(dirfd, path).is_ok_and(|start| start.is_some()));
-    if inside {
-        p.give_up();
-    }
-    Answer::NotOurs
+    if inside { p.gives_up() } else { Answer::NotOurs }
 }
 
 pub(super) fn umask(p: &Process, a: &Args) -> Answer {

@@ -36,8 +36,7 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
     }
     if a.int(2) & libc::CLOSE_RANGE_UNSHARE as i32 != 0 {
         // The table of descriptors is this thread's alone from now on; ours is the process'.
-        p.give_up();
-        return Answer::NotOurs;
+        return p.gives_up();
     }
     if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
         p.forget_places(i32::try_from(first).unwrap_or(i32::MAX)..=i32::try_from(last).unwrap_or(i32::MAX));

@@ -1,6 +1,7 @@
 //! What each system call does when it concerns the mount. One module a family; [`dispatch`] chooses, counts, and knows nothing else.
 
 mod attrs;
+mod counted;
 mod dirs;
 mod fds;
 mod io;
@@ -13,7 +14,6 @@ mod programs;
 pub(crate) use self::open::open_flags;
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::sys::entry::outside;
 use crate::walk::{Here, Start, Stop};
 use crate::{Errno, stats};
 
@@ -113,6 +113,15 @@ impl Process {
         }
     }
 
+    /// Switches the serving of this process off, for good. The call that does it is counted, once.
+    fn gives_up(&self) -> Answer {
+        if self.give_up() {
+            Answer::FellBack
+        } else {
+            Answer::NotOurs
+        }
+    }
+
     /// A path that is not ours may name a descriptor that is.
     fn of_others(&self, path: &[u8]) -> Answer {
         named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
@@ -146,6 +155,9 @@ fn named_descriptor(path: &[u8]) -> Option<i32> {
 /// the child does with our files by their offset, or leaves to the next program, happens to descriptions that it shares with us.
 pub fn lent(process: &'static Process, args: &Args) {
     let (fd, number) = (args.int(0), args.number() as libc::c_long);
+    if stats::wanted() && counted::goes_to_mount(process, args) {
+        stats::fell_back(args.number());
+    }
     let give = |fd: i32| {
         if let Some(ofd) = process.table.get(fd).filter(|ofd| ofd.is_real()) {
             crate::process::hand_offset(fd, &ofd);
@@ -177,105 +189,12 @@ pub fn lent(process: &'static Process, args: &Args) {
 pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
     let answer = choose(process, args);
     if stats::wanted() {
-        return counted(process, args, answer);
+        return counted::counted(process, args, answer);
     }
     match answer {
         Answer::NotOurs | Answer::FellBack => None,
         Answer::Made(result) | Answer::Served(result) | Answer::FellBackMade(result) => Some(result),
     }
-}
-
-/// As [`dispatch`], for who wants to know: calls on descriptors that the kernel was given count as fallen back.
-fn counted(process: &'static Process, args: &Args, answer: Answer) -> Option<isize> {
-    let number = args.number();
-    let fd = args.int(0);
-    let opens = matches!(
-        number as libc::c_long,
-        libc::SYS_open | libc::SYS_creat | libc::SYS_openat | libc::SYS_openat2
-    );
-    let makes = match number as libc::c_long {
-        libc::SYS_dup => true,
-        libc::SYS_fcntl => matches!(args.int(1), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC),
-        _ => false,
-    };
-    match answer {
-        Answer::FellBack if opens => {
-            stats::fell_back(number);
-            // A fifo may keep it waiting.
-            let result = outside(|| args.call());
-            process.table.set_given(result as i32, result >= 0);
-            Some(result)
-        }
-        Answer::NotOurs if takes_descriptor(number) && process.table.is_given(fd) => {
-            stats::fell_back(number);
-            match number as libc::c_long {
-                libc::SYS_close => process.table.set_given(fd, false),
-                libc::SYS_dup2 | libc::SYS_dup3 => process.table.set_given(args.int(1), true),
-                _ if makes => {
-                    let result = args.call();
-                    process.table.set_given(result as i32, result >= 0);
-                    return Some(result);
-                }
-                _ => {}
-            }
-            None
-        }
-        Answer::NotOurs => {
-            if matches!(number as libc::c_long, libc::SYS_dup2 | libc::SYS_dup3) {
-                process.table.set_given(args.int(1), false);
-            }
-            None
-        }
-        Answer::Made(result) => Some(result),
-        Answer::Served(result) => {
-            stats::served(number);
-            Some(result)
-        }
-        Answer::FellBack => {
-            stats::fell_back(number);
-            None
-        }
-        Answer::FellBackMade(result) => {
-            stats::fell_back(number);
-            Some(result)
-        }
-    }
-}
-
-/// Whether the first argument is the descriptor that the call is about.
-fn takes_descriptor(number: usize) -> bool {
-    use libc as c;
-    matches!(
-        number as c::c_long,
-        c::SYS_read
-            | c::SYS_write
-            | c::SYS_pread64
-            | c::SYS_pwrite64
-            | c::SYS_readv
-            | c::SYS_writev
-            | c::SYS_preadv
-            | c::SYS_preadv2
-            | c::SYS_pwritev
-            | c::SYS_pwritev2
-            | c::SYS_lseek
-            | c::SYS_ftruncate
-            | c::SYS_fallocate
-            | c::SYS_fsync
-            | c::SYS_fdatasync
-            | c::SYS_sync_file_range
-            | c::SYS_fadvise64
-            | c::SYS_getdents64
-            | c::SYS_fstat
-            | c::SYS_newfstatat
-            | c::SYS_fchmod
-            | c::SYS_fchown
-            | c::SYS_flock
-            | c::SYS_fcntl
-            | c::SYS_dup
-            | c::SYS_dup2
-            | c::SYS_dup3
-            | c::SYS_close
-    )
 }
 
 fn choose(p: &'static Process, a: &Args) -> Answer {

@@ -30,9 +30,14 @@ pub(super) fn vfork(p: &Process) -> Answer {
 
 pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> Answer {
     let has = |flag: i32| flags & flag as u64 != 0;
-    if has(libc::CLONE_THREAD) {
+    let (files, place) = (has(libc::CLONE_FILES), has(libc::CLONE_FS));
+    if has(libc::CLONE_THREAD) && files && place {
         p.threaded.store(true, Ordering::Relaxed);
         return Answer::NotOurs;
+    }
+    if files || place {
+        // What it does to descriptors or to the working directory happens here too, and would not be seen.
+        return p.gives_up();
     }
     if !has(libc::CLONE_VM) {
         if has(libc::CLONE_NEWPID) {
@@ -51,9 +56,8 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
     if has(libc::CLONE_VFORK) {
         return vfork(p);
     }
-    // Two processes with one memory and, perhaps, two tables of descriptors.
-    p.give_up();
-    Answer::NotOurs
+    // One memory and two tables of descriptors.
+    p.gives_up()
 }
 
 pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
@@ -107,8 +111,8 @@ pub(super) fn exit(p: &Process) -> Answer {
 pub(super) fn set_ids(p: &Process, a: &Args) -> Answer {
     let result = a.call();
     // `setfsuid` and `setfsgid` answer the old id, whatever they did.
-    if result >= 0 {
-        p.ids_changed();
+    if result >= 0 && p.ids_changed() {
+        return Answer::FellBackMade(result);
     }
     Answer::Made(result)
 }

@@ -185,6 +185,15 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
 }
 
+/// The device that a path lies on, or that a descriptor (`dir`, with an empty path) is of; nothing is followed at its end, and no file system asked
+/// more than its names.
+#[must_use]
+pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
+    let flags =
+        libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    statx(dir, path, flags, 0).map(|statx| libc::makedev(statx.stx_dev_major, statx.stx_dev_minor))
+}
+
 /// `fstat`, or `stat` of the working directory for -1.
 pub(super) fn stat(fd: i32) -> Option<libc::stat> {
     // SAFETY: all bytes zero is a value of the type.
@@ -341,6 +350,16 @@ pub fn ids() -> Ids {
             users: three[0],
         }
     }
+}
+
+/// Does `work` with the rights to files that `user` has, if this thread may take them on.
+pub fn with_files_of<T>(user: u32, work: impl FnOnce() -> T) -> T {
+    // SAFETY: takes a number.
+    let set = |user: usize| unsafe { call(nr(libc::SYS_setfsuid), [user, 0, 0, 0, 0, 0]) } as usize;
+    let before = set(user as usize);
+    let value = work();
+    set(before);
+    value
 }
 
 /// Blocks the signals of `mask` in this thread, or lets them in again.
