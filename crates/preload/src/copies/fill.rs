@@ -277,11 +277,7 @@ impl State {
         let named = arena.file.is_named();
         if !(found && lives && named) {
             self.take_out(&stored);
-            if !lives {
-                return Outcome::Again;
-            }
-            let moved = under.copies_at().is_some_and(|at| self.move_to(at));
-            return if moved { Outcome::Again } else { Outcome::NoPlace };
+            return if lives { Outcome::NoPlace } else { Outcome::Again };
         }
         let shown = arena.faults.show(plan.at.start..plan.at.start + pages.len());
         if shown == Err(Errno(libc::EFAULT)) {

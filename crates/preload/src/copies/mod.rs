@@ -18,7 +18,7 @@
 //!    - changes by this process hold the file's `changing` up while they last, and take its pages out before they begin: nothing is stored
 //!      meanwhile, so no load can show what was there before once somebody has read what is there now.
 //! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the directory that the daemon of *this*
-//!    session speaks of. Else all maps move to a new file.
+//!    session speaks of. Else its map is given to the mount.
 //! 4. An offset of the file is never used twice: what is late for a map that is gone finds nothing.
 //! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no code of the library touches such a map while it
 //!    holds a lock of LibFS: buffers that lie in one are copied first (`sys::args`).
@@ -33,7 +33,7 @@ use self::book::{Book, Piece};
 use crate::Errno;
 use crate::ofd::Ofd;
 use crate::process::Process;
-use crate::sys::pages::{self, CopyFile, Faults, PAGE, Place};
+use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
@@ -155,24 +155,14 @@ impl State {
         }
     }
 
-    /// Has loads of a piece that got SIGBUS tried again.
+    /// Has loads of a piece that got SIGBUS tried again, and of those that got it before.
     fn unbar(&mut self, piece: &Piece) {
         let Some(arena) = &self.arena else { return };
-        if !arena.file.is_at(&piece.at) {
-            self.forget(&piece.at);
-            return;
-        }
-        let place = Place::Over(piece.at.start);
-        let made = arena.file.map(
-            place,
-            piece.len(),
-            piece.protection,
-            piece.stored_at,
-            &arena.faults,
-        );
-        match made {
-            Ok(_) => self.book.amend(&piece.at, |piece| piece.bars = false),
-            Err(_) => self.forget(&piece.at),
+        let reached = arena.file.reach(piece.stored().end);
+        let now = |piece: &&Piece| piece.bars && piece.stored().end <= reached;
+        let pieces: Vec<_> = self.book.all().filter(now).cloned().collect();
+        for piece in pieces {
+            self.book.amend(&piece.at, |piece| piece.bars = false);
         }
     }
 
@@ -185,14 +175,19 @@ impl State {
                 self.forget(&piece.at);
                 continue;
             }
-            if arena
-                .file
-                .map_nothing(piece.at.start, piece.len(), piece.protection)
-                .is_ok()
-            {
-                arena.faults.wake(piece.at.clone());
-                self.take_out(&piece.stored());
-                self.book.amend(&piece.at, |piece| piece.bars = true);
+            let (at, len) = (piece.at.start, piece.len());
+            let barred = arena.file.map_nothing(at, len, piece.protection, &arena.faults);
+            arena.faults.wake(piece.at.clone());
+            match barred {
+                Ok(offset) => {
+                    self.take_out(&piece.stored());
+                    self.book.amend(&piece.at, |piece| {
+                        piece.stored_at = offset;
+                        piece.bars = true;
+                    });
+                }
+                // It is not known what is there: nothing of ours.
+                Err(_) => self.forget(&piece.at),
             }
         }
     }
@@ -216,46 +211,6 @@ impl State {
         if self.book.of(key).next().is_none() && self.mapped.get(&key).is_some_and(|mapped| !used(mapped)) {
             self.mapped.remove(&key);
         }
-    }
-
-    /// Moves all maps to a new file, for the daemon of a session that looks for it at `at`. False if there is none to be had.
-    fn move_to(&mut self, at: &CopiesAt) -> bool {
-        let Some(arena) = &mut self.arena else {
-            return false;
-        };
-        let Ok(file) = CopyFile::make(&at.dir, at.dir_is, &at.name) else {
-            return false;
-        };
-        let old = std::mem::replace(&mut arena.file, file);
-        arena.at = at.clone();
-        old.take_out(0..arena.next);
-        self.stored.clear();
-        self.stored_bytes = 0;
-        for mapped in self.mapped.values_mut() {
-            mapped.generation += 1;
-        }
-        let pieces: Vec<_> = self.book.all().cloned().collect();
-        for piece in pieces {
-            let Some(arena) = &self.arena else { return false };
-            let place = Place::Over(piece.at.start);
-            let moved = old.is_at(&piece.at)
-                && arena
-                    .file
-                    .map(
-                        place,
-                        piece.len(),
-                        piece.protection,
-                        piece.stored_at,
-                        &arena.faults,
-                    )
-                    .is_ok();
-            if moved {
-                self.book.amend(&piece.at, |piece| piece.bars = false);
-            } else {
-                self.forget(&piece.at);
-            }
-        }
-        true
     }
 }
 
@@ -285,6 +240,19 @@ impl Maps {
         if !state.tried {
             state.tried = true;
             state.arena = Self::make_arena(process);
+        }
+        let at = process.fs().ok()?.copies_at()?;
+        let nothing = state.book.all().next().is_none();
+        let arena = state.arena.as_mut()?;
+        if arena.at != at || !arena.file.is_named() {
+            // As long as there are maps of this one, others are the mount's.
+            if !nothing {
+                return None;
+            }
+            arena.file = CopyFile::make(&at.dir, at.dir_is, &at.name).ok()?;
+            arena.at = at;
+            state.stored.clear();
+            state.stored_bytes = 0;
         }
         state.arena.as_mut()
     }
@@ -323,10 +291,9 @@ impl Maps {
         let stored_at = arena.next;
         arena.next = stored_at.checked_add(len as u64)?;
         let protection = libc::PROT_READ;
-        let place = Place::Near(asked.hint);
         let start = arena
             .file
-            .map(place, len, protection, stored_at, &arena.faults)
+            .map(asked.hint, len, protection, stored_at, &arena.faults)
             .ok()?;
         let first = !ranges::any();
         if !ranges::add(start, start + len) {

@@ -9,12 +9,15 @@ use crate::Errno;
 use crate::internal;
 use crate::ofd::KernelFd;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-/// The file's length: no offset is used twice in a process' life.
-const LEN: u64 = 1 << 62;
+/// The file's length at first: no offset is used twice in a process' life.
+const LEN: u64 = 1 << 61;
+/// Its greatest length. What lies between is not there until the file is made longer.
+const LEN_MAX: u64 = 1 << 62;
 /// `statfs` of a tmpfs.
 const TMPFS: i64 = 0x0102_1994;
 
@@ -187,6 +190,9 @@ impl Faults {
 #[derive(Debug)]
 pub struct CopyFile {
     fd: KernelFd,
+    len: AtomicU64,
+    /// Offsets from here on were never used to map what is beyond the end.
+    beyond: AtomicU64,
     /// Device and inode.
     identity: (u64, u64),
 }
@@ -241,6 +247,8 @@ impl CopyFile {
         Ok(Self {
             identity: (about.st_dev, about.st_ino),
             fd,
+            len: AtomicU64::new(LEN),
+            beyond: AtomicU64::new(LEN),
         })
     }
 
@@ -303,21 +311,19 @@ impl CopyFile {
         }
     }
 
-    /// Maps `len` bytes of the file from `offset` on: near `hint`, or at `at` in the place of what this library has mapped there. Loads of all
-    /// of it wait from the beginning.
+    /// Maps `len` bytes of the file from `offset` on where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
     ///
     /// # Errors
-    /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then, and nothing was replaced by `hint`.
+    /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then.
     pub fn map(
         &self,
-        place: Place,
+        hint: usize,
         len: usize,
         protection: i32,
         offset: u64,
         faults: &Faults,
     ) -> Result<usize, Errno> {
-        let (address, fixed) = place.said();
-        let at = self.map_plain(address, len, protection, offset, fixed)?;
+        let at = self.map_plain(hint, len, protection, offset, 0)?;
         let range = at..at + len;
         let advice = libc::MADV_DONTFORK as usize;
         // SAFETY: the map was just made; a child does not get it.
@@ -331,16 +337,44 @@ impl CopyFile {
         Ok(at)
     }
 
-    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS.
+    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS, and waits as soon as the file [reaches](Self::reach) so
+    /// far. Answers the offset. (Another map of what is in the file could not be made there while others load: until the kernel is told to
+    /// report faults, it puts zeros where nothing is.)
     ///
     /// # Errors
-    /// Of `mmap`.
-    pub fn map_nothing(&self, at: usize, len: usize, protection: i32) -> Result<(), Errno> {
-        self.map_plain(at, len, protection, LEN, libc::MAP_FIXED)?;
+    /// Of `mmap`, with nothing changed; or the offset cannot be had or watched, and loads get SIGBUS from now on.
+    pub fn map_nothing(&self, at: usize, len: usize, protection: i32, faults: &Faults) -> Result<u64, Errno> {
+        let offset = self.beyond.fetch_add(len as u64, Ordering::Relaxed);
+        if offset + len as u64 > LEN_MAX {
+            return Err(Errno(libc::EFBIG));
+        }
+        self.map_plain(at, len, protection, offset, libc::MAP_FIXED)?;
         let advice = libc::MADV_DONTFORK as usize;
         // SAFETY: as in `map`.
-        unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) };
-        Ok(())
+        result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) })?;
+        faults.register(at..at + len)?;
+        Ok(offset)
+    }
+
+    /// Makes the file at least so long. Answers how long it is.
+    #[must_use]
+    pub fn reach(&self, end: u64) -> u64 {
+        let len = self.len.load(Ordering::Relaxed);
+        if end <= len || end > LEN_MAX {
+            return len;
+        }
+        // SAFETY: takes numbers.
+        let made = unsafe {
+            kernel::call(
+                nr(libc::SYS_ftruncate),
+                [self.fd.0 as usize, end as usize, 0, 0, 0, 0],
+            )
+        };
+        if made < 0 {
+            return len;
+        }
+        self.len.store(end, Ordering::Relaxed);
+        end
     }
 
     fn map_plain(
@@ -385,24 +419,6 @@ impl CopyFile {
             }
         }
         false
-    }
-}
-
-/// Where a map goes.
-#[derive(Debug, Clone, Copy)]
-pub enum Place {
-    /// Where the kernel likes, near this if it can.
-    Near(usize),
-    /// Over a map of ours.
-    Over(usize),
-}
-
-impl Place {
-    const fn said(self) -> (usize, i32) {
-        match self {
-            Self::Near(hint) => (hint, 0),
-            Self::Over(at) => (at, libc::MAP_FIXED),
-        }
     }
 }
 
@@ -492,13 +508,13 @@ fn limits_files() -> bool {
     let a = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
     // SAFETY: the answer goes to `limit`.
     let done = unsafe { kernel::call(nr(libc::SYS_prlimit64), a) };
-    done != 0 || limit.rlim_cur < LEN
+    done != 0 || limit.rlim_cur < LEN_MAX
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{CopyFile, Faults, PAGE, Place, parse};
+    use super::{CopyFile, Faults, PAGE, parse};
     use crate::Errno;
 
     #[test]
@@ -526,9 +542,7 @@ mod tests {
         let about = std::fs::metadata(live).unwrap();
         let file = CopyFile::make(b"/dev/shm", (about.dev(), about.ino()), &name).unwrap();
         assert!(CopyFile::make(b"/dev/shm", (about.dev(), about.ino() + 1), &name).is_err());
-        let at = file
-            .map(Place::Near(0), 4 * PAGE, libc::PROT_READ, 1 << 40, &faults)
-            .unwrap();
+        let at = file.map(0, 4 * PAGE, libc::PROT_READ, 1 << 40, &faults).unwrap();
         assert!(file.is_at(&(at..at + 4 * PAGE)) && !file.is_at(&(at..at + 64 * PAGE)));
         assert_eq!(
             faults.show(at..at + PAGE),
@@ -566,7 +580,16 @@ mod tests {
             Err(Errno(libc::EFAULT)),
             "stored, and taken out"
         );
-        file.map_nothing(at + 3 * PAGE, PAGE, libc::PROT_READ).unwrap();
+        // What is beyond the end waits as soon as the file reaches it, as all else does.
+        let offset = file
+            .map_nothing(at + 3 * PAGE, PAGE, libc::PROT_READ, &faults)
+            .unwrap();
+        assert_eq!(file.reach(offset + PAGE as u64), offset + PAGE as u64);
+        let waits = load(3);
+        assert_eq!(faults.next(None), Some(at + 3 * PAGE));
+        file.store(offset, &[4; PAGE]).unwrap();
+        faults.show(at + 3 * PAGE..at + 4 * PAGE).unwrap();
+        assert_eq!(waits.join().unwrap(), 4);
         assert!(file.is_at(&(at..at + 4 * PAGE)) && file.is_named());
         std::fs::remove_file(live.join(&name)).unwrap();
         assert!(!file.is_named());
