@@ -263,7 +263,7 @@ fn maps_outlive_the_daemon_and_show_what_comes_after_it() {
         );
         assert_eq!(mapper.page(1000), word.to_string());
     }
-    // One that ends in order removes all files of copies, and the program makes its own anew.
+    // One that ends in order removes all files of copies: maps of them are the mount's then, and the next one has a new file.
     let serve = place.pool.child_pid("serve").expect("it runs");
     kill_process(Pid::from_raw(serve as i32).expect("a pid"), Signal::TERM).expect("it is there");
     wait_until("the next daemon", || {
@@ -272,7 +272,12 @@ fn maps_outlive_the_daemon_and_show_what_comes_after_it() {
     assert!(!has_copies(mapper.child.id()));
     write_pages(&file, 2000, 9);
     assert_eq!((mapper.page(0), mapper.page(1999)), ("9".into(), "9".into()));
-    assert!(has_copies(mapper.child.id()), "the maps are the mount's");
+    assert!(!has_copies(mapper.child.id()));
+    let next = place.pool.mnt().join("next");
+    write_pages(&next, 2000, 10);
+    mapper.map(&next, 2000);
+    assert_eq!((mapper.page(0), mapper.page(1999)), ("10".into(), "10".into()));
+    assert!(has_copies(mapper.child.id()), "the map is the mount's");
     mapper.end();
     place.pool.down();
     place.pool.fsck_clean();

@@ -39,7 +39,9 @@ enum Outcome {
     Done,
     /// What was read does not count.
     Again,
-    /// There is no room for copies, or no place that the daemon looks at.
+    /// There is no room for copies.
+    NoRoom,
+    /// The daemon does not look at the place where they are.
     NoPlace,
 }
 
@@ -159,7 +161,11 @@ impl Maps {
             match outcome {
                 Outcome::Again => {}
                 Outcome::Done => break,
-                Outcome::NoPlace => {
+                Outcome::NoRoom | Outcome::NoPlace => {
+                    if matches!(outcome, Outcome::NoPlace) {
+                        self.give_all(process);
+                    }
+                    // What could not be given is there still.
                     if self.give(process, &plan.at).is_err() {
                         self.state.lock().bar(&plan.at);
                     }
@@ -251,7 +257,7 @@ impl State {
 
     fn store_pages(&mut self, plan: &Plan, pages: &[u8], under: &ReadUnder) -> Outcome {
         let Some(bytes_max) = self.arena.as_ref().map(|arena| arena.bytes_max) else {
-            return Outcome::NoPlace;
+            return Outcome::NoRoom;
         };
         let stored = plan.stored_at..plan.stored_at + pages.len() as u64;
         self.make_room(pages.len() as u64, bytes_max);
@@ -266,10 +272,10 @@ impl State {
         }
         if done.is_err() {
             self.take_out(&stored);
-            return Outcome::NoPlace;
+            return Outcome::NoRoom;
         }
         let Some(arena) = &self.arena else {
-            return Outcome::NoPlace;
+            return Outcome::NoRoom;
         };
         let found = under.copies_at() == Some(&arena.at);
         // In this order: it loses its name after the sessions of those who looked for it have ended.
