@@ -355,7 +355,7 @@ fn loads_go_up(stops: u32) {
                 said.write_all_at(&bytes, page as u64 * 8).expect("said");
             }
             rounds += 1;
-            if rounds % 3 == 0 {
+            if rounds.is_multiple_of(3) {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
