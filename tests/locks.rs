@@ -85,14 +85,22 @@ fn in_the_way(file: &File) -> Option<(i64, i64)> {
 
 const BUSY: Result<(), Errno> = Err(Errno(libc::EWOULDBLOCK));
 
-#[test]
-fn lock_by_one_way_keeps_the_others_out_and_its_holders_writes_are_seen() {
+/// A pool with a file `f`, and that file's path on the mount; `None` where nothing can be mounted.
+fn pool_with(text: &[u8]) -> Option<(Pool, PathBuf)> {
     if cannot_mount() {
-        return;
+        return None;
     }
     let pool = Pool::up(&SMALL);
     let path = pool.mnt().join("f");
-    std::fs::write(&path, b"first").unwrap();
+    std::fs::write(&path, text).unwrap();
+    Some((pool, path))
+}
+
+#[test]
+fn lock_by_one_way_keeps_the_others_out_and_its_holders_writes_are_seen() {
+    let Some((pool, path)) = pool_with(b"first") else {
+        return;
+    };
     let (posix, file) = (linked(&pool.dir()), plain(&path));
     let fd = open(&posix, "/f");
     // The program of util-linux: `flock FILE COMMAND`.
@@ -143,12 +151,9 @@ fn lock_by_one_way_keeps_the_others_out_and_its_holders_writes_are_seen() {
 
 #[test]
 fn record_locks_are_of_the_process_and_go_with_any_descriptor_of_the_file() {
-    if cannot_mount() {
+    let Some((pool, path)) = pool_with(b"0123456789") else {
         return;
-    }
-    let pool = Pool::up(&SMALL);
-    let path = pool.mnt().join("f");
-    std::fs::write(&path, b"0123456789").unwrap();
+    };
     let file = plain(&path);
     let (one, two) = (linked(&pool.dir()), linked(&pool.dir()));
     let take = |posix: &Posix, fd, command, start| {
@@ -192,12 +197,9 @@ fn other_file(posix: &Posix) -> Fd {
 
 #[test]
 fn range_counts_from_the_offset_and_from_the_end_that_the_file_has_now() {
-    if cannot_mount() {
+    let Some((pool, path)) = pool_with(b"0123456789") else {
         return;
-    }
-    let pool = Pool::up(&SMALL);
-    let path = pool.mnt().join("f");
-    std::fs::write(&path, b"0123456789").unwrap();
+    };
     let file = plain(&path);
     let posix = linked(&pool.dir());
     let fd = open(&posix, "/f");

@@ -528,17 +528,21 @@ fn a_program_that_is_another_user_for_a_while_is_served_afterwards() {
     );
 }
 
+/// A pool on whose mount a program that becomes another user goes on, where it can.
+fn pool_for_other_users(nvm: &str) -> Pool {
+    let mut words = vec!["--nvm", nvm, "--ssd", "256M", "--hdd", "0"];
+    if rustix::process::geteuid().is_root() {
+        words.push("--allow-other");
+    }
+    Pool::up(&words)
+}
+
 #[test]
 fn descriptors_users_programs_and_nameless_files_are_as_the_kernel_has_them() {
     if cannot_run() || !has("cc") {
         return;
     }
-    let mut words = vec!["--nvm", "shm:128M", "--ssd", "256M", "--hdd", "0"];
-    if rustix::process::geteuid().is_root() {
-        // Who becomes another user goes on through the mount.
-        words.push("--allow-other");
-    }
-    let pool = Pool::up(&words);
+    let pool = pool_for_other_users("shm:128M");
     let counts = run_c(&pool, "corners");
     assert!(counts["served"]["linkat"].as_u64() >= Some(6), "{counts}");
     assert!(counts["served"]["sendfile"].as_u64() >= Some(1), "{counts}");
@@ -609,12 +613,7 @@ fn rare_calls_find_a_served_file_as_the_kernel_would() {
     if cannot_run() || !has("cc") {
         return;
     }
-    let mut words = vec!["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"];
-    if rustix::process::geteuid().is_root() {
-        // Who becomes another user goes on through the mount.
-        words.push("--allow-other");
-    }
-    let pool = Pool::up(&words);
+    let pool = pool_for_other_users("shm:64M");
     let counts = run_c(&pool, "rare");
     let served = |call: &str| counts["served"][call].as_u64().unwrap_or(0);
     assert!(served("dup3") >= 2 && served("openat2") >= 2, "{counts}");

@@ -226,9 +226,5 @@ mod driven {
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }
-
-        pub(crate) fn notify_one(&self) {
-            self.0.notify_one();
-        }
     }
 }

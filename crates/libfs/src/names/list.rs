@@ -70,7 +70,6 @@ pub(crate) fn readdir(
             return Err(OpError::Failed(Errno(libc::EIO)));
         };
         let digested = session.page.digested();
-        take_in(node, cookie, &entries);
         {
             let mut names = node.names.lock();
             for entry in &entries {
@@ -84,6 +83,8 @@ pub(crate) fn readdir(
                 );
             }
         }
+        // They are known by now: only how far the directory is read is new.
+        take_in(node, cookie, &entries);
         // The daemon gives an ordinary user's session no leases on what it has not looked up.
         if session.welcome.privileged {
             session.leases.listed(entries.iter().map(|entry| entry.key));
