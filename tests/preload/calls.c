@@ -257,6 +257,52 @@ static void handlers_write_while_the_program_writes(void) {
     CHECK(hits > 0 && stat("signals", &stat_) == 0 && stat_.st_size == dots + hits);
 }
 
+static void on_alarm(int number) {
+    int kept = errno, fd = open("alarms", O_CREAT | O_WRONLY | O_APPEND, 0644);
+    struct stat stat_;
+    (void)number;
+    if (fd < 0 || write(fd, "!", 1) != 1 || close(fd) != 0 || stat("alarms", &stat_) != 0) _exit(98);
+    hits++;
+    errno = kept;
+}
+
+/* What a handler may call, it may call while the program allocates or forks. */
+static void handlers_write_while_the_program_allocates(void) {
+    enum { BLOCKS = 64, HITS = 3000 };
+    struct itimerval often = {{0, 150}, {0, 150}}, never = {{0, 0}, {0, 0}};
+    struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART};
+    struct stat stat_;
+    char *blocks[BLOCKS] = {0};
+    unsigned random = 1;
+    pid_t self = getpid(), patience = fork();
+    if (patience == 0) {
+        sleep(60);
+        kill(self, SIGKILL);
+        _exit(0);
+    }
+    hits = 0;
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    while (hits < HITS) {
+        for (int i = 0; i < 1000; i++) {
+            random = random * 1664525 + 1013904223;
+            char **block = &blocks[random >> 8 & (BLOCKS - 1)];
+            free(*block);
+            *block = malloc(1500 + (random >> 16 & 8191));
+        }
+    }
+    for (int i = 0; i < BLOCKS; i++) free(blocks[i]);
+    int before = hits;
+    while (hits < before + HITS / 4) {
+        pid_t child = fork();
+        if (child == 0) _exit(access("alarms", F_OK) != 0);
+        CHECK(status_of(child) == 0);
+    }
+    setitimer(ITIMER_REAL, &never, NULL);
+    CHECK(kill(patience, SIGKILL) == 0 && WIFSIGNALED(status_of(patience)));
+    CHECK(stat("alarms", &stat_) == 0 && stat_.st_size == hits);
+}
+
 static int drained;
 static volatile sig_atomic_t drained_bytes;
 
@@ -377,6 +423,7 @@ int main(void) {
     descriptors_are_the_kernels_numbers();
     places_are_directories_to_start_from();
     handlers_write_while_the_program_writes();
+    handlers_write_while_the_program_allocates();
     handlers_read_what_the_program_sends();
     what_runs_or_has_a_mount_on_it_is_busy();
     shared_maps_and_reads_agree();

@@ -115,7 +115,8 @@ pub fn call(args: &Args) -> Option<isize> {
             }
             Some(result)
         }
-        libc::SYS_clone | libc::SYS_clone3 => {
+        // Not the program's `fork`, during which its thread is ours.
+        libc::SYS_clone | libc::SYS_clone3 if !thread::with(|thread| thread.forking.get()) => {
             STARTING.fetch_add(1, Ordering::Relaxed);
             None
         }

@@ -167,7 +167,8 @@ fn back_from_vfork() -> bool {
 }
 
 /// While it lives, this thread's system calls are the library's own, and signals wait.
-struct Inside;
+#[derive(Debug)]
+pub struct Inside;
 
 impl Inside {
     fn enter() -> Self {
@@ -191,6 +192,12 @@ impl Drop for Inside {
 #[must_use]
 pub fn is_inside() -> bool {
     thread::with(|thread| thread.internal.get() || thread.inside.get() > 0)
+}
+
+/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a child.
+#[must_use]
+pub fn stay_inside() -> Inside {
+    Inside::enter()
 }
 
 /// Runs `work` as the library's own.

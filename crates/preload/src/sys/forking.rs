@@ -1,18 +1,25 @@
 //! `fork` of the C library: everything is made ready for the child before the library takes its own locks.
 //!
-//! Once it holds those of its allocator, nothing that allocates may run until the child is there, and LibFS allocates. So the work is done by
+//! Once it holds those of its allocator, nothing that calls into it may run until the child is there, and LibFS makes threads. So the work is done by
 //! handlers of `pthread_atfork`, and the system call itself goes through. A process that forks by a raw system call is served in
-//! [`calls`](crate::calls): the C library locks nothing then.
+//! [`calls`](crate::calls): the C library locks nothing then. The lock of the library's own [heap] is held over the system call in both cases.
 
-use super::{entry, thread};
+use super::{entry, heap, thread};
 use crate::process;
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
+/// What the forking thread holds from before the fork until after it. The program's signal handlers, which may call us, wait until it holds nothing: that goes last.
+struct Held {
+    heap: heap::Hold,
+    gate: RwLockWriteGuard<'static, ()>,
+    _inside: entry::Inside,
+}
+
 thread_local! {
-    /// The gate, held from before the fork until after it. Nothing to drop with the thread.
-    static GATE: Cell<Option<ManuallyDrop<RwLockWriteGuard<'static, ()>>>> = const { Cell::new(None) };
+    /// Nothing to drop with the thread.
+    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
 }
 
 extern "C" fn prepare() {
@@ -20,29 +27,37 @@ extern "C" fn prepare() {
         return;
     }
     let Some(process) = process::current() else { return };
-    entry::inside(|| {
-        // Nothing may be opened between sharing all and the child: it could not read what it inherits.
-        GATE.set(Some(ManuallyDrop::new(process.gate.write())));
-        process.share_all();
-    });
+    let inside = entry::stay_inside();
+    // Nothing may be opened between sharing all and the child: it could not read what it inherits.
+    let gate = process.gate.write();
+    process.share_all();
+    HELD.set(Some(ManuallyDrop::new(Held {
+        heap: heap::hold(),
+        gate,
+        _inside: inside,
+    })));
     thread::with(|thread| thread.forking.set(true));
 }
 
+fn take() -> Option<Held> {
+    thread::with(|thread| thread.forking.set(false));
+    HELD.take().map(ManuallyDrop::into_inner)
+}
+
 extern "C" fn in_parent() {
-    if thread::with(|thread| thread.forking.replace(false))
-        && let Some(gate) = GATE.take()
-    {
-        drop(ManuallyDrop::into_inner(gate));
-    }
+    drop(take());
 }
 
 extern "C" fn in_child() {
-    if thread::with(|thread| thread.forking.replace(false))
-        && let Some(process) = process::current()
-    {
-        // The parent's locks are left as they are: nobody looks at them here again.
-        GATE.set(None);
-        entry::inside(|| process::after_fork(process));
+    let Some(Held { heap, gate, _inside }) = take() else {
+        return;
+    };
+    // The parent's locks are left as they are: nobody looks at them here again.
+    std::mem::forget(gate);
+    drop(heap);
+    heap::after_fork();
+    if let Some(process) = process::current() {
+        process::after_fork(process);
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod args;
 pub mod entry;
 pub mod forking;
+pub mod heap;
 pub mod kernel;
 pub mod noted;
 pub mod pages;

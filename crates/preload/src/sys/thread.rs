@@ -15,11 +15,14 @@ pub struct Thread {
     pub forking: Cell<bool>,
     /// Signals that came while `inside`, and wait in the kernel.
     pub deferred: Cell<u64>,
+    /// Which slot of the [heap](super::heap) it uses; 0: none yet.
+    pub slot: Cell<u32>,
 }
 
 thread_local! {
     static THREAD: Thread = const { Thread {
         inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false), deferred: Cell::new(0),
+        slot: Cell::new(0),
     } };
 }
 
