@@ -39,7 +39,10 @@ pub const PAGE: usize = 4096;
 impl Page {
     /// Maps the first page.
     pub fn map(file: &File) -> Result<Self> {
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        Self::mapped(file, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    fn mapped(file: &File, prot: i32) -> Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe {
             libc::mmap(
@@ -57,7 +60,18 @@ impl Page {
         Ok(Self(at))
     }
 
-    /// Adds one to the first word; what it was.
+    /// Maps the first page, to read only.
+    pub fn view(file: &File) -> Result<Self> {
+        Self::mapped(file, libc::PROT_READ)
+    }
+
+    /// The first word.
+    pub fn load(&self) -> u64 {
+        // SAFETY: the page is mapped until `self` is dropped, and aligned; the file has at least a word.
+        unsafe { AtomicU64::from_ptr(self.0.cast()) }.load(Ordering::SeqCst)
+    }
+
+    /// Adds one to the first word of what [`map`](Self::map) has mapped; what it was.
     pub fn add(&self) -> u64 {
         // SAFETY: the page is mapped for writing until `self` is dropped, and aligned; others change it by the same atomic operation.
         unsafe { AtomicU64::from_ptr(self.0.cast()) }.fetch_add(1, Ordering::SeqCst)

@@ -16,6 +16,8 @@ use varve_testkit::workload::Rng;
 pub const ENV: &str = "VARVE_SHARING_WORKER";
 /// Bytes of each register.
 pub const REGISTERS: [usize; 6] = [8, 8, 4096, 4096, 20_000, 65_536];
+/// Of them, those that are mapped too: of one word, which no load sees half changed.
+const VIEWS: usize = 2;
 /// Files that are replaced.
 pub const REPLACED: u8 = 2;
 /// Names of files, then of directories, in `names/`; then the lock file.
@@ -176,6 +178,8 @@ struct Worker {
     locked: Option<(Open, Open)>,
     /// Not of a linked program.
     mapped: Option<Page>,
+    /// Maps of the first registers, to read only; not of a linked program. Under `varve run` they show copies that the process keeps.
+    views: Vec<Page>,
     map: Open,
     kept: BTreeMap<u64, Open>,
 }
@@ -192,8 +196,18 @@ impl Worker {
             let file = File::options().read(true).write(true).open(path);
             Page::map(&file.expect("it is there")).expect("mapped")
         });
+        let view = |n: usize| {
+            let file = File::open(pool.join(format!("mnt/reg{n}")));
+            Page::view(&file.expect("it is there")).expect("mapped")
+        };
+        let views = if way.is_linked() {
+            Vec::new()
+        } else {
+            (0..VIEWS).map(view).collect()
+        };
         Self {
             registers,
+            views,
             counters,
             log: calls
                 .open("log", libc::O_WRONLY | libc::O_APPEND)
@@ -329,8 +343,12 @@ impl Worker {
     fn read_register(&mut self) {
         let n = self.rng.below(REGISTERS.len() as u64) as usize;
         let mut bytes = vec![0; REGISTERS[n]];
-        let anew = self.rng.below(3) == 0;
+        let (anew, look) = (self.rng.below(3) == 0, self.rng.below(2) == 0);
         self.record(Kind::RegRead, n as u8, |w| {
+            if let Some(view) = w.views.get(n).filter(|_| look) {
+                let value = view.load();
+                return Ok((value, value));
+            }
             if anew {
                 w.read_anew(&format!("reg{n}"), &mut bytes)?;
             } else {

@@ -397,6 +397,35 @@ fn segments_of_a_user_hold_that_users_files_only_when_the_pool_is_in_memory() {
     }
 }
 
+/// Of each file an ordinary user's session is told the map by windows (256 KiB): extents begin and end anywhere in them.
+#[test]
+fn long_files_of_ordinary_users_are_read_as_they_were_written() {
+    if cannot() {
+        return;
+    }
+    for nvm in ["shm:96M", "96M"] {
+        let place = Place::new("users = \"all\"", nvm);
+        let mut daemon = place.start();
+        let root = place.root();
+        furnish(&root);
+        for (blocks, written, read) in [(1000, 25, 1), (1000, 100, 7), (777, 63, 256), (130, 1, 65)] {
+            let mut a = Person::start(&place, Role::user(A));
+            a.ok(&format!("grow {blocks} {written}"));
+            place.digest();
+            a.ok(&format!("read-grown {blocks} {read}"));
+            drop(a);
+            // One that has no log of its own to find it in.
+            let mut a = Person::start(&place, Role::user(A));
+            a.ok(&format!("read-grown {blocks} {read}"));
+            a.ok(&format!("read-grown {blocks} 1"));
+        }
+        place.wait_sessions(&daemon, 1);
+        root.fs().unmount().unwrap();
+        daemon.stop();
+        place.fsck();
+    }
+}
+
 /// A file that anybody may run, in a place that anybody reaches.
 fn program_for_all(dir: &Path) -> std::path::PathBuf {
     let program = dir.join("varve");

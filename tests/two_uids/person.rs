@@ -291,6 +291,45 @@ impl Me {
                     assert!(got > 200_000 && right, "{name} reads as something else");
                 }
             }
+            // Two files grow side by side, by so many blocks at a time: their extents lie between each other.
+            "grow" => {
+                let (blocks, step): (u64, u64) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+                let uid = self.uid;
+                let posix = self.posix()?;
+                let flags = libc::O_CREAT | libc::O_TRUNC | libc::O_WRONLY;
+                let open = |file| posix.open(long(uid, file).as_bytes(), flags, 0o600);
+                let fds = [open(0)?, open(1)?];
+                for from in (0..blocks).step_by(step as usize) {
+                    for (file, fd) in fds.iter().enumerate() {
+                        let bytes: Vec<u8> = (from..blocks.min(from + step))
+                            .flat_map(|number| block(file as u64, number))
+                            .collect();
+                        posix.write(*fd, &bytes)?;
+                    }
+                    posix.sync()?;
+                }
+                for fd in fds {
+                    posix.close(fd)?;
+                }
+            }
+            // Whether each of their blocks is what it was, looked at in another order, by so many at a time.
+            "read-grown" => {
+                let (blocks, step): (usize, usize) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+                let uid = self.uid;
+                let posix = self.posix()?;
+                for file in 0..2 {
+                    let fd = posix.open(long(uid, file).as_bytes(), libc::O_RDONLY, 0)?;
+                    let mut bytes = vec![0; step * BLOCK];
+                    for from in (0..blocks).step_by(step).rev() {
+                        let got = posix.pread(fd, &mut bytes, (from * BLOCK) as u64)?;
+                        assert_eq!(got, (blocks.min(from + step) - from) * BLOCK);
+                        for (number, found) in (from..).zip(bytes[..got].chunks_exact(BLOCK)) {
+                            assert!(found == block(file, number as u64), "file {file}, block {number}");
+                        }
+                    }
+                    posix.close(fd)?;
+                }
+            }
             "mknod" => {
                 let posix = self.posix()?;
                 posix.mknodat(varve_libfs::posix::AT_FDCWD, first, libc::S_IFBLK | 0o666, 0x801)?;
@@ -347,6 +386,18 @@ fn whole(posix: &Posix, fd: i32) -> Result<String, Errno> {
     let got = posix.pread(fd, &mut bytes, 0)?;
     bytes.truncate(got);
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+const BLOCK: usize = 4096;
+
+/// Path of one of the files of `grow`.
+fn long(uid: u32, file: u64) -> String {
+    format!("{}/long{file}", home(uid))
+}
+
+/// What is in one of its blocks: no other's, and never zeros.
+fn block(file: u64, number: u64) -> Vec<u8> {
+    ((number << 8) | (file + 1)).to_le_bytes().repeat(BLOCK / 8)
 }
 
 /// The directory that is a user's own.
