@@ -476,6 +476,47 @@ fn maps_that_only_read_are_as_the_kernel_makes_them() {
     assert!(counters["served"]["mmap"].as_u64() > Some(80), "{counters}");
 }
 
+/// A memory file system in huge pages, until this is dropped.
+struct HugePages(tempfile::TempDir);
+
+impl HugePages {
+    fn mount() -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, c"huge=always,size=1G").ok()?;
+        Some(Self(dir))
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// Where one page is written, 512 come to be there.
+#[test]
+fn maps_that_only_read_are_as_the_kernel_makes_them_where_pages_are_huge() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let Some(huge) = HugePages::mount() else {
+        eprintln!("SKIPPED: no file system in huge pages can be mounted");
+        return;
+    };
+    let mut pool = Pool::up(&["--nvm", "64M", "--ssd", "256M", "--hdd", "0"]);
+    pool.down();
+    let settings = pool.dir().join("varve.toml");
+    let text = std::fs::read_to_string(&settings).expect("settings");
+    let live = format!("live = {:?}\nuuid = ", huge.0.path());
+    std::fs::write(&settings, text.replacen("uuid = ", &live, 1)).expect("written");
+    pool.start();
+    let counters = run_c(&pool, "maps");
+    assert!(counters["served"]["mmap"].as_u64() > Some(80), "{counters}");
+    assert!(std::fs::read_dir(huge.0.path()).expect("it lies there").count() > 0);
+    drop(pool);
+}
+
 #[test]
 fn calls_of_a_process_that_set_up_rings_are_counted_as_fallen_back() {
     if cannot_run() || !has("cc") {

@@ -289,7 +289,9 @@ impl Maps {
         let mut state = self.state.lock();
         let arena = self.arena(process, &mut state)?;
         let stored_at = arena.next;
-        arena.next = stored_at.checked_add(len as u64)?;
+        arena.next = stored_at
+            .checked_add(len as u64)?
+            .checked_next_multiple_of(pages::HUGE)?;
         let protection = libc::PROT_READ;
         let start = arena
             .file

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
+/// Bytes of a huge page.
+pub const HUGE: u64 = 2 << 20;
 /// The file's length at first: no offset is used twice in a process' life.
 const LEN: u64 = 1 << 61;
 /// Its greatest length. What lies between is not there until the file is made longer.
@@ -244,12 +246,29 @@ impl CopyFile {
                 [number, LEN as usize, 0, 0, 0, 0],
             ))?;
         }
-        Ok(Self {
+        let file = Self {
             identity: (about.st_dev, about.st_ino),
             fd,
             len: AtomicU64::new(LEN),
             beyond: AtomicU64::new(LEN),
-        })
+        };
+        file.keeps_pages_apart().map(|()| file)
+    }
+
+    /// Tries that a page that is stored comes alone: all that is said of what is not in the file rests on it.
+    fn keeps_pages_apart(&self) -> Result<(), Errno> {
+        let last = HUGE - PAGE as u64;
+        self.store(last, &[1; PAGE])?;
+        let a = [self.fd.0 as usize, 0, libc::SEEK_DATA as usize, 0, 0, 0];
+        // SAFETY: takes numbers.
+        let first = result(unsafe { kernel::call(nr(libc::SYS_lseek), a) });
+        self.take_out(0..HUGE);
+        // SAFETY: as above.
+        let left = result(unsafe { kernel::call(nr(libc::SYS_lseek), a) });
+        match (first, left) {
+            (Ok(first), Err(Errno(libc::ENXIO))) if first as u64 == last => Ok(()),
+            _ => Err(Errno(libc::EOPNOTSUPP)),
+        }
     }
 
     /// Bytes of the memory file system that it lies in.
@@ -264,33 +283,28 @@ impl CopyFile {
         kernel::stat(self.fd.0).is_some_and(|about| about.st_nlink > 0)
     }
 
-    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before.
+    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before, and nothing comes into the file beside them.
+    ///
+    /// By way of a map, whose pages are never huge: `write` may put 2 MiB there where one page was meant, in a memory file system that is mounted so (`huge=always`). And
+    /// by the kernel's hand: where there is no room, a store would be a signal.
     ///
     /// # Errors
-    /// ENOSPC; EFBIG where the program has limited the length of files.
+    /// ENOSPC; EFBIG where the program has limited the length of files; of `mmap` and `process_vm_writev`.
     pub fn store(&self, offset: u64, pages: &[u8]) -> Result<(), Errno> {
         // Beyond the limit there would be a signal.
         if limits_files() {
             return Err(Errno(libc::EFBIG));
         }
-        let mut done = 0;
-        while done < pages.len() {
-            let rest = &pages[done..];
-            let a = [
-                self.fd.0 as usize,
-                rest.as_ptr() as usize,
-                rest.len(),
-                offset as usize + done,
-                0,
-                0,
-            ];
-            // SAFETY: the buffer is ours and as long as said.
-            match result(unsafe { kernel::call(nr(libc::SYS_pwrite64), a) })? {
-                0 => return Err(Errno(libc::EIO)),
-                count => done += count,
-            }
-        }
-        Ok(())
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE) as usize;
+        let (len, fd) = (pages.len(), self.fd.0 as usize);
+        let a = [0, len, protection, flags, fd, offset as usize];
+        // SAFETY: a new map, at a place of the kernel's choice.
+        let at = result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })?;
+        let small = advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages);
+        let done = small.and_then(|()| fill(at, pages));
+        unmap(at, len);
+        done
     }
 
     /// Takes pages out of the file, and so out of all maps: the next load of one waits.
@@ -311,7 +325,7 @@ impl CopyFile {
         }
     }
 
-    /// Maps `len` bytes of the file from `offset` on where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
+    /// Maps `len` bytes of the file from `offset` on (a multiple of [`HUGE`], all of which is this map's) where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
     ///
     /// # Errors
     /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then.
@@ -324,16 +338,12 @@ impl CopyFile {
         faults: &Faults,
     ) -> Result<usize, Errno> {
         let at = self.map_plain(hint, len, protection, offset, 0)?;
-        let range = at..at + len;
-        let advice = libc::MADV_DONTFORK as usize;
-        // SAFETY: the map was just made; a child does not get it.
-        let kept = result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) });
-        if let Err(errno) = kept.and_then(|_| faults.register(range)) {
+        if let Err(errno) = watch(at, len, faults) {
             unmap(at, len);
             return Err(errno);
         }
-        // With `mlockall` in force the kernel has put zeros there.
-        self.take_out(offset..offset + len as u64);
+        // With `mlockall` in force the kernel has put zeros there, in huge pages as it likes.
+        self.take_out(offset..(offset + len as u64).next_multiple_of(HUGE));
         Ok(at)
     }
 
@@ -349,10 +359,7 @@ impl CopyFile {
             return Err(Errno(libc::EFBIG));
         }
         self.map_plain(at, len, protection, offset, libc::MAP_FIXED)?;
-        let advice = libc::MADV_DONTFORK as usize;
-        // SAFETY: as in `map`.
-        result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice, 0, 0, 0]) })?;
-        faults.register(at..at + len)?;
+        watch(at, len, faults)?;
         Ok(offset)
     }
 
@@ -487,6 +494,52 @@ pub fn put_over(from: usize, len: usize, to: usize) -> Result<(), Errno> {
     result(unsafe { kernel::call(nr(libc::SYS_mremap), [from, len, len, flags, to, 0]) }).map(drop)
 }
 
+/// What is so of all maps of ours: a child does not get them, no huge page is made of theirs, and loads of what is not shown wait.
+fn watch(at: usize, len: usize, faults: &Faults) -> Result<(), Errno> {
+    advise(at, len, libc::MADV_DONTFORK)?;
+    advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages)?;
+    faults.register(at..at + len)
+}
+
+fn advise(at: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: of a map that this library has made; nothing is taken from it.
+    result(unsafe { kernel::call(nr(libc::SYS_madvise), [at, len, advice as usize, 0, 0, 0]) }).map(drop)
+}
+
+/// A kernel that knows no huge pages says EINVAL when it is to use none.
+const fn no_huge_pages(errno: Errno) -> Result<(), Errno> {
+    match errno {
+        Errno(libc::EINVAL) => Ok(()),
+        other => Err(other),
+    }
+}
+
+/// Copies `bytes` to memory of this process at `at` without a signal, whatever is there.
+fn fill(at: usize, bytes: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        let from = libc::iovec {
+            iov_base: rest.as_ptr().cast_mut().cast(),
+            iov_len: rest.len(),
+        };
+        let to = libc::iovec {
+            iov_base: (at + done) as *mut libc::c_void,
+            iov_len: rest.len(),
+        };
+        let pid = kernel::getpid() as usize;
+        let a = [pid, (&raw const from) as usize, 1, (&raw const to) as usize, 1, 0];
+        // SAFETY: the bytes are read only; the caller has mapped as many at `at`.
+        match result(unsafe { kernel::call(nr(libc::SYS_process_vm_writev), a) }) {
+            // What is written to is a map of a file that is long enough: only memory can lack.
+            Ok(0) | Err(Errno(libc::EFAULT)) => return Err(Errno(libc::ENOSPC)),
+            Ok(count) => done += count,
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
 /// Type and size in bytes of the file system behind a descriptor.
 fn filesystem(fd: i32) -> Result<(i64, u64), Errno> {
     // SAFETY: all bytes zero is a value of the type.
@@ -530,18 +583,21 @@ mod tests {
     }
 
     /// The rules of the kernel that everything rests on.
-    #[test]
-    fn pages_are_seen_when_they_are_shown_and_waited_for_when_they_were_taken_out() {
+    fn pages_are_seen_when_shown_and_waited_for_when_taken_out(live: &std::path::Path) {
+        use std::os::unix::ffi::OsStrExt;
         use std::os::unix::fs::MetadataExt;
-        let live = std::path::Path::new("/dev/shm");
         let (Ok(faults), true) = (Faults::open(), live.is_dir()) else {
-            eprintln!("SKIPPED: no userfaultfd for this process, or no /dev/shm");
+            eprintln!(
+                "SKIPPED: no userfaultfd for this process, or no {}",
+                live.display()
+            );
             return;
         };
         let name = format!("varve-test-{}", std::process::id());
         let about = std::fs::metadata(live).unwrap();
-        let file = CopyFile::make(b"/dev/shm", (about.dev(), about.ino()), &name).unwrap();
-        assert!(CopyFile::make(b"/dev/shm", (about.dev(), about.ino() + 1), &name).is_err());
+        let path = live.as_os_str().as_bytes();
+        let file = CopyFile::make(path, (about.dev(), about.ino()), &name).unwrap();
+        assert!(CopyFile::make(path, (about.dev(), about.ino() + 1), &name).is_err());
         let at = file.map(0, 4 * PAGE, libc::PROT_READ, 1 << 40, &faults).unwrap();
         assert!(file.is_at(&(at..at + 4 * PAGE)) && !file.is_at(&(at..at + 64 * PAGE)));
         assert_eq!(
@@ -562,6 +618,13 @@ mod tests {
             // It is in the file, and nobody sees it.
             let other = load(1);
             assert_eq!(faults.next(None), Some(at + PAGE));
+            for alone in [at, at + 2 * PAGE] {
+                assert_eq!(
+                    faults.show(alone..alone + PAGE),
+                    Err(Errno(libc::EFAULT)),
+                    "one page was stored"
+                );
+            }
             faults.show(at + PAGE..at + 2 * PAGE).unwrap();
             assert_eq!((waits.join().unwrap(), other.join().unwrap()), (fill, fill));
             assert_eq!(load(1).join().unwrap(), fill);
@@ -594,5 +657,40 @@ mod tests {
         std::fs::remove_file(live.join(&name)).unwrap();
         assert!(!file.is_named());
         super::unmap(at, 4 * PAGE);
+    }
+
+    #[test]
+    fn what_everything_rests_on_is_so_in_the_shared_memory() {
+        pages_are_seen_when_shown_and_waited_for_when_taken_out("/dev/shm".as_ref());
+    }
+
+    /// A memory file system, until this is dropped.
+    struct Mounted(std::ffi::CString, std::path::PathBuf);
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            // SAFETY: a text that ends with a zero byte.
+            unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
+            let _ = std::fs::remove_dir(&self.1);
+        }
+    }
+
+    /// Where one page is written, there may be 512 then.
+    #[test]
+    fn what_everything_rests_on_is_so_in_huge_pages() {
+        let path = std::env::temp_dir().join(format!("varve-huge-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let mounted = Mounted(
+            std::ffi::CString::new(path.to_str().unwrap()).unwrap(),
+            path.clone(),
+        );
+        let kind = c"tmpfs".as_ptr();
+        // SAFETY: texts that end with zero bytes.
+        let done = unsafe { libc::mount(kind, mounted.0.as_ptr(), kind, 0, c"huge=always".as_ptr().cast()) };
+        if done != 0 {
+            eprintln!("SKIPPED: nothing may be mounted, or there are no huge pages");
+            return;
+        }
+        pages_are_seen_when_shown_and_waited_for_when_taken_out(&path);
     }
 }
