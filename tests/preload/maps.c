@@ -298,6 +298,38 @@ static void many_maps(void) {
     close(fd);
 }
 
+/* Where memory is scarce (a sixteenth of it is for copies), this is more than there is room for. */
+static void more_than_fits(void) {
+    enum { FILES = 5, LEN = 16 << 20 };
+    const unsigned char *maps[FILES];
+    int fds[FILES];
+    for (int i = 0; i < FILES; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "much%d", i);
+        close(made(name, LEN));
+        fds[i] = open(name, O_RDWR);
+        int fd = open(name, O_RDONLY);
+        maps[i] = mmap(NULL, LEN, PROT_READ, MAP_SHARED, fd, 0);
+        CHECK(maps[i] != MAP_FAILED && close(fd) == 0);
+    }
+    unsigned random = 1;
+    for (int turn = 0; turn < 3; turn++)
+        for (long i = 0; i < 20000; i++) {
+            random = random * 1664525 + 1013904223;
+            long at = (long)(random >> 4) % LEN;
+            if (turn == 1 && i % 1000 == 0) fill(fds[i / 1000 % FILES], at / PAGE * PAGE, PAGE, 0);
+            CHECK(maps[i % FILES][at] == byte_of(at, 0));
+        }
+    for (int i = 0; i < FILES; i++) {
+        fill(fds[i], LEN / 2, PAGE, 3);
+        CHECK(shows(maps[i] + LEN / 2, LEN / 2, PAGE, 3) && shows(maps[i] + LEN / 2 + PAGE, LEN / 2 + PAGE, PAGE, 0));
+        CHECK(munmap((void *)maps[i], LEN) == 0 && close(fds[i]) == 0);
+        char name[16];
+        snprintf(name, sizeof name, "much%d", i);
+        CHECK(unlink(name) == 0);
+    }
+}
+
 int main(void) {
     signal(SIGBUS, on_bus);
     contents_of_all_sizes();
@@ -307,6 +339,7 @@ int main(void) {
     texts_and_buffers_in_maps();
     threads_load_while_one_writes();
     many_maps();
+    more_than_fits();
     parents_and_children();
     if (!failures) printf("good\n");
     return failures != 0;

@@ -1,5 +1,6 @@
 //! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of the steps is the module's above.
 
+use super::book::Piece;
 use super::{Maps, State, leave};
 use crate::Errno;
 use crate::ofd::Ofd;
@@ -115,7 +116,7 @@ impl Maps {
 
     /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown already.
     fn fill(&self, process: &Process, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) {
-        let (mut misses, mut turn) = (0, None);
+        let (mut misses, mut turn, mut gave) = (0, None, false);
         loop {
             let mut state = self.state.lock();
             let Some(plan) = state.plan(at, len) else { break };
@@ -144,6 +145,16 @@ impl Maps {
                 .and_then(|file| file.read_copy(plan.offset, out));
             let mut state = self.state.lock();
             if !state.counts(&plan) {
+                continue;
+            }
+            let most = state.oldest_of(plan.at.len());
+            if !most.is_empty() && !gave {
+                // What cannot be given loses pages (`make_room`).
+                gave = true;
+                drop(state);
+                for piece in &most {
+                    let _ = self.give_piece(process, piece);
+                }
                 continue;
             }
             let outcome = match read {
@@ -220,6 +231,30 @@ impl State {
             ofd: piece.ofd,
             at: range,
         })
+    }
+
+    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than there is room for would have pages read again and
+    /// again. Those whose pages came first are the mount's soonest: their logs are likeliest to be digested.
+    fn oldest_of(&self, len: usize) -> Vec<Piece> {
+        let mut most: Vec<Piece> = Vec::new();
+        let Some(arena) = &self.arena else { return most };
+        let mut bytes = self.stored_bytes + len as u64;
+        for part in &self.stored {
+            if bytes <= arena.bytes_max {
+                break;
+            }
+            bytes -= part.end - part.start;
+            if most.iter().any(|piece| piece.stored().contains(&part.start)) {
+                continue;
+            }
+            most.extend(
+                self.book
+                    .all()
+                    .find(|piece| piece.stored().contains(&part.start))
+                    .cloned(),
+            );
+        }
+        most
     }
 
     /// Whether what was read for a plan may be stored.

@@ -44,7 +44,7 @@ use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
 use varve_libfs::Copies;
 
 /// Most bytes of copies of one process, and the share of the memory file system that they may be.
-const BYTES_MAX: u64 = 256 << 20;
+const BYTES_MAX: u64 = 1 << 30;
 const SHARE: u64 = 16;
 /// With less there would be more reading than looking.
 const BYTES_LEAST: u64 = 16 << 20;
@@ -127,7 +127,7 @@ impl State {
         });
     }
 
-    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted.
+    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that could not be given to the mount.
     fn make_room(&mut self, bytes: u64, bytes_max: u64) {
         while self.stored_bytes + bytes > bytes_max
             && let Some(oldest) = self.stored.pop_front()
