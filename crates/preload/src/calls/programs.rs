@@ -2,26 +2,20 @@
 
 use super::{Answer, error};
 use crate::config;
-use crate::process::{self, Process};
+use crate::process::Process;
 use crate::sys::args::Args;
-use crate::sys::{heap, kernel, thread};
+use crate::sys::forking::Held;
+use crate::sys::{kernel, thread};
 use std::sync::atomic::Ordering;
 
 pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
     if thread::with(|thread| thread.forking.get()) {
         return Answer::NotOurs;
     }
-    // Nothing may be opened between sharing all and the child: it could not read what it inherits.
-    let gate = p.gate.write();
-    p.share_all();
-    let held = heap::hold();
+    let held = Held::new(p);
     let result = a.call();
-    drop(held);
     if result == 0 {
-        heap::after_fork();
-        // The parent's locks are left as they are, held or not: nobody looks at them here again.
-        std::mem::forget(gate);
-        process::after_fork(p);
+        held.in_child(p);
     }
     Answer::Made(result)
 }

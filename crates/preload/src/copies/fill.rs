@@ -120,6 +120,16 @@ impl Maps {
         loop {
             let mut state = self.state.lock();
             let Some(plan) = state.plan(at, len) else { break };
+            let most = state.oldest_of(plan.at.len());
+            if !most.is_empty() && !gave {
+                // What cannot be given loses pages (`make_room`).
+                gave = true;
+                drop(state);
+                for piece in &most {
+                    let _ = self.give_piece(process, piece);
+                }
+                continue;
+            }
             let key = plan.ofd.key();
             if misses >= MISSES_MAX
                 && turn.is_none()
@@ -145,16 +155,6 @@ impl Maps {
                 .and_then(|file| file.read_copy(plan.offset, out));
             let mut state = self.state.lock();
             if !state.counts(&plan) {
-                continue;
-            }
-            let most = state.oldest_of(plan.at.len());
-            if !most.is_empty() && !gave {
-                // What cannot be given loses pages (`make_room`).
-                gave = true;
-                drop(state);
-                for piece in &most {
-                    let _ = self.give_piece(process, piece);
-                }
                 continue;
             }
             let outcome = match read {

@@ -1,20 +1,45 @@
-//! `fork` of the C library: everything is made ready for the child before the library takes its own locks.
+//! What a process holds while it forks, and what its child does first.
 //!
-//! Once it holds those of its allocator, nothing that calls into it may run until the child is there, and LibFS makes threads. So the work is done by
-//! handlers of `pthread_atfork`, and the system call itself goes through. A process that forks by a raw system call is served in
-//! [`calls`](crate::calls): the C library locks nothing then. The lock of the library's own [heap] is held over the system call in both cases.
+//! Once the C library's `fork` holds the locks of its own allocator, nothing that calls into that may run until the child is there, and LibFS makes threads. So there the work is done by
+//! handlers of `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls) does the same: the C library locks nothing then.
 
 use super::{entry, heap, thread};
-use crate::process;
+use crate::process::{self, Process};
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
 /// What the forking thread holds from before the fork until after it. The program's signal handlers, which may call us, wait until it holds nothing: that goes last.
-struct Held {
+#[must_use]
+pub struct Held {
     heap: heap::Hold,
     gate: RwLockWriteGuard<'static, ()>,
     _inside: entry::Inside,
+}
+
+impl Held {
+    /// Makes everything ready for a child.
+    pub fn new(process: &'static Process) -> Self {
+        let inside = entry::stay_inside();
+        // Nothing may be opened between sharing all and the child: it could not read what it inherits.
+        let gate = process.gate.write();
+        process.share_all();
+        Self {
+            heap: heap::hold(),
+            gate,
+            _inside: inside,
+        }
+    }
+
+    /// In the child.
+    pub fn in_child(self, parent: &'static Process) {
+        let Self { heap, gate, _inside } = self;
+        // The parent's locks are left as they are, held or not: nobody looks at them here again.
+        std::mem::forget(gate);
+        drop(heap);
+        heap::after_fork();
+        process::after_fork(parent);
+    }
 }
 
 thread_local! {
@@ -26,17 +51,10 @@ extern "C" fn prepare() {
     if entry::is_inside() {
         return;
     }
-    let Some(process) = process::current() else { return };
-    let inside = entry::stay_inside();
-    // Nothing may be opened between sharing all and the child: it could not read what it inherits.
-    let gate = process.gate.write();
-    process.share_all();
-    HELD.set(Some(ManuallyDrop::new(Held {
-        heap: heap::hold(),
-        gate,
-        _inside: inside,
-    })));
-    thread::with(|thread| thread.forking.set(true));
+    if let Some(process) = process::current() {
+        HELD.set(Some(ManuallyDrop::new(Held::new(process))));
+        thread::with(|thread| thread.forking.set(true));
+    }
 }
 
 fn take() -> Option<Held> {
@@ -49,15 +67,8 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    let Some(Held { heap, gate, _inside }) = take() else {
-        return;
-    };
-    // The parent's locks are left as they are: nobody looks at them here again.
-    std::mem::forget(gate);
-    drop(heap);
-    heap::after_fork();
-    if let Some(process) = process::current() {
-        process::after_fork(process);
+    if let (Some(held), Some(process)) = (take(), process::current()) {
+        held.in_child(process);
     }
 }
 
