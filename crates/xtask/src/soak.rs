@@ -164,7 +164,7 @@ const SUITES: &[Suite] = &[
     suite("users", &["--test", "two_uids"], "tests/two_uids/main.rs"),
     suite("mounts", &["--test", "up"], "tests/up.rs"),
     suite("command line", &["--test", "cli"], "tests/cli.rs"),
-    suite("programs", &["--test", "run"], "tests/run.rs"),
+    suite("programs", &["--test", "run"], "tests/run/main.rs"),
     suite("operators", &["--test", "observe"], "tests/observe.rs"),
     suite("old pools", &["--test", "fixture"], "tests/fixture.rs"),
     suite(
