@@ -24,9 +24,15 @@ pub fn debug(what: &DebugWhat) -> anyhow::Result<()> {
         DebugWhat::Super { pool, json } => superblock(pool, *json),
         DebugWhat::Log { pool, json } => log::print(pool, *json),
         DebugWhat::Session { pool, id, json } => session::print(pool, *id, *json),
-        DebugWhat::Inode { pool, ino, json } => with_store(pool, |store| inode(store, Ino(*ino), *json)),
-        DebugWhat::Dir { pool, ino, json } => with_store(pool, |store| dir(store, Ino(*ino), *json)),
-        DebugWhat::Tree { pool, ino, json } => with_store(pool, |store| tree(store, Ino(*ino), *json)),
+        DebugWhat::Inode { pool, ino, json } => {
+            with_store(pool, |store| inode(store, Ino::of_number(*ino), *json))
+        }
+        DebugWhat::Dir { pool, ino, json } => {
+            with_store(pool, |store| dir(store, Ino::of_number(*ino), *json))
+        }
+        DebugWhat::Tree { pool, ino, json } => {
+            with_store(pool, |store| tree(store, Ino::of_number(*ino), *json))
+        }
     }
 }
 

@@ -113,6 +113,14 @@ impl fmt::Display for BlockNo {
     }
 }
 
+impl Ino {
+    /// The inode number in what programs see, [`InodeKey::number`].
+    #[must_use]
+    pub const fn of_number(number: u64) -> Self {
+        Self(number & ((1 << INO_BITS) - 1))
+    }
+}
+
 impl LogSeq {
     /// The next number.
     #[must_use]
@@ -120,6 +128,11 @@ impl LogSeq {
         Self(self.0 + 1)
     }
 }
+
+/// Bits of an inode number: of more than 10^12 inodes none is made.
+pub const INO_BITS: u32 = 40;
+/// Bits of a generation in what programs see of it: with those of the number it stays positive in 64 bits.
+const GENERATION_BITS: u32 = 23;
 
 /// Inode number and generation: the name of one file's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
@@ -144,6 +157,15 @@ impl InodeKey {
             ino: Ino(ino),
             generation: Generation(generation),
         }
+    }
+
+    /// The file's number as programs and kernels see it (`st_ino`, `d_ino`, a node of FUSE): the inode number, and above its [`INO_BITS`] how often it was
+    /// used before (modulo 2^23). So a number that is used again is another one to them. A kernel must never hear of two files under one number: an answer
+    /// about the older one may be on its way into it when it hears of the newer one, and would have it fail that one's calls with `EIO`.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        let lives = self.generation.0.saturating_sub(1) as u64 & ((1 << GENERATION_BITS) - 1);
+        self.ino.0 | lives << INO_BITS
     }
 }
 
@@ -230,7 +252,7 @@ impl Seal {
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockNo, Tier};
+    use super::{BlockNo, INO_BITS, Ino, InodeKey, Tier};
 
     #[test]
     fn block_number_keeps_its_tier() {
@@ -244,5 +266,18 @@ mod tests {
         let names =
             [BlockNo(7), BlockNo::on(Tier::Ssd, 8), BlockNo(3 << 56 | 9)].map(|block| block.to_string());
         assert_eq!(names, ["7", "ssd:8", "0x300000000000009"]);
+    }
+
+    #[test]
+    fn each_life_of_an_inode_number_has_its_own_to_programs() {
+        assert_eq!(InodeKey::ROOT.number(), 1, "what FUSE names the root");
+        assert_eq!(InodeKey::new(0, 0).number(), 0, "what FUSE takes for nothing");
+        assert_eq!(InodeKey::new(7, 1).number(), 7);
+        assert_eq!(InodeKey::new(7, 3).number(), 7 | 2 << INO_BITS);
+        for generation in [0, 1, 2, 1 << 23, u32::MAX] {
+            let number = InodeKey::new((1 << INO_BITS) - 1, generation).number();
+            assert_eq!(Ino::of_number(number), Ino((1 << INO_BITS) - 1));
+            assert!(i64::try_from(number).is_ok(), "programs take it for signed");
+        }
     }
 }

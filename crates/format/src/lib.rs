@@ -35,9 +35,9 @@ pub use extent::{
     ROOT_SIZE, RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
 };
 pub use ids::{
-    BLOCK_BYTES, BLOCK_SIZE, BlockNo, DIR_SIZE, FILE_SIZE_MAX, FileBlock, Generation, Ino, InodeKey,
-    LINK_MAX, LeaseNo, LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange, SessionId,
-    Tier, TxId, XATTR_VALUE_MAX,
+    BLOCK_BYTES, BLOCK_SIZE, BlockNo, DIR_SIZE, FILE_SIZE_MAX, FileBlock, Generation, INO_BITS, Ino,
+    InodeKey, LINK_MAX, LeaseNo, LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange,
+    SessionId, Tier, TxId, XATTR_VALUE_MAX,
 };
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
 pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};

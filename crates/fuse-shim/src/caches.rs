@@ -83,7 +83,7 @@ impl Waiter {
 fn invalidate(notifier: &Notifier, key: InodeKey, offset: u64, len: u64) {
     let offset = i64::try_from(offset).unwrap_or(i64::MAX);
     let len = i64::try_from(len).unwrap_or(0);
-    match notifier.inval_inode(INodeNo(key.ino.0), offset, len) {
+    match notifier.inval_inode(INodeNo(key.number()), offset, len) {
         Ok(()) => debug!(%key, offset, len, "kernel dropped cached data"),
         // The kernel does not know the inode: nothing is cached.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

@@ -43,7 +43,7 @@ pub(crate) fn time_ns(time: SystemTime) -> TimeNs {
 /// Attributes as `fuser` sends them.
 pub(crate) fn file_attr(attr: &InodeAttr) -> FileAttr {
     FileAttr {
-        ino: INodeNo(attr.key.ino.0),
+        ino: INodeNo(attr.key.number()),
         size: attr.size_bytes,
         blocks: attr.sectors,
         atime: system_time(attr.atime_ns),

@@ -1,14 +1,14 @@
-//! Which inodes the kernel knows, by number: the generation that belongs to each, and how often it was looked up.
+//! Which inodes the kernel knows, by the [number](InodeKey::number) that names each there, and how often it was looked up.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use varve_format::{Generation, Ino, InodeKey, ROOT_INO};
+use varve_format::InodeKey;
 
 const SHARDS: usize = 16;
 
 #[derive(Debug, Clone, Copy)]
 struct Node {
-    generation: Generation,
+    key: InodeKey,
     lookups: u64,
 }
 
@@ -19,46 +19,36 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    fn shard(&self, ino: u64) -> &Mutex<HashMap<u64, Node>> {
-        &self.shards[(ino as usize / 16 + ino as usize) % SHARDS]
+    fn shard(&self, number: u64) -> &Mutex<HashMap<u64, Node>> {
+        &self.shards[(number as usize / 16 + number as usize) % SHARDS]
     }
 
     /// Counts one look-up of `key` that the kernel will hear of.
     pub(crate) fn learn(&self, key: InodeKey) {
-        let mut shard = self.shard(key.ino.0).lock();
-        let node = shard.entry(key.ino.0).or_insert(Node {
-            generation: key.generation,
-            lookups: 0,
-        });
-        node.generation = key.generation;
+        let mut shard = self.shard(key.number()).lock();
+        let node = shard.entry(key.number()).or_insert(Node { key, lookups: 0 });
+        // Another one only where a number had more lives than it tells apart.
+        node.key = key;
         node.lookups += 1;
     }
 
     /// Takes back `lookups` look-ups. Answers the inode if the kernel knows it no more.
-    pub(crate) fn forget(&self, ino: u64, lookups: u64) -> Option<InodeKey> {
-        let mut shard = self.shard(ino).lock();
-        let node = shard.get_mut(&ino)?;
+    pub(crate) fn forget(&self, number: u64, lookups: u64) -> Option<InodeKey> {
+        let mut shard = self.shard(number).lock();
+        let node = shard.get_mut(&number)?;
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups > 0 {
             return None;
         }
-        let generation = shard.remove(&ino)?.generation;
-        Some(InodeKey {
-            ino: Ino(ino),
-            generation,
-        })
+        Some(shard.remove(&number)?.key)
     }
 
     /// The key behind a number that the kernel sent.
-    pub(crate) fn key(&self, ino: u64) -> Option<InodeKey> {
-        if ino == ROOT_INO.0 {
+    pub(crate) fn key(&self, number: u64) -> Option<InodeKey> {
+        if number == InodeKey::ROOT.number() {
             return Some(InodeKey::ROOT);
         }
-        let node = *self.shard(ino).lock().get(&ino)?;
-        Some(InodeKey {
-            ino: Ino(ino),
-            generation: node.generation,
-        })
+        Some(self.shard(number).lock().get(&number)?.key)
     }
 }
 
@@ -71,13 +61,18 @@ mod tests {
     fn node_is_known_until_every_lookup_is_forgotten() {
         let nodes = Nodes::default();
         let key = InodeKey::new(7, 3);
+        let number = key.number();
         nodes.learn(key);
         nodes.learn(key);
-        assert_eq!(nodes.forget(7, 1), None);
-        assert_eq!(nodes.key(7), Some(key));
-        assert_eq!(nodes.forget(7, 1), Some(key));
-        assert_eq!(nodes.key(7), None);
-        assert_eq!(nodes.forget(7, 1), None);
+        assert_eq!(nodes.forget(number, 1), None);
+        assert_eq!(nodes.key(number), Some(key));
+        // Its successor is another node, whatever the kernel still has to say of this one.
+        let next = InodeKey::new(7, 4);
+        nodes.learn(next);
+        assert_eq!(nodes.forget(number, 1), Some(key));
+        assert_eq!(nodes.key(number), None);
+        assert_eq!(nodes.forget(number, 1), None);
+        assert_eq!(nodes.key(next.number()), Some(next));
         assert_eq!(nodes.key(1), Some(InodeKey::ROOT));
     }
 }

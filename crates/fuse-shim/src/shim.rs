@@ -665,7 +665,7 @@ impl Filesystem for Shim {
     ) {
         let outcome = self.key(ino).and_then(|key| {
             self.walk(key, offset, false, |key, kind, _, name, next| {
-                reply.add(INodeNo(key.ino.0), next, kind, OsStr::from_bytes(name))
+                reply.add(INodeNo(key.number()), next, kind, OsStr::from_bytes(name))
             })
         });
         match outcome {
@@ -690,7 +690,7 @@ impl Filesystem for Shim {
                 let Some(attr) = attr else { return false };
                 let answer = self.fs.answer(asked);
                 let generation = Generation(u64::from(key.generation.0));
-                let number = INodeNo(key.ino.0);
+                let number = INodeNo(key.number());
                 let name = OsStr::from_bytes(name);
                 let full = reply.add(number, next, name, &answer.ttl(), &file_attr(attr), generation);
                 // The kernel counts a look-up for each entry that it gets, but not for the dots.

@@ -308,7 +308,7 @@ impl Process {
         if fd < 0 {
             return Err(Stop::Kernel);
         }
-        if kernel::identity(fd) != Some((self.config.device, key.ino.0)) {
+        if kernel::identity(fd) != Some((self.config.device, key.number())) {
             kernel::close(fd);
             return Err(Stop::Kernel);
         }
@@ -435,7 +435,7 @@ impl Process {
             .ok()
             .and_then(|walked| walked.target);
         let key = found
-            .filter(|attr| kernel::identity(-1) == Some((self.config.device, attr.key.ino.0)))
+            .filter(|attr| kernel::identity(-1) == Some((self.config.device, attr.key.number())))
             .map(|attr| attr.key);
         let Some(key) = key else {
             // It was moved or removed: the kernel knows where it stands.
@@ -575,7 +575,7 @@ impl Process {
                 ino: Ino(file.key.0),
                 generation: Generation(file.key.1),
             };
-            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.ino.0));
+            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.number()));
             if let Some(first) = file.fds.first()
                 && file.fds.iter().all(same)
                 && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
@@ -783,7 +783,7 @@ impl Process {
         } else {
             KernelFd(internal::adopt(fd as i32))
         };
-        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().ino.0)) {
+        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().number())) {
             Ok(fd)
         } else {
             Err(Errno(libc::ESTALE))

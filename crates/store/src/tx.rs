@@ -11,7 +11,7 @@ use varve_format::inode::{
 };
 use varve_format::{
     BLOCK_HEADER_SIZE, BlockKind, BlockNo, DIR_SIZE, Extent, ExtentFlags, FileBlock, FileKind, Generation,
-    Ino, InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
+    INO_BITS, Ino, InodeAttr, InodeKey, MODE_KIND_MASK, ROOT_INO, SYMLINK_MAX, Tier, TxId,
 };
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -507,6 +507,9 @@ impl Core<'_> {
         let want = self.layout().inode_chunk();
         let span = self.alloc_raw(want)?;
         let first = self.lens().state()?.inode_blocks.get();
+        if first + span.len > (1 << INO_BITS) / INODES_PER_BLOCK {
+            return Err(StoreError::TableFull("inodes"));
+        }
         let mut root = self.lens().inode_root()?;
         let extent = Extent {
             file_block: FileBlock(first),

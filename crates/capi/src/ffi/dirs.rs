@@ -75,7 +75,7 @@ pub unsafe extern "C" fn varve_readdir(dir: *mut varve_dir, entry: *mut varve_di
             *to = *byte as c_char;
         }
         let found = varve_dirent {
-            d_ino: next.key.ino.0,
+            d_ino: next.key.number(),
             d_type: (next.kind.mode_bits() >> 12) as u8,
             d_name: name,
         };

@@ -140,7 +140,7 @@ fn stat_of(attr: &InodeAttr) -> libc::stat {
     // SAFETY: `stat` is made of integers, for which zeros are good values.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     let split = |ns: i64| (ns.div_euclid(1_000_000_000), ns.rem_euclid(1_000_000_000));
-    stat.st_ino = attr.key.ino.0;
+    stat.st_ino = attr.key.number();
     stat.st_mode = attr.mode;
     stat.st_nlink = attr.nlink as _;
     stat.st_uid = attr.uid;

@@ -428,6 +428,11 @@ impl Leases {
                 return Ok(Pins { leases: self, nodes });
             }
         }
+        let keys = nodes
+            .iter()
+            .map(|node| node.key().to_string())
+            .collect::<Vec<_>>();
+        tracing::error!("leases of {keys:?} were lost again and again before they could be used");
         Err(OpError::Failed(Errno(libc::EIO)))
     }
 

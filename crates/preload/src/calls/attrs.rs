@@ -26,7 +26,7 @@ const fn split(ns: i64) -> (i64, i64) {
 fn to_stat(p: &Process, attr: &InodeAttr) -> libc::stat {
     let mut stat = libc::stat::zero();
     stat.st_dev = p.config.device;
-    stat.st_ino = attr.key.ino.0;
+    stat.st_ino = attr.key.number();
     stat.st_nlink = u64::from(attr.nlink);
     stat.st_mode = attr.mode;
     stat.st_uid = attr.uid;
@@ -55,7 +55,7 @@ fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
     statx.stx_uid = attr.uid;
     statx.stx_gid = attr.gid;
     statx.stx_mode = attr.mode as u16;
-    statx.stx_ino = attr.key.ino.0;
+    statx.stx_ino = attr.key.number();
     statx.stx_size = attr.size_bytes;
     statx.stx_blocks = attr.sectors;
     statx.stx_atime = time(attr.atime_ns);

@@ -66,7 +66,7 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
                 };
                 let len = put(
                     &mut out[used..],
-                    key.ino.0,
+                    key.number(),
                     position.at + 1,
                     FileKind::Directory,
                     name,
@@ -81,7 +81,13 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
             let most = ((out.len() - used) / USUAL).max(1);
             for entry in fs.readdir(ofd.key(), position.at - DOTS, most)? {
                 let next = entry.next_cookie + DOTS;
-                let len = put(&mut out[used..], entry.key.ino.0, next, entry.kind, &entry.name);
+                let len = put(
+                    &mut out[used..],
+                    entry.key.number(),
+                    next,
+                    entry.kind,
+                    &entry.name,
+                );
                 if len == 0 {
                     full = true;
                     break;

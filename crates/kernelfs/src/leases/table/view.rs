@@ -24,7 +24,7 @@ pub struct HolderStatus {
 pub struct WaitStatus {
     /// Session that waits; 0: the daemon itself, for one operation.
     pub session: u64,
-    /// Inode number.
+    /// The inode's number as `stat` shows it ([`InodeKey::number`]).
     pub inode: u64,
     /// Mode wanted.
     pub mode: String,
@@ -87,7 +87,7 @@ impl Table {
                 }
                 waits.push(WaitStatus {
                     session: session_number(waiter.session),
-                    inode: want.key.ino.0,
+                    inode: want.key.number(),
                     mode: mode_name(want.mode).into(),
                     waited_ms: now_ms.saturating_sub(waiter.since_ms),
                     before,

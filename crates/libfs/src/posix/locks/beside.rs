@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use varve_format::{Ino, InodeKey, ROOT_INO};
+use varve_format::InodeKey;
 use varve_ipc::Cred;
 
 use super::super::table::Open;
@@ -38,7 +38,7 @@ impl Beside {
     ) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &mount.at, flags, Mode::empty()).map_err(errno)?;
-        if !is(&root, mount.device, ROOT_INO)? {
+        if !is(&root, mount.device, InodeKey::ROOT)? {
             return Err(pool.tell(NoLocks::Covered { at: mount.at }));
         }
         let key = of.file.key();
@@ -47,7 +47,7 @@ impl Beside {
             let below = path.strip_prefix(b"/").filter(|below| !below.is_empty());
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let place = openat(&root, below.unwrap_or(b"."), flags, Mode::empty()).map_err(errno)?;
-            if !is(&place, mount.device, key.ino)? {
+            if !is(&place, mount.device, key)? {
                 return Err(Errno(libc::ESTALE));
             }
             let access = OFlags::from_bits_retain((of.flags & libc::O_ACCMODE) as u32);
@@ -107,9 +107,9 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
 
-fn is(fd: &OwnedFd, device: u64, ino: Ino) -> Result<bool> {
+fn is(fd: &OwnedFd, device: u64, key: InodeKey) -> Result<bool> {
     let stat = fstat(fd).map_err(errno)?;
-    Ok((stat.st_dev, stat.st_ino) == (device, ino.0))
+    Ok((stat.st_dev, stat.st_ino) == (device, key.number()))
 }
 
 /// Whether a path leads to something else, or nowhere.
