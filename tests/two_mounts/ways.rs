@@ -47,7 +47,7 @@ fn stat_of(attr: &varve_format::InodeAttr) -> Stat {
         nlink: u64::from(attr.nlink),
         permissions: attr.mode & 0o7777,
         is_dir,
-        ino: attr.key.ino.0,
+        ino: attr.key.number(),
     }
 }
 

@@ -51,6 +51,12 @@ impl Piece {
         self.stored_at..self.stored_at + self.len() as u64
     }
 
+    /// Where it shows the byte at an offset of the file, if it does.
+    pub(super) fn address_of(&self, offset: u64) -> Option<usize> {
+        let skipped = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        (skipped < self.len()).then_some(self.at.start + skipped)
+    }
+
     /// Where those of its pages are stored that show bytes of `part` of the file.
     pub(super) fn stored_of(&self, part: &Range<u64>) -> Range<u64> {
         const PAGE: u64 = super::PAGE as u64;

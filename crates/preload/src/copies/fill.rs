@@ -33,6 +33,39 @@ struct Plan {
     stored_at: u64,
     offset: u64,
     generation: u64,
+    /// Nobody waits for it: its first page is not shown but becomes the mark.
+    ahead: bool,
+}
+
+/// What a load needs.
+enum Load {
+    /// Nothing: it is shown, gets SIGBUS, or is not ours.
+    Nothing,
+    Read(Plan),
+    /// It is shown; loads have come so far that what follows here is to be read.
+    Marked(usize),
+    /// Another thread reads it, and will have who waits look again.
+    UnderWay,
+}
+
+/// What is being read, until this is dropped: whatever became of it, who waits for it looks again.
+struct UnderWay<'m> {
+    maps: &'m Maps,
+    at: Range<usize>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut state = self.maps.state.lock();
+        if let Some(place) = state.under_way.iter().position(|at| *at == self.at) {
+            state.under_way.swap_remove(place);
+        }
+        let faults = state.arena.as_ref().map(|arena| Arc::clone(&arena.faults));
+        drop(state);
+        if let Some(faults) = faults {
+            faults.wake(self.at.clone());
+        }
+    }
 }
 
 /// What became of a plan.
@@ -44,6 +77,15 @@ enum Outcome {
     NoRoom,
     /// The daemon does not look at the place where they are.
     NoPlace,
+}
+
+/// What a load has got.
+enum Filled {
+    Done {
+        /// Loads follow each other: what is here is to be read before they come.
+        follows: Option<usize>,
+    },
+    UnderWay,
 }
 
 /// Starts the threads that serve loads. False if there is none.
@@ -69,9 +111,10 @@ fn serve_loads(faults: &Faults) {
                     continue;
                 };
                 let serve = || process.copies.serve_load(process, at, &mut buffer);
-                // Whatever happens: who waits looks again.
-                let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
-                faults.wake(at..at + PAGE);
+                // Whatever happens: who waits looks again, unless another thread sees to that.
+                if std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve)).unwrap_or(true) {
+                    faults.wake(at..at + PAGE);
+                }
             }
             None if failed => {
                 if let Some(process) = process::current() {
@@ -98,28 +141,82 @@ impl Maps {
         leave(state);
     }
 
-    fn serve_load(&self, process: &Process, at: usize, buffer: &mut Vec<u8>) {
+    /// Answers whether who waits is still to be woken.
+    fn serve_load(&self, process: &Process, at: usize, buffer: &mut Vec<u8>) -> bool {
         let strange = self.state.lock().book.at(at).is_none();
         if strange {
             kernel::nap(STRANGE);
-        } else {
-            self.fill(process, at, None, buffer);
+            return true;
         }
+        match self.fill(process, at, None, buffer) {
+            Filled::UnderWay => false,
+            Filled::Done { follows: None } => true,
+            Filled::Done { follows: Some(next) } => {
+                self.wake(at..at + PAGE);
+                self.read_ahead(next, buffer);
+                false
+            }
+        }
+    }
+
+    fn wake(&self, at: Range<usize>) {
+        let faults = self
+            .state
+            .lock()
+            .arena
+            .as_ref()
+            .map(|arena| Arc::clone(&arena.faults));
+        if let Some(faults) = faults {
+            faults.wake(at);
+        }
+    }
+
+    /// Reads what is at `at` before anybody loads it. What fails here is tried again when somebody does.
+    fn read_ahead(&self, at: usize, buffer: &mut Vec<u8>) {
+        let mut state = self.state.lock();
+        let Some(plan) = state.plan_ahead(at) else { return };
+        state.under_way.push(plan.at.clone());
+        let _under_way = UnderWay {
+            maps: self,
+            at: plan.at.clone(),
+        };
+        drop(state);
+        let Ok((count, under)) = read(&plan, buffer) else {
+            return;
+        };
+        let mut state = self.state.lock();
+        if state.counts(&plan) {
+            // Where there is no room or no place, the next load finds that out.
+            let _ = state.store(&plan, &mut buffer[..plan.at.len()], count, &under);
+        }
+        leave(state);
     }
 
     /// Fills a new map, if it is small.
     pub(super) fn fill_at_once(&self, process: &Process, start: usize, len: usize) {
         if len <= AT_ONCE_MAX {
-            self.fill(process, start, Some(len), &mut Vec::new());
+            let _ = self.fill(process, start, Some(len), &mut Vec::new());
         }
     }
 
     /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown already.
-    fn fill(&self, process: &Process, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) {
+    fn fill(&self, process: &Process, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) -> Filled {
         let (mut misses, mut turn, mut gave) = (0, None, false);
+        let mut filled = Filled::Done { follows: None };
         loop {
             let mut state = self.state.lock();
-            let Some(plan) = state.plan(at, len) else { break };
+            let plan = match state.plan(at, len) {
+                Load::Read(plan) => plan,
+                Load::Nothing => break,
+                Load::Marked(next) => {
+                    filled = Filled::Done { follows: Some(next) };
+                    break;
+                }
+                Load::UnderWay => {
+                    filled = Filled::UnderWay;
+                    break;
+                }
+            };
             let most = state.oldest_of(plan.at.len());
             if !most.is_empty() && !gave {
                 // What cannot be given loses pages (`make_room`).
@@ -143,22 +240,20 @@ impl Maps {
                 self.settled.wait(&mut state);
                 continue;
             }
+            state.under_way.push(plan.at.clone());
+            let _under_way = UnderWay {
+                maps: self,
+                at: plan.at.clone(),
+            };
             drop(state);
-            if buffer.len() < plan.at.len() {
-                buffer.resize(plan.at.len(), 0);
-            }
-            let out = &mut buffer[..plan.at.len()];
-            let read = plan
-                .ofd
-                .file_or(|| None)
-                .map_err(|_| Errno(libc::EIO))
-                .and_then(|file| file.read_copy(plan.offset, out));
+            let read = read(&plan, buffer);
             let mut state = self.state.lock();
             if !state.counts(&plan) {
                 continue;
             }
+            let follows = state.follows(&plan);
             let outcome = match read {
-                Ok((count, under)) => state.store(&plan, out, count, &under),
+                Ok((count, under)) => state.store(&plan, &mut buffer[..plan.at.len()], count, &under),
                 // Nobody waits for it yet: the first load tries again.
                 Err(_) if len.is_some() => Outcome::Done,
                 Err(_) => {
@@ -171,7 +266,10 @@ impl Maps {
             leave(state);
             match outcome {
                 Outcome::Again => {}
-                Outcome::Done => break,
+                Outcome::Done => {
+                    filled = Filled::Done { follows };
+                    break;
+                }
                 Outcome::NoRoom | Outcome::NoPlace => {
                     if matches!(outcome, Outcome::NoPlace) {
                         self.give_all(process);
@@ -193,22 +291,57 @@ impl Maps {
             drop(state);
             self.settled.notify_all();
         }
+        filled
+    }
+}
+
+/// Reads what a plan says; how much the file has of it, and under which session.
+fn read(plan: &Plan, buffer: &mut Vec<u8>) -> Result<(usize, ReadUnder), Errno> {
+    if buffer.len() < plan.at.len() {
+        buffer.resize(plan.at.len(), 0);
+    }
+    let file = plan.ofd.file_or(|| None).map_err(|_| Errno(libc::EIO))?;
+    file.read_copy(plan.offset, &mut buffer[..plan.at.len()])
+}
+
+impl super::Mapped {
+    /// A plan to read `range` of a map, after which the next load is expected behind it.
+    fn plan(&mut self, piece: Piece, range: Range<usize>, ahead: bool) -> Plan {
+        let skipped = (range.start - piece.at.start) as u64;
+        self.next = piece.offset + (range.end - piece.at.start) as u64;
+        Plan {
+            stored_at: piece.stored_at + skipped,
+            offset: piece.offset + skipped,
+            generation: self.generation,
+            ofd: piece.ofd,
+            at: range,
+            ahead,
+        }
     }
 }
 
 impl State {
-    /// What is to be read for a load at `at`; `None` if nothing is: it is shown, gets SIGBUS, or is not ours.
-    fn plan(&mut self, at: usize, len: Option<usize>) -> Option<Plan> {
-        let piece = self.book.at(at)?.clone();
-        if piece.bars {
-            return None;
-        }
-        // One that is stored counts (invariant 2).
-        if self.arena.as_ref()?.faults.show(at..at + PAGE) != Err(Errno(libc::EFAULT)) {
-            return None;
-        }
-        let mapped = self.mapped.get_mut(&piece.key())?;
+    /// What is to be read for a load at `at`.
+    fn plan(&mut self, at: usize, len: Option<usize>) -> Load {
+        let Some(piece) = self.book.at(at).filter(|piece| !piece.bars).cloned() else {
+            return Load::Nothing;
+        };
+        let (Some(arena), Some(mapped)) = (&self.arena, self.mapped.get_mut(&piece.key())) else {
+            return Load::Nothing;
+        };
         let offset_at = piece.offset + (at - piece.at.start) as u64;
+        // One that is stored counts (invariant 2).
+        if arena.faults.show(at..at + PAGE) != Err(Errno(libc::EFAULT)) {
+            if mapped.mark != Some(offset_at) {
+                return Load::Nothing;
+            }
+            mapped.mark = None;
+            let next = piece.address_of(mapped.next);
+            return next.map_or(Load::Nothing, Load::Marked);
+        }
+        if self.under_way.iter().any(|range| range.contains(&at)) {
+            return Load::UnderWay;
+        }
         let range = match len {
             Some(len) => at..piece.at.end.min(at + len),
             None if mapped.next == offset_at && mapped.window > 0 => {
@@ -222,15 +355,35 @@ impl State {
                 start..piece.at.end.min(at - before.min(at) + WINDOW)
             }
         };
-        let skipped = (range.start - piece.at.start) as u64;
-        mapped.next = piece.offset + (range.end - piece.at.start) as u64;
-        Some(Plan {
-            stored_at: piece.stored_at + skipped,
-            offset: piece.offset + skipped,
-            generation: mapped.generation,
-            ofd: piece.ofd,
-            at: range,
-        })
+        Load::Read(mapped.plan(piece, range, false))
+    }
+
+    /// Where the next load is expected after that of a plan, if loads follow each other.
+    fn follows(&self, plan: &Plan) -> Option<usize> {
+        let piece = self.book.at(plan.at.start)?;
+        let mapped = self.mapped.get(&piece.key())?;
+        // The first of them was read with what lies around it.
+        (mapped.window > WINDOW)
+            .then(|| piece.address_of(mapped.next))
+            .flatten()
+    }
+
+    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored there, and no change is under way.
+    fn plan_ahead(&mut self, at: usize) -> Option<Plan> {
+        let piece = self.book.at(at).filter(|piece| !piece.bars)?.clone();
+        let mapped = self.mapped.get(&piece.key())?;
+        let range = at..piece.at.end.min(at + (mapped.window * 2).min(WINDOW_MAX));
+        let wanted = self
+            .under_way
+            .iter()
+            .any(|other| other.start < range.end && range.start < other.end);
+        if wanted || mapped.changing > 0 || !self.oldest_of(range.len()).is_empty() {
+            return None;
+        }
+        let mapped = self.mapped.get_mut(&piece.key())?;
+        mapped.window = range.len().max(WINDOW);
+        mapped.mark = Some(piece.offset + (at - piece.at.start) as u64);
+        Some(mapped.plan(piece, range, true))
     }
 
     /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than there is room for would have pages read again and
@@ -297,7 +450,7 @@ impl State {
         let stored = plan.stored_at..plan.stored_at + pages.len() as u64;
         self.make_room(pages.len() as u64, bytes_max);
         let put = |state: &Self| match &state.arena {
-            Some(arena) => arena.file.store(plan.stored_at, pages),
+            Some(arena) => arena.file.store(plan.stored_at, pages, &arena.faults),
             None => Err(Errno(libc::ENOSPC)),
         };
         let mut done = put(self);
@@ -320,7 +473,10 @@ impl State {
             self.take_out(&stored);
             return if lives { Outcome::NoPlace } else { Outcome::Again };
         }
-        let shown = arena.faults.show(plan.at.start..plan.at.start + pages.len());
+        let hidden = if plan.ahead { PAGE } else { 0 };
+        let shown = arena
+            .faults
+            .show(plan.at.start + hidden..plan.at.start + pages.len());
         if shown == Err(Errno(libc::EFAULT)) {
             // The daemon has emptied the file meanwhile.
             self.take_out(&stored);

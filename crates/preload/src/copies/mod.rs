@@ -76,6 +76,8 @@ struct Mapped {
     /// Where the next load is expected, and how much is read at once there.
     next: u64,
     window: usize,
+    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have come so far.
+    mark: Option<u64>,
 }
 
 struct Arena {
@@ -99,6 +101,8 @@ struct State {
     stored_bytes: u64,
     /// Pages whose loads get SIGBUS because LibFS could not read them.
     failed: Vec<Range<usize>>,
+    /// What is being read: who loads from there waits for that, and nobody reads it once more.
+    under_way: Vec<Range<usize>>,
     /// What is no map any more. To drop it may close files, which may wait for the mount: never under the lock, nor on a thread of LibFS.
     gone: Vec<Piece>,
 }
@@ -249,7 +253,7 @@ impl Maps {
             if !nothing {
                 return None;
             }
-            arena.file = CopyFile::make(&at.dir, at.dir_is, &at.name).ok()?;
+            arena.file = CopyFile::make(&at.dir, at.dir_is, &at.name, &arena.faults).ok()?;
             arena.at = at;
             state.stored.clear();
             state.stored_bytes = 0;
@@ -260,7 +264,7 @@ impl Maps {
     fn make_arena(process: &Process) -> Option<Arena> {
         let at = process.fs().ok()?.copies_at()?;
         let faults = Arc::new(Faults::open().ok()?);
-        let file = CopyFile::make(&at.dir, at.dir_is, &at.name).ok()?;
+        let file = CopyFile::make(&at.dir, at.dir_is, &at.name, &faults).ok()?;
         let bytes_max = BYTES_MAX.min(file.room() / SHARE);
         if bytes_max < BYTES_LEAST || !fill::start(&faults) {
             return None;

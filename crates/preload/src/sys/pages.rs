@@ -26,6 +26,7 @@ const TMPFS: i64 = 0x0102_1994;
 const UFFDIO_API: usize = 0xc018_aa3f;
 const UFFDIO_REGISTER: usize = 0xc020_aa00;
 const UFFDIO_WAKE: usize = 0x8010_aa02;
+const UFFDIO_COPY: usize = 0xc028_aa03;
 const UFFDIO_CONTINUE: usize = 0xc020_aa07;
 /// Of `/dev/userfaultfd`.
 const NEW: usize = 0xaa00;
@@ -77,7 +78,17 @@ struct Continue {
     mapped: i64,
 }
 
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
 const _: () = assert!(size_of::<Api>() == 24 && size_of::<Register>() == 32 && size_of::<Continue>() == 32);
+const _: () = assert!(size_of::<Copy>() == 40);
 
 /// The place where this process is told of loads that wait.
 #[derive(Debug)]
@@ -116,14 +127,41 @@ impl Faults {
         Ok(Self { fd })
     }
 
-    fn register(&self, at: Range<usize>) -> Result<(), Errno> {
+    fn register(&self, at: Range<usize>, mode: u64) -> Result<(), Errno> {
         let mut register = Register {
             start: at.start as u64,
             len: at.len() as u64,
-            mode: MODE_MISSING | MODE_MINOR,
+            mode,
             ioctls: 0,
         };
         ioctl(self.fd.0, UFFDIO_REGISTER, &mut register).map(drop)
+    }
+
+    /// Puts pages where none are in a file that is mapped at `at` (registered): each into a page of its own that the kernel has not cleared before.
+    ///
+    /// # Errors
+    /// EEXIST: one is there, others before it have been put. ENOMEM: there is no room.
+    fn put(&self, at: usize, pages: &[u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < pages.len() {
+            let rest = &pages[done..];
+            let mut request = Copy {
+                to: (at + done) as u64,
+                from: rest.as_ptr() as u64,
+                len: rest.len() as u64,
+                mode: 0,
+                copied: 0,
+            };
+            let result = ioctl(self.fd.0, UFFDIO_COPY, &mut request);
+            done += usize::try_from(request.copied).unwrap_or(0);
+            match result {
+                Ok(_) => {}
+                Err(Errno(libc::EAGAIN)) if request.copied > 0 => {}
+                Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
     }
 
     /// Shows the pages of a range that are in the file, as far as they are there from its start on, and wakes who waits for them.
@@ -204,7 +242,7 @@ impl CopyFile {
     ///
     /// # Errors
     /// It cannot be made, lies elsewhere than in the memory that is meant, or this process may not write files of any length.
-    pub fn make(dir: &[u8], dir_is: (u64, u64), name: &str) -> Result<Self, Errno> {
+    pub fn make(dir: &[u8], dir_is: (u64, u64), name: &str, faults: &Faults) -> Result<Self, Errno> {
         if limits_files() {
             return Err(Errno(libc::EFBIG));
         }
@@ -252,13 +290,13 @@ impl CopyFile {
             len: AtomicU64::new(LEN),
             beyond: AtomicU64::new(LEN),
         };
-        file.keeps_pages_apart().map(|()| file)
+        file.keeps_pages_apart(faults).map(|()| file)
     }
 
     /// Tries that a page that is stored comes alone: all that is said of what is not in the file rests on it.
-    fn keeps_pages_apart(&self) -> Result<(), Errno> {
+    fn keeps_pages_apart(&self, faults: &Faults) -> Result<(), Errno> {
         let last = HUGE - PAGE as u64;
-        self.store(last, &[1; PAGE])?;
+        self.store(last, &[1; PAGE], faults)?;
         let a = [self.fd.0 as usize, 0, libc::SEEK_DATA as usize, 0, 0, 0];
         // SAFETY: takes numbers.
         let first = result(unsafe { kernel::call(nr(libc::SYS_lseek), a) });
@@ -290,19 +328,37 @@ impl CopyFile {
     ///
     /// # Errors
     /// ENOSPC; EFBIG where the program has limited the length of files; of `mmap` and `process_vm_writev`.
-    pub fn store(&self, offset: u64, pages: &[u8]) -> Result<(), Errno> {
+    pub fn store(&self, offset: u64, pages: &[u8], faults: &Faults) -> Result<(), Errno> {
         // Beyond the limit there would be a signal.
         if limits_files() {
             return Err(Errno(libc::EFBIG));
         }
+        let put = self.with_map(offset, pages.len(), |at| {
+            faults.register(at..at + pages.len(), MODE_MISSING)?;
+            faults.put(at, pages)
+        });
+        match put {
+            Ok(()) => Ok(()),
+            Err(Errno(libc::ENOMEM)) => Err(Errno(libc::ENOSPC)),
+            // Something is there: of an earlier reading, or zeros that the kernel has put where all of a process is kept in memory (`mlockall`).
+            Err(_) => self.with_map(offset, pages.len(), |at| fill(at, pages)),
+        }
+    }
+
+    /// Maps `len` bytes of the file, without huge pages, while `act` lasts.
+    fn with_map(
+        &self,
+        offset: u64,
+        len: usize,
+        act: impl FnOnce(usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let flags = (libc::MAP_SHARED | libc::MAP_NORESERVE) as usize;
-        let (len, fd) = (pages.len(), self.fd.0 as usize);
-        let a = [0, len, protection, flags, fd, offset as usize];
+        let a = [0, len, protection, flags, self.fd.0 as usize, offset as usize];
         // SAFETY: a new map, at a place of the kernel's choice.
         let at = result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })?;
         let small = advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages);
-        let done = small.and_then(|()| fill(at, pages));
+        let done = small.and_then(|()| act(at));
         unmap(at, len);
         done
     }
@@ -498,7 +554,7 @@ pub fn put_over(from: usize, len: usize, to: usize) -> Result<(), Errno> {
 fn watch(at: usize, len: usize, faults: &Faults) -> Result<(), Errno> {
     advise(at, len, libc::MADV_DONTFORK)?;
     advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages)?;
-    faults.register(at..at + len)
+    faults.register(at..at + len, MODE_MISSING | MODE_MINOR)
 }
 
 fn advise(at: usize, len: usize, advice: i32) -> Result<(), Errno> {
@@ -596,8 +652,8 @@ mod tests {
         let name = format!("varve-test-{}", std::process::id());
         let about = std::fs::metadata(live).unwrap();
         let path = live.as_os_str().as_bytes();
-        let file = CopyFile::make(path, (about.dev(), about.ino()), &name).unwrap();
-        assert!(CopyFile::make(path, (about.dev(), about.ino() + 1), &name).is_err());
+        let file = CopyFile::make(path, (about.dev(), about.ino()), &name, &faults).unwrap();
+        assert!(CopyFile::make(path, (about.dev(), about.ino() + 1), &name, &faults).is_err());
         let at = file.map(0, 4 * PAGE, libc::PROT_READ, 1 << 40, &faults).unwrap();
         assert!(file.is_at(&(at..at + 4 * PAGE)) && !file.is_at(&(at..at + 64 * PAGE)));
         assert_eq!(
@@ -614,7 +670,8 @@ mod tests {
         for fill in [1_u8, 2] {
             let waits = load(1);
             assert_eq!(faults.next(None), Some(at + PAGE));
-            file.store((1 << 40) + PAGE as u64, &[fill; PAGE]).unwrap();
+            file.store((1 << 40) + PAGE as u64, &[fill; PAGE], &faults)
+                .unwrap();
             // It is in the file, and nobody sees it.
             let other = load(1);
             assert_eq!(faults.next(None), Some(at + PAGE));
@@ -636,7 +693,8 @@ mod tests {
             drop(other);
             file.take_out(0..1 << 62);
         }
-        file.store((1 << 40) + 2 * PAGE as u64, &[3; PAGE]).unwrap();
+        file.store((1 << 40) + 2 * PAGE as u64, &[3; PAGE], &faults)
+            .unwrap();
         file.take_out(1 << 40..(1 << 40) + 8 * PAGE as u64);
         assert_eq!(
             faults.show(at + 2 * PAGE..at + 3 * PAGE),
@@ -650,7 +708,9 @@ mod tests {
         assert_eq!(file.reach(offset + PAGE as u64), offset + PAGE as u64);
         let waits = load(3);
         assert_eq!(faults.next(None), Some(at + 3 * PAGE));
-        file.store(offset, &[4; PAGE]).unwrap();
+        file.store(offset, &[5; PAGE], &faults).unwrap();
+        // Over what is there, too.
+        file.store(offset, &[4; PAGE], &faults).unwrap();
         faults.show(at + 3 * PAGE..at + 4 * PAGE).unwrap();
         assert_eq!(waits.join().unwrap(), 4);
         assert!(file.is_at(&(at..at + 4 * PAGE)) && file.is_named());
