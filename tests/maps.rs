@@ -6,7 +6,7 @@ use common::{Pool, cannot_mount, kill, run_ok, varve, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -143,6 +143,16 @@ fn files_of_copies() -> Vec<String> {
         .collect()
 }
 
+/// Bytes of copies that a process has.
+fn bytes_of_copies(pid: u32) -> u64 {
+    let wanted = format!("copies-{pid}-");
+    let dirs = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    dirs.flat_map(|dir| std::fs::read_dir(dir.path()).into_iter().flatten().flatten())
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&wanted))
+        .map(|entry| entry.metadata().map_or(0, |about| about.blocks() * 512))
+        .sum()
+}
+
 fn run_served(place: &Place, script: &str) {
     run_ok(
         varve()
@@ -187,6 +197,53 @@ fn changes_of_others_are_shown_when_their_calls_have_returned() {
     write_pages(&place.pool.mnt().join("other"), 5, 5);
     std::fs::rename(place.pool.mnt().join("other"), &file).expect("renamed");
     assert_eq!((mapper.page(0), mapper.page(3)), ("11".into(), "11".into()));
+    mapper.end();
+    place.pool.down();
+    place.pool.fsck_clean();
+}
+
+/// What was read ahead of loads is read before anybody has asked for it: a change that comes between must count all the same.
+#[test]
+fn loads_that_follow_each_other_are_read_ahead_of_and_show_what_was_changed_meanwhile() {
+    let Some(mut place) = place() else { return };
+    let file = place.pool.mnt().join("file");
+    let pages = 2500;
+    write_pages(&file, pages, 1);
+    let mut mapper = Mapper::start(&place);
+    mapper.map(&file, pages);
+    let pid = mapper.child.id();
+    // Two windows of loads, 128 and 256 KiB; what follows comes by itself.
+    assert_eq!((mapper.page(0), mapper.page(32)), ("1".into(), "1".into()));
+    wait_until("reading ahead", || {
+        bytes_of_copies(pid) >= (128 + 256 + 512) << 10
+    });
+    assert!(
+        bytes_of_copies(pid) < pages * PAGE / 2,
+        "not all of it for two loads"
+    );
+    for word in 2..5_u64 {
+        write_pages(&file, pages, word);
+        let other = File::options().write(true).open(&file).expect("it is there");
+        for page in 0..pages {
+            if page % 100 == 50 {
+                // The next page, one that is read ahead by now, and one that is not.
+                for later in [page + 1, page + 40, page + 700] {
+                    if later < pages {
+                        other
+                            .write_all_at(&(word * 1000).to_le_bytes(), later * PAGE)
+                            .expect("written");
+                    }
+                }
+            }
+            let changed = |ahead: u64| page >= ahead && (page - ahead) % 100 == 50;
+            let wanted = if [1, 40, 700].into_iter().any(changed) {
+                word * 1000
+            } else {
+                word
+            };
+            assert_eq!(mapper.page(page), wanted.to_string(), "page {page}");
+        }
+    }
     mapper.end();
     place.pool.down();
     place.pool.fsck_clean();
