@@ -4,7 +4,7 @@ mod common;
 
 use common::{Pool, cannot_mount, kill, run_ok, varve, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ impl Mapper {
         let said = self.say(&format!("map {} {}", file.display(), pages * PAGE));
         assert_eq!(said, "mapped");
         assert!(
-            has_copies(self.child.id()),
+            copies_of(self.child.id()).is_some(),
             "the map is the mount's: this test tries nothing"
         );
     }
@@ -129,28 +129,18 @@ impl Mapper {
     }
 }
 
-/// Whether a process, or what `varve run` has become in it, has a file of copies.
-fn has_copies(pid: u32) -> bool {
+/// The file of copies of a process, or of what `varve run` has become in it.
+fn copies_of(pid: u32) -> Option<DirEntry> {
     let wanted = format!("copies-{pid}-");
-    files_of_copies().iter().any(|name| name.starts_with(&wanted))
-}
-
-fn files_of_copies() -> Vec<String> {
     let dirs = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     dirs.flat_map(|dir| std::fs::read_dir(dir.path()).into_iter().flatten().flatten())
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| name.starts_with("copies-"))
-        .collect()
+        .find(|entry| entry.file_name().to_string_lossy().starts_with(&wanted))
 }
 
 /// Bytes of copies that a process has.
 fn bytes_of_copies(pid: u32) -> u64 {
-    let wanted = format!("copies-{pid}-");
-    let dirs = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    dirs.flat_map(|dir| std::fs::read_dir(dir.path()).into_iter().flatten().flatten())
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&wanted))
-        .map(|entry| entry.metadata().map_or(0, |about| about.blocks() * 512))
-        .sum()
+    let about = copies_of(pid).and_then(|entry| entry.metadata().ok());
+    about.map_or(0, |about| about.blocks() * 512)
 }
 
 fn run_served(place: &Place, script: &str) {
@@ -326,15 +316,15 @@ fn maps_outlive_the_daemon_and_show_what_comes_after_it() {
     wait_until("the next daemon", || {
         place.pool.child_pid("serve").is_some_and(|next| next != serve)
     });
-    assert!(!has_copies(mapper.child.id()));
+    assert!(copies_of(mapper.child.id()).is_none());
     write_pages(&file, 2000, 9);
     assert_eq!((mapper.page(0), mapper.page(1999)), ("9".into(), "9".into()));
-    assert!(!has_copies(mapper.child.id()));
+    assert!(copies_of(mapper.child.id()).is_none());
     let next = place.pool.mnt().join("next");
     write_pages(&next, 2000, 10);
     mapper.map(&next, 2000);
     assert_eq!((mapper.page(0), mapper.page(1999)), ("10".into(), "10".into()));
-    assert!(has_copies(mapper.child.id()), "the map is the mount's");
+    assert!(copies_of(mapper.child.id()).is_some(), "the map is the mount's");
     mapper.end();
     place.pool.down();
     place.pool.fsck_clean();
@@ -357,7 +347,7 @@ fn nothing_is_left_in_memory_when_processes_and_the_daemon_are_gone() {
         } else {
             mapper.end();
         }
-        wait_until("its copies are gone", || !has_copies(pid));
+        wait_until("its copies are gone", || copies_of(pid).is_none());
         pids.push(pid);
     }
     // The daemon dies first.
@@ -368,11 +358,10 @@ fn nothing_is_left_in_memory_when_processes_and_the_daemon_are_gone() {
     kill(place.pool.child_pid("serve").expect("it runs"));
     mapper.child.kill().expect("killed");
     mapper.child.wait().expect("it ends");
-    wait_until("its copies are gone", || !has_copies(pid));
+    wait_until("its copies are gone", || copies_of(pid).is_none());
     pids.push(pid);
     place.pool.down();
-    let own = |name: &String| pids.iter().any(|pid| name.starts_with(&format!("copies-{pid}-")));
-    assert!(!files_of_copies().iter().any(own));
+    assert!(pids.iter().all(|pid| copies_of(*pid).is_none()));
     place.pool.fsck_clean();
 }
 

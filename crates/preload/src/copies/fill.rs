@@ -150,24 +150,22 @@ impl Maps {
         }
         match self.fill(process, at, None, buffer) {
             Filled::UnderWay => false,
-            Filled::Done { follows: None } => true,
-            Filled::Done { follows: Some(next) } => {
-                self.wake(at..at + PAGE);
-                self.read_ahead(next, buffer);
-                false
+            Filled::Done { follows } => {
+                // It is shown, which has woken who waits.
+                if let Some(next) = follows {
+                    self.read_ahead(next, buffer);
+                }
+                true
             }
         }
     }
 
-    fn wake(&self, at: Range<usize>) {
-        let faults = self
-            .state
-            .lock()
-            .arena
-            .as_ref()
-            .map(|arena| Arc::clone(&arena.faults));
-        if let Some(faults) = faults {
-            faults.wake(at);
+    /// What a plan says is being read from now on.
+    fn begin(&self, state: &mut State, plan: &Plan) -> UnderWay<'_> {
+        state.under_way.push(plan.at.clone());
+        UnderWay {
+            maps: self,
+            at: plan.at.clone(),
         }
     }
 
@@ -175,11 +173,7 @@ impl Maps {
     fn read_ahead(&self, at: usize, buffer: &mut Vec<u8>) {
         let mut state = self.state.lock();
         let Some(plan) = state.plan_ahead(at) else { return };
-        state.under_way.push(plan.at.clone());
-        let _under_way = UnderWay {
-            maps: self,
-            at: plan.at.clone(),
-        };
+        let _under_way = self.begin(&mut state, &plan);
         drop(state);
         let Ok((count, under)) = read(&plan, buffer) else {
             return;
@@ -240,11 +234,7 @@ impl Maps {
                 self.settled.wait(&mut state);
                 continue;
             }
-            state.under_way.push(plan.at.clone());
-            let _under_way = UnderWay {
-                maps: self,
-                at: plan.at.clone(),
-            };
+            let _under_way = self.begin(&mut state, &plan);
             drop(state);
             let read = read(&plan, buffer);
             let mut state = self.state.lock();

@@ -295,8 +295,17 @@ impl CopyFile {
 
     /// Tries that a page that is stored comes alone: all that is said of what is not in the file rests on it.
     fn keeps_pages_apart(&self, faults: &Faults) -> Result<(), Errno> {
-        let last = HUGE - PAGE as u64;
-        self.store(last, &[1; PAGE], faults)?;
+        let (last, page) = (HUGE - PAGE as u64, [1; PAGE]);
+        // In both ways in which pages are stored; what the first cannot, the second does.
+        if self.put_new(last, &page, faults).is_ok() {
+            self.came_alone(last)?;
+        }
+        self.put_over(last, &page)?;
+        self.came_alone(last)
+    }
+
+    /// Whether the first huge page of the file has the page at `last`, its last one, and no other. Takes it out.
+    fn came_alone(&self, last: u64) -> Result<(), Errno> {
         let a = [self.fd.0 as usize, 0, libc::SEEK_DATA as usize, 0, 0, 0];
         // SAFETY: takes numbers.
         let first = result(unsafe { kernel::call(nr(libc::SYS_lseek), a) });
@@ -333,16 +342,23 @@ impl CopyFile {
         if limits_files() {
             return Err(Errno(libc::EFBIG));
         }
-        let put = self.with_map(offset, pages.len(), |at| {
-            faults.register(at..at + pages.len(), MODE_MISSING)?;
-            faults.put(at, pages)
-        });
-        match put {
+        match self.put_new(offset, pages, faults) {
             Ok(()) => Ok(()),
             Err(Errno(libc::ENOMEM)) => Err(Errno(libc::ENOSPC)),
             // Something is there: of an earlier reading, or zeros that the kernel has put where all of a process is kept in memory (`mlockall`).
-            Err(_) => self.with_map(offset, pages.len(), |at| fill(at, pages)),
+            Err(_) => self.put_over(offset, pages),
         }
+    }
+
+    fn put_new(&self, offset: u64, pages: &[u8], faults: &Faults) -> Result<(), Errno> {
+        self.with_map(offset, pages.len(), |at| {
+            faults.register(at..at + pages.len(), MODE_MISSING)?;
+            faults.put(at, pages)
+        })
+    }
+
+    fn put_over(&self, offset: u64, pages: &[u8]) -> Result<(), Errno> {
+        self.with_map(offset, pages.len(), |at| fill(at, pages))
     }
 
     /// Maps `len` bytes of the file, without huge pages, while `act` lasts.
