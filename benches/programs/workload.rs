@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The first argument of this binary as a driver.
 pub const DRIVE: &str = "--drive";
 /// Longest time that a driver may take in one round.
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// How much is done.
 #[derive(Debug, Clone, Copy)]
