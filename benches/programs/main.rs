@@ -135,6 +135,7 @@ fn measure(options: &Options, workload: &Workload, sides: &[Side], plan: &Plan, 
             if broken[at] || (round == 0 && !side.counts_calls()) {
                 continue;
             }
+            report::settle();
             let result = if round == 0 {
                 side.counted(|side| workload.run(side, &Plan::tiny(plan)))
             } else {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the numbers of a row count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +107,13 @@ pub fn shown(value: f64) -> String {
     }
 }
 
+/// The machine is idle when it was looked at so often and for so long, and at most this share of its processors was used.
+const IDLE_LOOKS: u32 = 3;
+const LOOK: Duration = Duration::from_millis(100);
+const IDLE_SHARE: f64 = 0.1;
+/// How long that is waited for at most.
+const SETTLE_MAX: Duration = Duration::from_secs(4);
+
 /// All that came so far.
 pub struct Report {
     machine: Value,
@@ -130,16 +137,30 @@ fn ticks() -> Option<(u64, u64)> {
     Some((fields.iter().take(8).sum(), fields.get(3)? + fields.get(4)?))
 }
 
+/// Share of the processors that is used, looked at for so long.
+fn used(during: Duration) -> Option<f64> {
+    let before = ticks()?;
+    std::thread::sleep(during);
+    let after = ticks()?;
+    let all = after.0.checked_sub(before.0).filter(|all| *all > 0)?;
+    Some(1.0 - after.1.saturating_sub(before.1) as f64 / all as f64)
+}
+
 /// Share of the processors that others use, looked at for a second while nothing of the bench runs.
 fn others() -> String {
-    let before = ticks();
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    match (before, ticks()) {
-        (Some(before), Some(after)) if after.0 > before.0 => {
-            let idle = (after.1 - before.1) as f64 / (after.0 - before.0) as f64;
-            format!("{:.0} %", (1.0 - idle) * 100.0)
-        }
-        _ => "unknown".into(),
+    used(Duration::from_secs(1)).map_or_else(|| "unknown".into(), |share| format!("{:.0} %", share * 100.0))
+}
+
+/// Waits until what ran before has paid its debts (write-back, digests, blocks to free), for a while: the next side is not to pay them.
+pub fn settle() {
+    rustix::fs::sync();
+    let until = Instant::now() + SETTLE_MAX;
+    let mut idle = 0;
+    while idle < IDLE_LOOKS && Instant::now() < until {
+        idle = match used(LOOK) {
+            Some(share) if share > IDLE_SHARE => 0,
+            _ => idle + 1,
+        };
     }
 }
 
@@ -359,7 +380,7 @@ fn markdown(value: &Value) -> String {
 const INTRODUCTION: &str = "# Programs at speed
 
 `cargo bench --bench programs` (`benches/programs/`) runs programs on Varve and on the file systems beside it, in one run, one side after the other in
-rounds; medians are shown. *run* is the program under `varve run` on a pool whose NVM is memory (in the second table: a file on the disk), *mount* the same
+rounds, each when the machine has done what the one before left to do; medians are shown. *run* is the program under `varve run` on a pool whose NVM is memory (in the second table: a file on the disk), *mount* the same
 program on that pool's plain mount, *tmpfs* persists nothing, *ext4+fsync* and *xfs+fsync* lie on loop devices in the same memory. All sides run the
 same program with the same calls; `fileserver` and `sharing` sync nothing on any side. Rates (/s) are better when higher, times (µs) when lower. After
 each round the program's data is looked at by another process through the plain mount.

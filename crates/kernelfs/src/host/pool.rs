@@ -20,6 +20,8 @@ pub const LAYOUT_VERSION: u32 = 1;
 pub const TOML: &str = "varve.toml";
 /// Its name while the pool is being made.
 const TOML_NEW: &str = "varve.toml.new";
+/// Files of tiers.
+const IMAGES: [&str; 4] = ["nvm.img", "journal.img", "ssd.img", "hdd.img"];
 /// Files that may lie in the directory of a new pool.
 const HARMLESS: [&str; 7] = [
     "lost+found",
@@ -387,7 +389,8 @@ impl HostPool {
         ))
     }
 
-    /// Makes a memory-only pool again whose memory is gone: same place and sizes, empty, another name.
+    /// Makes a memory-only pool again whose memory is gone: same place, sizes and settings, empty, another name. What else lies in its directory
+    /// stays. If it cannot be made, it is as it was.
     ///
     /// # Errors
     /// Its memory is there; and as for [`create_pool`].
@@ -400,10 +403,17 @@ impl HostPool {
         }
         self.check_owner()?;
         let lock = self.lock()?;
+        let path = self.dir.join(TOML);
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| KernelError::io(format!("cannot read {}", path.display()), error))?;
         let _ = std::fs::remove_dir_all(&self.live);
-        rename(&self.dir, TOML, TOML_NEW)?;
+        remove_images(&self.dir)?;
+        let again = make_locked(&self.dir, &self.spec, self.live.parent(), Some(&text))?;
         drop(lock);
-        make(&self.dir, &self.spec, self.live.parent(), true)
+        Ok(Self {
+            config: self.config.clone(),
+            ..again
+        })
     }
 }
 
@@ -449,15 +459,6 @@ fn take_lock(dir: &Path) -> Result<PoolLock, KernelError> {
 /// # Errors
 /// There is a pool or something else already; no space; devices that do not fit. Nothing is left behind then.
 pub fn create_pool(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError> {
-    make(dir, spec, None, false)
-}
-
-fn make(
-    dir: &Path,
-    spec: &PoolSpec,
-    live_parent: Option<&Path>,
-    again: bool,
-) -> Result<HostPool, KernelError> {
     let made = match std::fs::DirBuilder::new()
         .recursive(false)
         .mode(0o755)
@@ -470,7 +471,7 @@ fn make(
     let whole = dir
         .canonicalize()
         .map_err(|error| KernelError::io(format!("cannot look at {}", dir.display()), error))?;
-    let result = make_in(&whole, spec, live_parent, again);
+    let result = make_in(&whole, spec);
     if result.is_err() && made {
         // Best effort: only what was made here, and only if nothing else is in it.
         let _ = std::fs::remove_file(whole.join("lock"));
@@ -479,12 +480,7 @@ fn make(
     result
 }
 
-fn make_in(
-    dir: &Path,
-    spec: &PoolSpec,
-    live_parent: Option<&Path>,
-    again: bool,
-) -> Result<HostPool, KernelError> {
+fn make_in(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError> {
     if dir.join("sock").as_os_str().len() > SOCKET_PATH_MAX {
         return refuse(format!(
             "the path {} is too long for a socket in it (at most {} bytes); use a shorter one",
@@ -500,9 +496,20 @@ fn make_in(
     }
     let _lock = take_lock(dir)?;
     check_empty(dir)?;
+    make_locked(dir, spec, None, None)
+}
+
+/// Makes a pool in a directory that is locked and ready for it; `again` is the `varve.toml` of the one that was there before.
+fn make_locked(
+    dir: &Path,
+    spec: &PoolSpec,
+    live_parent: Option<&Path>,
+    again: Option<&str>,
+) -> Result<HostPool, KernelError> {
     let uuid = uuid_v4(random_bytes()?);
     let parent = live_parent.unwrap_or(Path::new(live::DEFAULT_PARENT));
-    let text = toml_text(spec, &uuid, live_parent);
+    let renamed = again.and_then(|text| with_uuid(text, &uuid));
+    let text = renamed.unwrap_or_else(|| toml_text(spec, &uuid, live_parent));
     let new = dir.join(TOML_NEW);
     write_durably(&new, &text)?;
     let owner_uid = rustix::process::geteuid().as_raw();
@@ -515,7 +522,7 @@ fn make_in(
         owner_uid,
     };
     let done = live::ensure(&pool.live)
-        .and_then(|()| devices::create(&pool, again))
+        .and_then(|()| devices::create(&pool, again.is_some()))
         .and_then(|devices| devices::format(&pool, &devices, random_bytes()?));
     if let Err(error) = done {
         devices::remove(&pool);
@@ -545,17 +552,7 @@ fn check_empty(dir: &Path) -> Result<(), KernelError> {
         if HARMLESS.contains(&&*name) {
             continue;
         }
-        let ours = [
-            "nvm.img",
-            "journal.img",
-            "ssd.img",
-            "hdd.img",
-            TOML_NEW,
-            "sock",
-            "pid",
-            "up.pid",
-        ]
-        .contains(&&*name);
+        let ours = IMAGES.contains(&&*name) || [TOML_NEW, "sock", "pid", "up.pid"].contains(&&*name);
         if !(interrupted && ours) {
             return refuse(format!(
                 "{} is not empty ({name} is in it); give a new or an empty directory",
@@ -565,16 +562,23 @@ fn check_empty(dir: &Path) -> Result<(), KernelError> {
     }
     if interrupted {
         tracing::warn!("{}: what an interrupted mkfs left is cleared", dir.display());
-        for name in ["nvm.img", "journal.img", "ssd.img", "hdd.img", TOML_NEW] {
-            match std::fs::remove_file(dir.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(KernelError::io(
-                        format!("cannot remove {name} in {}", dir.display()),
-                        error,
-                    ));
-                }
-                _ => {}
+        remove_images(dir)?;
+        let _ = std::fs::remove_file(dir.join(TOML_NEW));
+    }
+    Ok(())
+}
+
+/// Removes the files of tiers that lie in a pool's directory.
+fn remove_images(dir: &Path) -> Result<(), KernelError> {
+    for name in IMAGES {
+        match std::fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(KernelError::io(
+                    format!("cannot remove {name} in {}", dir.display()),
+                    error,
+                ));
             }
+            _ => {}
         }
     }
     Ok(())
@@ -584,6 +588,13 @@ fn uuid_v4(mut bytes: [u8; 16]) -> [u8; 16] {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     bytes
+}
+
+/// The text of a `varve.toml` with another identity.
+fn with_uuid(text: &str, uuid: &[u8; 16]) -> Option<String> {
+    let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "uuid");
+    let old = text.lines().find(|line| is_it(line))?;
+    Some(text.replacen(old, &format!("uuid = \"{}\"", uuid_text(uuid)), 1))
 }
 
 fn toml_text(spec: &PoolSpec, uuid: &[u8; 16], live_parent: Option<&Path>) -> String {

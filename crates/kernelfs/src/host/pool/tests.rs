@@ -168,8 +168,24 @@ fn memory_pool_outlives_its_daemon_and_says_so_when_its_memory_is_gone() {
         error.contains("--recreate") && error.contains("memory"),
         "{error}"
     );
+    // What others have put there is nobody's business, and what was set stays set.
+    for name in ["preload-0123456789abcdef.so", "notes.txt"] {
+        std::fs::write(dir.join(name), name).unwrap();
+    }
+    let toml = dir.join("varve.toml");
+    let text = std::fs::read_to_string(&toml).unwrap();
+    std::fs::write(&toml, text + "digest_percent = 42\n").unwrap();
+    let pool = Live(HostPool::find(&dir).unwrap());
     let again = Live(pool.0.recreate().unwrap());
     assert_ne!(again.0.uuid(), pool.0.uuid());
+    for found in [&again.0, &HostPool::find(&dir).unwrap()] {
+        assert_eq!(found.config().digest_percent, 42);
+        assert_eq!(found.uuid(), again.0.uuid());
+    }
+    assert_eq!(
+        std::fs::read_to_string(dir.join("notes.txt")).unwrap(),
+        "notes.txt"
+    );
     HostDaemon::start(&HostPool::find(&dir).unwrap())
         .unwrap()
         .stop()
