@@ -215,6 +215,11 @@ impl Core {
         }
         let revocations = self.table.revocations(now_ms);
         self.send_revocations(&revocations);
+        for ticket in self.table.with_news() {
+            if let Some(seat) = self.seats.get(&ticket) {
+                seat.woken.notify_all();
+            }
+        }
         for session in self.table.expired(now_ms) {
             // One that is sealed already keeps its leases until its log is digested.
             if self.live(session).is_none() || self.doomed.contains_key(&session) {

@@ -469,7 +469,7 @@ impl KernelFs {
                     }
                     if mode == LeaseMode::Write {
                         let count = core.changes_under(session.id, item);
-                        core.table.note_changes(item.key, count);
+                        core.table.note_changes(item.key, session.id, count);
                     }
                     begun.push((*item, mode));
                 }

@@ -173,7 +173,11 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
 
 fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
     loop {
-        let pause = if withdrawals.has_passes() { TICK } else { RECLAIM };
+        let pause = match (withdrawals.has_left(), withdrawals.has_passes()) {
+            (true, _) => Duration::ZERO,
+            (_, true) => TICK,
+            _ => RECLAIM,
+        };
         let first = next_within(clock, inbox, pause);
         let Some(session) = weak.upgrade() else { return };
         match first {
@@ -187,6 +191,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
                     next = inbox.try_recv().ok();
                 }
             }
+            Err(RecvTimeoutError::Timeout) if pause.is_zero() => {}
             Err(RecvTimeoutError::Timeout) => {
                 session.data.reclaim();
                 session.data.tell_trouble();

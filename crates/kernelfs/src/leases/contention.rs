@@ -34,6 +34,8 @@ struct Watch {
     phase_ms: u64,
     /// Leases are tried until then, whatever else speaks for mediation.
     trial_until_ms: u64,
+    /// Who had a write lease last and changed nothing under it.
+    idle: Option<SessionId>,
 }
 
 impl Watch {
@@ -91,6 +93,7 @@ impl Contention {
             mediated_until_ms: 0,
             phase_ms: *TRIED_AGAIN_MS.start(),
             trial_until_ms: 0,
+            idle: None,
         };
         let watch = self.inodes.entry(key).or_insert(fresh);
         if watch.last == session {
@@ -117,11 +120,23 @@ impl Contention {
         }
     }
 
-    /// `count` changes of `key` were made under a lease that was given back.
-    pub(super) fn note_changes(&mut self, key: InodeKey, count: u64) {
+    /// `count` changes of `key` were made under a lease that `session` gave back.
+    pub(super) fn note_changes(&mut self, key: InodeKey, session: SessionId, count: u64) {
         if let Some(watch) = self.inodes.get_mut(&key) {
             watch.changes = watch.changes.saturating_add(count);
+            if count == 0 {
+                watch.idle = Some(session);
+            } else if watch.idle == Some(session) {
+                watch.idle = None;
+            }
         }
+    }
+
+    /// Whether `session` changed nothing under its last write lease on `key`: it looks again and again, and those who wait have work to do.
+    pub(super) fn is_idle(&self, key: InodeKey, session: SessionId) -> bool {
+        self.inodes
+            .get(&key)
+            .is_some_and(|watch| watch.idle == Some(session))
     }
 
     /// An operation of `session` on `key` was mediated.

@@ -149,6 +149,8 @@ pub struct Table {
     next_internal: u64,
     /// Leases that are being asked back.
     asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
+    /// Inodes that others wait for, whose leases have come to be held since [`with_news`](Self::with_news) was called.
+    held_anew: Vec<InodeKey>,
     pub(super) work: Works,
 }
 
@@ -168,6 +170,7 @@ impl Table {
             next_lease: first_lease.0.max(1),
             next_internal: INTERNAL,
             asked: BTreeMap::new(),
+            held_anew: Vec::new(),
             work: Works::default(),
         }
     }
@@ -443,8 +446,23 @@ impl Table {
                 && holder.phase == Phase::Granting
             {
                 holder.phase = Phase::Held { since_ms: now_ms };
+                self.note_held(granted.key);
             }
         }
+    }
+
+    fn note_held(&mut self, key: InodeKey) {
+        if self.queues.contains_key(&key) {
+            self.held_anew.push(key);
+        }
+    }
+
+    /// Requests for which there is a new time at which a lease can be asked back, which they are to wait for
+    /// ([`next_event_ms`](Self::next_event_ms)): nothing else wakes them then.
+    pub fn with_news(&mut self) -> Vec<Ticket> {
+        let keys = std::mem::take(&mut self.held_anew);
+        let queues = keys.iter().filter_map(|key| self.queues.get(key));
+        queues.flatten().copied().collect()
     }
 
     /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they replaced are there again.
@@ -461,6 +479,7 @@ impl Table {
             if let Some(old) = granted.replaces {
                 let phase = Phase::Held { since_ms: now_ms };
                 self.insert(session, granted.key, old, LeaseMode::Read, phase);
+                self.note_held(granted.key);
                 if let Some(holder) = self.holder_mut(session, granted.key) {
                     holder.mapped = mapped;
                 }
@@ -502,6 +521,7 @@ impl Table {
             holder.mode = LeaseMode::Read;
             holder.phase = Phase::Held { since_ms: now_ms };
             self.writes_by_age.remove(&lease);
+            self.note_held(key);
             return true;
         }
         self.remove(session, key, lease);
@@ -594,13 +614,13 @@ impl Table {
         out
     }
 
-    /// How long a lease is kept at least.
+    /// How long a lease is kept at least: no longer than for the operation that asked for it, if it is not worth the wait of others.
     fn hold_ms(&self, key: InodeKey, holder: &Holder, now_ms: u64) -> u64 {
-        if holder.mode == LeaseMode::Read && self.contention.is_contended(key, now_ms) {
-            0
-        } else {
-            self.limits.min_hold_ms
-        }
+        let at_once = match holder.mode {
+            LeaseMode::Read => self.contention.is_contended(key, now_ms),
+            LeaseMode::Write => self.contention.is_idle(key, holder.session),
+        };
+        if at_once { 0 } else { self.limits.min_hold_ms }
     }
 
     fn again_ms(&self) -> u64 {
@@ -759,9 +779,9 @@ impl Table {
         self.contention.note_mediated(key, session, now_ms);
     }
 
-    /// `count` changes of `key` were made under a write lease that is given back.
-    pub fn note_changes(&mut self, key: InodeKey, count: u64) {
-        self.contention.note_changes(key, count);
+    /// `count` changes of `key` were made under a write lease that `session` gives back.
+    pub fn note_changes(&mut self, key: InodeKey, session: SessionId, count: u64) {
+        self.contention.note_changes(key, session, count);
     }
 
     /// Whether changes of `key` are to be mediated at the moment.

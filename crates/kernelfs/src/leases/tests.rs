@@ -265,7 +265,7 @@ fn take_turns(table: &mut Table, mut now: u64, until_ms: u64, changes: u64) -> O
         let decision = table.decide(now).pop().unwrap();
         table.confirm(session, &decision.leases, now);
         assert!(table.is_written(key(1)));
-        table.note_changes(key(1), changes);
+        table.note_changes(key(1), session, changes);
         give_back(table, session, 1, now);
         session = if session == A { B } else { A };
         now += 5;
@@ -316,6 +316,54 @@ fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     table.note_mediated(key(1), A, again + 150);
     assert!(table.is_contended(key(1), again + 150));
     assert!(!table.is_contended(key(1), again + 200));
+}
+
+/// Who waits while a lease is on its way into other hands does not know when to ask for it back: it is told when that is known.
+#[test]
+fn who_waits_hears_when_a_lease_has_come_into_other_hands() {
+    let mut table = table();
+    table.request(A, &[write(1)], 0).unwrap();
+    let decision = table.decide(0).remove(0);
+    let waiter = table.request(B, &[write(1), write(2)], 1).unwrap();
+    assert!(table.decide(1).is_empty() && table.with_news().is_empty());
+    assert_eq!(table.next_event_ms(1), None, "it is not durable yet");
+    table.confirm(A, &decision.leases, 3);
+    assert_eq!(table.with_news(), [waiter]);
+    assert!(table.with_news().is_empty(), "once");
+    let due = 3 + LIMITS.min_hold_ms;
+    assert_eq!(table.next_event_ms(3), Some(due));
+    assert_eq!(table.revocations(due).len(), 1);
+    table.check();
+}
+
+/// Who only looks whether it is its turn (a lock file that is there) keeps nobody waiting, and has the usual time again when it was.
+#[test]
+fn who_changed_nothing_under_its_last_lease_is_asked_for_the_next_at_once() {
+    let mut table = table();
+    let mut now = 0;
+    for (session, changes, held_ms) in [
+        (A, 100, LIMITS.min_hold_ms),
+        (B, 0, LIMITS.min_hold_ms),
+        (A, 100, LIMITS.min_hold_ms),
+        (B, 0, 0),
+        (A, 100, LIMITS.min_hold_ms),
+        (B, 7, 0),
+        (A, 100, LIMITS.min_hold_ms),
+        (B, 0, LIMITS.min_hold_ms),
+    ] {
+        grant(&mut table, session, &[write(1)], now);
+        let other = if session == A { B } else { A };
+        let ticket = table.request(other, &[write(1)], now).unwrap();
+        let early = table.revocations(now + held_ms.saturating_sub(1));
+        assert_eq!(early.is_empty(), held_ms > 0);
+        let due = table.revocations(now + held_ms);
+        assert_eq!(early.len() + due.len(), 1);
+        table.cancel(ticket);
+        now += held_ms + 50;
+        table.note_changes(key(1), session, changes);
+        give_back(&mut table, session, 1, now);
+    }
+    table.check();
 }
 
 #[test]

@@ -17,6 +17,8 @@ use crate::sync::spawn;
 
 /// Pause before a release that was refused is sent again.
 const RELEASE_AGAIN: Duration = Duration::from_millis(2);
+/// Numbers that are given back in one request.
+const SPARE_AT_ONCE: usize = RELEASED_MAX / 2;
 /// So often the kernel drops a file's pages while what the lease suffices for goes on; if it still fills them again, all calls wait.
 const OPEN_PASSES: u32 = 8;
 
@@ -94,6 +96,8 @@ pub(crate) struct Withdrawals {
     ready: Vec<InodeKey>,
     /// Leases that never reached us.
     unknown: Vec<ReleaseItem>,
+    /// Numbers that directories kept whose leases are gone: nobody waits for them, and there may be thousands.
+    spare: Vec<ReleaseItem>,
     /// Inodes that are no longer open, and not leased.
     dropped: Vec<InodeKey>,
     /// After this long the kernel's answer is not waited for.
@@ -111,6 +115,7 @@ impl Withdrawals {
             under_way: HashMap::new(),
             ready: Vec::new(),
             unknown: Vec::new(),
+            spare: Vec::new(),
             dropped: Vec::new(),
             patience: Duration::from_millis(lease_ms / 2),
             passes: 0,
@@ -338,12 +343,17 @@ impl Withdrawals {
             .any(|withdrawal| withdrawal.pass.is_some())
     }
 
-    /// Whether there is something to send.
-    pub(crate) fn has_ready(&self) -> bool {
+    /// Whether somebody waits for what is to be sent.
+    fn has_ready(&self) -> bool {
         !self.ready.is_empty() || !self.unknown.is_empty()
     }
 
-    /// Sends what is ready.
+    /// Whether [`flush`](Self::flush) has left something, which is to be sent when no event waits.
+    pub(crate) const fn has_left(&self) -> bool {
+        !self.spare.is_empty()
+    }
+
+    /// Sends what is ready, and some of the numbers that nobody waits for.
     ///
     /// # Errors
     /// The link's: the session is lost then.
@@ -376,7 +386,17 @@ impl Withdrawals {
                 self.finish(&withdrawal, around);
             }
         }
-        Ok(())
+        self.release_some_spare()
+    }
+
+    /// Gives some of the spare numbers back. All of them at once would keep whoever waits for a lease waiting.
+    fn release_some_spare(&mut self) -> Result<(), IpcError> {
+        if self.spare.is_empty() {
+            return Ok(());
+        }
+        let some = self.spare.len().saturating_sub(SPARE_AT_ONCE);
+        let items = self.spare.split_off(some);
+        self.release(items)
     }
 
     /// Sends a release until the daemon takes it: a digest may fail for a moment.
@@ -411,15 +431,15 @@ impl Withdrawals {
         node.publish(&state, false);
         drop(state);
         let last_seq = around.log_last();
-        self.unknown
-            .extend(spare.into_iter().map(|(key, lease)| ReleaseItem {
-                key,
-                lease,
-                downgrade: false,
-                last_seq,
-                open: false,
-                changes: 0,
-            }));
+        let item = |(key, lease)| ReleaseItem {
+            key,
+            lease,
+            downgrade: false,
+            last_seq,
+            open: false,
+            changes: 0,
+        };
+        self.spare.extend(spare.into_iter().map(item));
         if gone {
             self.leases.gone(node.key());
         }
