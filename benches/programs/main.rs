@@ -21,6 +21,7 @@ mod clib;
 #[path = "../common/mod.rs"]
 mod common;
 mod filebench;
+mod idle;
 mod isolation;
 mod leveldb;
 mod places;
@@ -135,7 +136,7 @@ fn measure(options: &Options, workload: &Workload, sides: &[Side], plan: &Plan, 
             if broken[at] || (round == 0 && !side.counts_calls()) {
                 continue;
             }
-            report::settle();
+            idle::settle();
             let result = if round == 0 {
                 side.counted(|side| workload.run(side, &Plan::tiny(plan)))
             } else {

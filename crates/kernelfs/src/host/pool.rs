@@ -390,7 +390,7 @@ impl HostPool {
     }
 
     /// Makes a memory-only pool again whose memory is gone: same place, sizes and settings, empty, another name. What else lies in its directory
-    /// stays. If it cannot be made, it is as it was.
+    /// stays. If it cannot be made, its `varve.toml` is as it was, and this can be tried again.
     ///
     /// # Errors
     /// Its memory is there; and as for [`create_pool`].
@@ -592,9 +592,11 @@ fn uuid_v4(mut bytes: [u8; 16]) -> [u8; 16] {
 
 /// The text of a `varve.toml` with another identity.
 fn with_uuid(text: &str, uuid: &[u8; 16]) -> Option<String> {
-    let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "uuid");
-    let old = text.lines().find(|line| is_it(line))?;
-    Some(text.replacen(old, &format!("uuid = \"{}\"", uuid_text(uuid)), 1))
+    let is_it = |line: &&str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "uuid");
+    let mut lines: Vec<_> = text.lines().collect();
+    let own = format!("uuid = \"{}\"", uuid_text(uuid));
+    *lines.iter_mut().find(|line| is_it(line))? = &own;
+    Some(lines.join("\n") + "\n")
 }
 
 fn toml_text(spec: &PoolSpec, uuid: &[u8; 16], live_parent: Option<&Path>) -> String {

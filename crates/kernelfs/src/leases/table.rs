@@ -457,12 +457,12 @@ impl Table {
         }
     }
 
-    /// Requests for which there is a new time at which a lease can be asked back, which they are to wait for
-    /// ([`next_event_ms`](Self::next_event_ms)): nothing else wakes them then.
+    /// The requests that are to wait for a new time at which a lease can be asked back ([`next_event_ms`](Self::next_event_ms)), since nothing
+    /// else wakes them then: of those that wait for the same inode, the first.
     pub fn with_news(&mut self) -> Vec<Ticket> {
         let keys = std::mem::take(&mut self.held_anew);
-        let queues = keys.iter().filter_map(|key| self.queues.get(key));
-        queues.flatten().copied().collect()
+        let first = |key| self.queues.get(key)?.first().copied();
+        keys.iter().filter_map(first).collect()
     }
 
     /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they replaced are there again.

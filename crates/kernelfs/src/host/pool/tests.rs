@@ -174,7 +174,9 @@ fn memory_pool_outlives_its_daemon_and_says_so_when_its_memory_is_gone() {
     }
     let toml = dir.join("varve.toml");
     let text = std::fs::read_to_string(&toml).unwrap();
-    std::fs::write(&toml, text + "digest_percent = 42\n").unwrap();
+    let uuid = text.lines().find(|line| line.starts_with("uuid")).unwrap();
+    // A comment is not what it looks like.
+    std::fs::write(&toml, format!("# {uuid}\n{text}digest_percent = 42\n")).unwrap();
     let pool = Live(HostPool::find(&dir).unwrap());
     let again = Live(pool.0.recreate().unwrap());
     assert_ne!(again.0.uuid(), pool.0.uuid());
