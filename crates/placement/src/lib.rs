@@ -1,0 +1,30 @@
+//! Where data lies over the devices of a pool.
+//!
+//! Everything here is pure: the clock is an argument, no call does I/O, and the same calls in the same order
+//! give the same answers. The daemon (or the simulator, [`sim`]) measures, asks, and carries out.
+//!
+//! - [`figures`]: what is measured of each device: response times by size class, service times, queue depth,
+//!   throughput.
+//! - [`heat`]: read and write counters by unit, in bounded memory, aged.
+//! - [`policy`]: the interface of policies, and the policies: [`policy::Hierarchy`], [`policy::Measured`],
+//!   [`policy::Wardrop`], and fixed layouts to compare them with.
+//! - [`mover`]: which move is carried out next, and how far each has come, as data that outlives a crash.
+//! - [`rules`]: what operators say about paths, and the reasons for it.
+//! - [`patch`]: writes smaller than a block, kept as patches over it until it is fetched, overwritten or
+//!   moved.
+//!
+//! It knows no inode, no extent tree, no device driver and no message.
+#![forbid(unsafe_code)]
+
+pub mod figures;
+pub mod heat;
+pub mod mover;
+pub mod patch;
+pub mod policy;
+pub mod rules;
+#[cfg(feature = "sim")]
+pub mod sim;
+mod types;
+
+pub use types::{Access, DeviceId, DeviceState, DeviceView, NewData, Op, UnitId, UnitSize};
+pub use varve_format::Tier;

@@ -1,0 +1,342 @@
+//! What an operator asked for, as data that outlives a crash: how far it is, and why each byte that does not
+//! move does not.
+//!
+//! A job is a cursor over the units of its device (or of a list of files). It plans the steps of the next
+//! units; a unit that was planned and is still there on a later pass is planned again. So a job saved at any
+//! time and loaded after a crash does all that is left: what was committed in between is not there any more,
+//! and is not moved twice.
+
+use crate::policy::{Act, Budget, Cause, FULL, Plan, Step, View, Waiting};
+use crate::{DeviceId, UnitId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use varve_format::{InodeKey, Tier};
+
+/// Units looked at for one plan.
+const LOOKS: usize = 1024;
+
+/// Number of a job; never used again in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct JobId(pub u64);
+
+/// What was asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobKind {
+    /// All data leaves a device (`evacuate`, the first half of `remove-device` and of `replace`).
+    Evacuate {
+        /// The device.
+        device: DeviceId,
+        /// Where it goes; `None`: where there is most room.
+        to: Option<DeviceId>,
+    },
+    /// A file's data goes to a tier (`migrate`, `pin`).
+    Migrate {
+        /// The file.
+        key: InodeKey,
+        /// The tier.
+        tier: Tier,
+    },
+}
+
+/// Whether a job goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// It goes on.
+    Running,
+    /// An operator stopped it for now.
+    Paused,
+    /// An operator ended it: what has moved stays there.
+    Cancelled,
+    /// Nothing is left.
+    Done,
+}
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Number.
+    pub id: JobId,
+    /// What.
+    pub kind: JobKind,
+    /// Whether it goes on.
+    pub state: JobState,
+    /// Bytes moved for it.
+    pub moved_bytes: u64,
+    /// Bytes that do not move now, by reason; of the pass that ended last.
+    pub stuck: BTreeMap<String, u64>,
+    cursor: Option<UnitId>,
+    /// Found in this pass.
+    found: u64,
+    passing: BTreeMap<String, u64>,
+}
+
+/// A saved job that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SavedError {
+    /// Two jobs have one number.
+    #[error("two saved jobs have number {0}; remove one of them from the saved list")]
+    Twice(u64),
+    /// It names a device that the pool has not.
+    #[error("saved job {job} names device {device}, of {devices} in the pool; cancel the job")]
+    NoDevice {
+        /// Job.
+        job: u64,
+        /// Device.
+        device: u8,
+        /// Devices of the pool.
+        devices: usize,
+    },
+}
+
+/// All jobs, as they are saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Jobs, oldest first.
+    pub jobs: Vec<Job>,
+    /// The last number given out.
+    pub last: u64,
+}
+
+impl Saved {
+    /// A new job.
+    pub fn start(&mut self, kind: JobKind) -> JobId {
+        self.last += 1;
+        let id = JobId(self.last);
+        self.jobs.push(Job::new(id, kind));
+        id
+    }
+
+    /// Looks at what was loaded, for a pool of so many devices.
+    ///
+    /// # Errors
+    /// What is saved makes no sense. Nothing is changed.
+    pub fn check(&self, devices: usize) -> Result<(), SavedError> {
+        for (at, job) in self.jobs.iter().enumerate() {
+            if job.id.0 > self.last || self.jobs[..at].iter().any(|other| other.id == job.id) {
+                return Err(SavedError::Twice(job.id.0));
+            }
+            let named = match &job.kind {
+                JobKind::Evacuate { device, to } => [Some(*device), *to],
+                JobKind::Migrate { .. } => [None, None],
+            };
+            if let Some(device) = named.into_iter().flatten().find(|id| id.index() >= devices) {
+                return Err(SavedError::NoDevice {
+                    job: job.id.0,
+                    device: device.0,
+                    devices,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    fn new(id: JobId, kind: JobKind) -> Self {
+        Self {
+            id,
+            kind,
+            state: JobState::Running,
+            moved_bytes: 0,
+            stuck: BTreeMap::new(),
+            cursor: None,
+            found: 0,
+            passing: BTreeMap::new(),
+        }
+    }
+
+    /// Stops it for now. Nothing happens to one that has ended.
+    pub fn pause(&mut self) {
+        if self.state == JobState::Running {
+            self.state = JobState::Paused;
+        }
+    }
+
+    /// Lets it go on.
+    pub fn resume(&mut self) {
+        if self.state == JobState::Paused {
+            self.state = JobState::Running;
+        }
+    }
+
+    /// Ends it. What has moved stays where it is.
+    pub fn cancel(&mut self) {
+        if matches!(self.state, JobState::Running | JobState::Paused) {
+            self.state = JobState::Cancelled;
+        }
+    }
+
+    /// One of its steps is committed.
+    pub const fn done(&mut self, bytes: u64) {
+        self.moved_bytes += bytes;
+    }
+
+    /// The next steps. After the last unit it begins again, and is done when a whole pass found nothing.
+    pub fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
+        let mut plan = Plan::default();
+        if self.state != JobState::Running {
+            return plan;
+        }
+        let (mut left, mut room) = (budget.bytes, Rooms::of(view));
+        let units = self.next_units(view);
+        let ended = units.len() < LOOKS;
+        for unit in units {
+            if left < view.unit_bytes() {
+                return plan;
+            }
+            self.cursor = Some(unit);
+            if let Some(step) = self.look(unit, view, &mut room, &mut plan.waiting) {
+                left -= view.unit_bytes();
+                plan.steps.push(step);
+            }
+        }
+        if ended {
+            self.cursor = None;
+            self.stuck = std::mem::take(&mut self.passing);
+            if std::mem::take(&mut self.found) == 0 {
+                self.state = JobState::Done;
+            }
+        }
+        plan
+    }
+
+    fn next_units(&self, view: &View<'_>) -> Vec<UnitId> {
+        match &self.kind {
+            JobKind::Evacuate { device, .. } => view.catalog.units_on(*device, self.cursor, LOOKS),
+            JobKind::Migrate { key, tier } => {
+                let after = self.cursor.or_else(|| before_file(*key));
+                let others = view.devices.iter().filter(|device| device.tier != *tier);
+                let mut units: Vec<_> = others
+                    .flat_map(|device| view.catalog.units_on(device.id, after, LOOKS))
+                    .filter(|unit| unit.key == *key)
+                    .collect();
+                units.sort_unstable();
+                units.dedup();
+                units.truncate(LOOKS);
+                units
+            }
+        }
+    }
+
+    fn look(
+        &mut self,
+        unit: UnitId,
+        view: &View<'_>,
+        room: &mut Rooms,
+        waiting: &mut Vec<Waiting>,
+    ) -> Option<Step> {
+        let place = view.catalog.place(unit)?;
+        let (from, cause) = match &self.kind {
+            JobKind::Evacuate { device, .. } => (*device, Cause::Asked),
+            JobKind::Migrate { .. } => (place.device, Cause::Rule),
+        };
+        self.found += 1;
+        let step = |act, to, reason: String| Step {
+            unit,
+            act,
+            from,
+            to,
+            cause,
+            reason: reason.into(),
+        };
+        let id = self.id.0;
+        if place.device != from || place.second.is_some() && !matches!(self.kind, JobKind::Migrate { .. }) {
+            // There is another copy: this one only goes.
+            return Some(step(
+                Act::Drop,
+                from,
+                format!("job {id}: it has a copy elsewhere"),
+            ));
+        }
+        let mut stuck = |to: DeviceId, reason: String| {
+            *self.passing.entry(reason.clone()).or_default() += u64::from(place.bytes);
+            let bytes = u64::from(place.bytes);
+            match waiting.iter_mut().find(|one| one.reason == reason) {
+                Some(one) => one.bytes += bytes,
+                None => waiting.push(Waiting {
+                    from,
+                    to,
+                    cause,
+                    bytes,
+                    reason: reason.into(),
+                }),
+            }
+            None
+        };
+        // A job that moves all away overrules pins; nothing overrules a reader.
+        match place.hold {
+            Some(crate::policy::Hold::Pinned) | None => {}
+            Some(hold) => return stuck(from, format!("waiting: {hold}")),
+        }
+        if !view.device(from).state.reads() {
+            return stuck(from, format!("waiting: {from} does not answer"));
+        }
+        let wanted = |to: DeviceId| match &self.kind {
+            JobKind::Evacuate { to: Some(only), .. } => to == *only,
+            JobKind::Evacuate { to: None, .. } => true,
+            JobKind::Migrate { tier, .. } => view.device(to).tier == *tier,
+        };
+        let able = |to: DeviceId| to != from && wanted(to);
+        match room.most(able) {
+            Some((to, free)) if free >= view.unit_bytes() => {
+                room.take(to, view.unit_bytes());
+                Some(step(Act::Move, to, format!("job {id}")))
+            }
+            Some((to, _)) => {
+                let percent = view.device(to).fill() * 100.0;
+                stuck(to, format!("waiting: {to} {percent:.0} % full"))
+            }
+            None => stuck(from, "waiting: no device that takes new data".into()),
+        }
+    }
+}
+
+/// Room on each device for what moves.
+struct Rooms(Vec<Option<u64>>);
+
+impl Rooms {
+    fn of(view: &View<'_>) -> Self {
+        let room = view.devices.iter().map(|device| {
+            let kept = (device.total_bytes as f64 * (1.0 - FULL)) as u64;
+            device
+                .state
+                .takes_new()
+                .then(|| device.free_bytes.saturating_sub(kept))
+        });
+        Self(room.collect())
+    }
+
+    fn most(&self, able: impl Fn(DeviceId) -> bool) -> Option<(DeviceId, u64)> {
+        let all = self.0.iter().enumerate();
+        all.filter_map(|(at, free)| free.map(|free| (DeviceId(at as u8), free)))
+            .filter(|(id, _)| able(*id))
+            .max_by_key(|(_, free)| *free)
+    }
+
+    fn take(&mut self, id: DeviceId, bytes: u64) {
+        if let Some(Some(free)) = self.0.get_mut(id.index()) {
+            *free = free.saturating_sub(bytes);
+        }
+    }
+}
+
+/// The last name before a file's units.
+fn before_file(key: InodeKey) -> Option<UnitId> {
+    let before = if key.generation.0 > 0 {
+        InodeKey {
+            ino: key.ino,
+            generation: varve_format::Generation(key.generation.0 - 1),
+        }
+    } else {
+        InodeKey {
+            ino: varve_format::Ino(key.ino.0.checked_sub(1)?),
+            generation: varve_format::Generation(u32::MAX),
+        }
+    };
+    Some(UnitId {
+        key: before,
+        index: u32::MAX,
+    })
+}

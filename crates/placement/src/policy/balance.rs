@@ -1,0 +1,269 @@
+//! `balance`: units go where the mean time of all accesses becomes least, by a model of the devices' queues;
+//! hot units that are mostly read get a second copy, which is served by whichever device answers sooner.
+//!
+//! - What an access costs on each device is its service time ([`crate::figures::Service`]), of reads and
+//!   writes apart; what a spread of them comes to says [`model`].
+//! - A unit moves when it has *already lost* by its place what the move costs: bytes read and written, and
+//!   wear. So all moves together cost at most what not moving has cost, whatever the load does
+//!   (docs/adr/0029, "No oscillation").
+//! - New data goes where it adds least; between devices that are as good, to the shorter queue.
+//! - Second copies are the first to go when room is short.
+
+mod model;
+mod plan;
+
+use super::{Budget, Place, Plan, Policy, Step, Target, View, best_target};
+use crate::figures::Average;
+use crate::heat::Counts;
+use crate::{Access, DeviceId, DeviceView, NewData, Op, Tier, UnitId};
+use hashbrown::HashMap;
+use model::{Demand, Part};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+
+/// Numbers of [`Balance`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct BalanceConfig {
+    /// How often a unit must have lost what its move costs. Default 1; more is slower and moves less.
+    pub pay: f64,
+    /// How much cheaper another place must be, as a share: below is noise of what is measured. Default 0.1.
+    pub margin: f64,
+    /// Wear of flash: what writing costs beside its time, as a share of that. Default 0.25.
+    pub wear: f64,
+    /// Share of a device that must stay free of second copies. Default 0.2.
+    pub copies_free: f64,
+    /// Milliseconds between two plans. Default 500.
+    pub period_ms: u64,
+}
+
+impl Default for BalanceConfig {
+    fn default() -> Self {
+        Self {
+            pay: 1.0,
+            margin: 0.1,
+            wear: 0.25,
+            copies_free: 0.2,
+            period_ms: 500,
+        }
+    }
+}
+
+/// Units whose last move is remembered.
+const MOVED_MAX: usize = 1 << 14;
+/// How much more than by the best device new data may cost on one whose queue is shorter now.
+const AS_GOOD: f64 = 1.02;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Balance {
+    config: BalanceConfig,
+    /// Bytes of a read and of a write, of those no larger than a unit.
+    bytes: [Average; 2],
+    demand: Option<Demand>,
+    /// What a unit of average heat is used.
+    usual: [f64; 2],
+    /// Counters of units when they last moved, and at which age.
+    moved: HashMap<UnitId, (Counts, u32)>,
+    planned_ms: u64,
+    /// Where the search for cold units of each device goes on.
+    hands: [Option<UnitId>; DeviceId::MAX],
+}
+
+impl Balance {
+    /// With other numbers.
+    #[must_use]
+    pub fn new(config: BalanceConfig) -> Self {
+        Self {
+            config,
+            ..Self::default()
+        }
+    }
+
+    /// What accesses ask of a device.
+    fn part(&self, device: &DeviceView, reads: f64, writes: f64, wide: bool, view: &View<'_>) -> Part {
+        let bytes = |op: usize| {
+            let usual = self.bytes[op].get().unwrap_or(4096.0);
+            if wide { view.unit_bytes() as f64 } else { usual }
+        };
+        let service = &device.figures.service;
+        let us = reads * service.us(Op::Read, bytes(0)) + writes * service.us(Op::Write, bytes(1));
+        let parallel = f64::from(device.parallel.max(1));
+        Part {
+            queue: us / parallel,
+            delay: us * (parallel - 1.0) / parallel,
+        }
+    }
+
+    fn part_of(&self, device: &DeviceView, counts: Counts, view: &View<'_>) -> Part {
+        self.part(
+            device,
+            f64::from(counts.reads),
+            f64::from(counts.writes),
+            counts.wide,
+            view,
+        )
+    }
+
+    /// Requests in the system.
+    fn requests(view: &View<'_>) -> f64 {
+        view.devices
+            .iter()
+            .map(|device| device.figures.depth)
+            .sum::<f64>()
+            .max(1.0)
+    }
+
+    /// What moving a unit costs the two devices, in channel × microseconds.
+    fn move_parts(&self, from: &DeviceView, to: &DeviceView, view: &View<'_>) -> [Part; 2] {
+        let bytes = view.unit_bytes() as f64;
+        let wear = if to.tier == Tier::Ssd {
+            1.0 + self.config.wear
+        } else {
+            1.0
+        };
+        let part = |device: &DeviceView, us: f64| Part {
+            queue: us / f64::from(device.parallel.max(1)),
+            delay: 0.0,
+        };
+        [
+            part(from, from.figures.service.us(Op::Read, bytes)),
+            part(to, to.figures.service.us(Op::Write, bytes) * wear),
+        ]
+    }
+
+    /// Counters since a unit came to its place.
+    fn since_moved(&self, unit: UnitId, counts: Counts, age: u32) -> Counts {
+        let Some((then, at)) = self.moved.get(&unit) else {
+            return counts;
+        };
+        let halves = age.wrapping_sub(*at).min(15);
+        Counts {
+            reads: counts.reads.saturating_sub(then.reads >> halves),
+            writes: counts.writes.saturating_sub(then.writes >> halves),
+            wide: counts.wide,
+        }
+    }
+
+    /// When a device would have served an access that comes now.
+    fn ready_us(device: &DeviceView, op: Op, bytes: u32) -> f64 {
+        let us = device.figures.service.us(op, f64::from(bytes));
+        let parallel = f64::from(device.parallel.max(1));
+        let before = (f64::from(device.queue) + 1.0 - parallel).max(0.0);
+        us * (1.0 + before / parallel)
+    }
+}
+
+impl Policy for Balance {
+    fn name(&self) -> Cow<'static, str> {
+        "balance".into()
+    }
+
+    fn target(&mut self, new: &NewData, view: &View<'_>) -> Target {
+        let requests = Self::requests(view);
+        let [reads, writes] = self.usual;
+        let parts: Vec<Part> = view
+            .devices
+            .iter()
+            .map(|device| {
+                self.part(
+                    device,
+                    reads,
+                    writes.max(1.0),
+                    new.bytes > new.request_bytes,
+                    view,
+                )
+            })
+            .collect();
+        let mut demand = self
+            .demand
+            .take()
+            .unwrap_or_else(|| Demand::new(view.devices.len()));
+        let after: Vec<f64> = view
+            .devices
+            .iter()
+            .map(|device| demand.response_us(requests, &[(device.id, parts[device.id.index()])]))
+            .collect();
+        let best = best_target(new, view, |device| after[device.id.index()]);
+        let good = after[best.index()] * AS_GOOD;
+        let nothing = demand.accesses == 0.0;
+        let device = best_target(new, view, |device| {
+            let at = device.id.index();
+            let other = nothing || after[at] > good;
+            (
+                other,
+                if other {
+                    after[at]
+                } else {
+                    Self::ready_us(device, Op::Write, new.bytes)
+                },
+            )
+        });
+        demand.add(device, parts[device.index()]);
+        demand.accesses += reads + writes.max(1.0);
+        self.demand = Some(demand);
+        Target {
+            device,
+            reason: format!("{:.0} µs an access with it there", after[device.index()]).into(),
+        }
+    }
+
+    fn route(&mut self, _unit: UnitId, op: Op, bytes: u32, place: &Place, view: &View<'_>) -> DeviceId {
+        let Some(second) = place.second else {
+            return place.device;
+        };
+        let [first, other] = [place.device, second].map(|id| view.device(id));
+        let ready = |device: &DeviceView| {
+            let able = if op == Op::Read {
+                device.state.reads()
+            } else {
+                device.state.writes()
+            };
+            if able {
+                Self::ready_us(device, op, bytes)
+            } else {
+                f64::INFINITY
+            }
+        };
+        if ready(other) < ready(first) {
+            other.id
+        } else {
+            first.id
+        }
+    }
+
+    fn accessed(&mut self, access: &Access, _place: &Place, view: &View<'_>) -> Option<Step> {
+        if !access.is_wide(view.heat.unit()) {
+            self.bytes[usize::from(access.op == Op::Write)].add(f64::from(access.bytes));
+        }
+        None
+    }
+
+    fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
+        if view.now_ms < self.planned_ms + self.config.period_ms {
+            return Plan::default();
+        }
+        self.planned_ms = view.now_ms;
+        self.make_plan(view, budget)
+    }
+
+    fn resets(&self) -> bool {
+        false
+    }
+
+    fn done(&mut self, step: &Step, view: &View<'_>) {
+        if self.moved.len() >= MOVED_MAX {
+            // What has cooled down since need not be remembered.
+            let age = view.heat.age();
+            self.moved.retain(|_, (_, at)| age.wrapping_sub(*at) < 4);
+        }
+        if self.moved.len() < MOVED_MAX {
+            self.moved
+                .insert(step.unit, (view.heat.get(step.unit), view.heat.age()));
+        }
+    }
+
+    fn failed(&mut self, step: &Step, view: &View<'_>) {
+        // It has to lose as much again before it is tried again.
+        self.done(step, view);
+    }
+}

@@ -1,0 +1,330 @@
+//! A plan of `balance`: what moves, what is copied, what makes room.
+
+use super::model::{Demand, Part};
+use super::{Balance, Counts};
+use crate::policy::{Act, Budget, Cause, Place, Plan, Step, View, Waiting};
+use crate::{DeviceId, DeviceView, UnitId};
+
+/// Candidates that are looked at with the whole model.
+const CANDIDATES: usize = 512;
+/// Units of a device looked at for cold ones.
+const LOOKS: usize = 2048;
+/// Reads to one write, from which on a second copy is worth it.
+const READ_MOSTLY: u32 = 20;
+/// How much dearer the second copy's device may be.
+const NEAR: f64 = 4.0;
+
+struct Known {
+    unit: UnitId,
+    counts: Counts,
+    place: Place,
+}
+
+struct Candidate {
+    at: usize,
+    to: DeviceId,
+    gain: f64,
+}
+
+/// Marginal price of demand on each device, and of delay: how much longer an access takes on average.
+struct Prices {
+    queue: Vec<f64>,
+    delay: f64,
+}
+
+impl Prices {
+    fn of(demand: &Demand, requests: f64) -> Self {
+        let now = demand.response_us(requests, &[]);
+        let little = (now * demand.accesses.max(1.0) / 1000.0).max(1e-6);
+        let price = |at: usize| {
+            let more = Part {
+                queue: little,
+                delay: 0.0,
+            };
+            let then = demand.response_us(requests, &[(DeviceId(at as u8), more)]);
+            (then - now) * demand.accesses.max(1.0) / little
+        };
+        Self {
+            queue: (0..demand.queue.len()).map(price).collect(),
+            delay: 1.0,
+        }
+    }
+
+    fn cost(&self, device: DeviceId, part: Part) -> f64 {
+        self.queue[device.index()] * part.queue + self.delay * part.delay
+    }
+}
+
+impl Balance {
+    pub(super) fn make_plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
+        let (known, mut demand) = self.look(view);
+        let requests = Self::requests(view);
+        let mut left = budget.bytes / view.unit_bytes();
+        let mut plan = Plan::default();
+        let mut rooms: Vec<u64> = view.devices.iter().map(|device| room(device, view)).collect();
+        let prices = Prices::of(&demand, requests);
+        let mut wanted = vec![0u64; view.devices.len()];
+        for candidate in self.candidates(&known, &prices, view) {
+            if left == 0 {
+                break;
+            }
+            let known = &known[candidate.at];
+            if rooms[candidate.to.index()] == 0 {
+                wanted[candidate.to.index()] += 1;
+                continue;
+            }
+            if let Some(step) = self.accept(known, candidate.to, &mut demand, requests, view) {
+                left -= 1;
+                rooms[candidate.to.index()] -= 1;
+                plan.steps.push(step);
+            }
+        }
+        for (at, units) in wanted.into_iter().enumerate().filter(|(_, units)| *units > 0) {
+            let most = units.min(left.max(1));
+            let made = self.make_room(DeviceId(at as u8), most, &rooms, view, &mut plan);
+            left = left.saturating_sub(made);
+        }
+        self.copies(&known, &prices, &mut left, view, &mut plan);
+        self.demand = Some(demand);
+        plan
+    }
+
+    /// Units with heat, where they are, and what they ask of the devices.
+    fn look(&mut self, view: &View<'_>) -> (Vec<Known>, Demand) {
+        let mut known = Vec::new();
+        let mut demand = Demand::new(view.devices.len());
+        let (mut reads, mut writes) = (0.0, 0.0);
+        for (unit, counts) in view.heat.units() {
+            let Some(place) = view.catalog.place(unit) else {
+                continue;
+            };
+            reads += f64::from(counts.reads);
+            writes += f64::from(counts.writes);
+            let first = self.part_of(view.device(place.device), counts, view);
+            match place.second {
+                None => demand.add(place.device, first),
+                // Whichever answers sooner: in proportion to their speed.
+                Some(second) => {
+                    let other = self.part_of(view.device(second), counts, view);
+                    let share = other.queue / (first.queue + other.queue).max(1e-9);
+                    demand.add(place.device, first.scaled(share));
+                    demand.add(second, other.scaled(1.0 - share));
+                }
+            }
+            known.push(Known { unit, counts, place });
+        }
+        demand.accesses = reads + writes;
+        let units = known.len().max(1) as f64;
+        self.usual = [reads / units, writes / units];
+        (known, demand)
+    }
+
+    /// Units that would be served better elsewhere and have lost what the move costs; those that gain most
+    /// first.
+    fn candidates(&self, known: &[Known], prices: &Prices, view: &View<'_>) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        for (at, known) in known.iter().enumerate() {
+            if known.place.hold.is_some() || known.place.second.is_some() {
+                continue;
+            }
+            let from = view.device(known.place.device);
+            if !from.state.reads() {
+                continue;
+            }
+            let since = self.since_moved(known.unit, known.counts, view.heat.age());
+            if since.total() == 0 {
+                continue;
+            }
+            let here = prices.cost(from.id, self.part_of(from, since, view));
+            let others = view
+                .devices
+                .iter()
+                .filter(|device| device.id != from.id && device.state.takes_new());
+            let mut best: Option<(f64, DeviceId)> = None;
+            for to in others {
+                let there = prices.cost(to.id, self.part_of(to, since, view));
+                let [read, write] = self.move_parts(from, to, view);
+                let moving = prices.cost(from.id, read) + prices.cost(to.id, write);
+                let gain = here - there - self.config.pay * moving;
+                if gain > 0.0
+                    && here > there * (1.0 + self.config.margin)
+                    && best.is_none_or(|best| gain > best.0)
+                {
+                    best = Some((gain, to.id));
+                }
+            }
+            if let Some((gain, to)) = best {
+                all.push(Candidate { at, to, gain });
+            }
+        }
+        all.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+        all.truncate(CANDIDATES);
+        all
+    }
+
+    /// The move, if the whole model still says so after those accepted before it.
+    fn accept(
+        &self,
+        known: &Known,
+        to: DeviceId,
+        demand: &mut Demand,
+        requests: f64,
+        view: &View<'_>,
+    ) -> Option<Step> {
+        let (from, target) = (view.device(known.place.device), view.device(to));
+        let (here, there) = (
+            self.part_of(from, known.counts, view),
+            self.part_of(target, known.counts, view),
+        );
+        let changes = [(from.id, here.scaled(-1.0)), (to, there)];
+        let now = demand.response_us(requests, &[]);
+        let then = demand.response_us(requests, &changes);
+        let [read, write] = self.move_parts(from, target, view);
+        let moving = demand.response_us(requests, &[(from.id, read), (to, write)]) - now;
+        let since = self.since_moved(known.unit, known.counts, view.heat.age());
+        let share = f64::from(since.total()) / f64::from(known.counts.total().max(1));
+        if (now - then) * share <= moving * self.config.pay {
+            return None;
+        }
+        for (device, part) in changes {
+            demand.add(device, part);
+        }
+        Some(Step {
+            unit: known.unit,
+            act: Act::Move,
+            from: from.id,
+            to,
+            cause: Cause::Hot,
+            reason: format!(
+                "{} reads and {} writes: an access takes {now:.1} µs, {then:.1} µs with it on {to}",
+                known.counts.reads, known.counts.writes
+            )
+            .into(),
+        })
+    }
+
+    /// Drops second copies, then sends away what is not used, from a device that hotter units want. Answers
+    /// how many units move.
+    fn make_room(&mut self, on: DeviceId, most: u64, rooms: &[u64], view: &View<'_>, plan: &mut Plan) -> u64 {
+        let others = view.devices.iter().filter(|device| device.id != on);
+        let roomy = others.max_by_key(|device| rooms[device.id.index()]);
+        let to = roomy
+            .filter(|device| rooms[device.id.index()] > 0)
+            .map(|device| device.id);
+        let hand = &mut self.hands[on.index()];
+        let units = view.catalog.units_on(on, *hand, LOOKS);
+        *hand = units.last().copied().filter(|_| units.len() == LOOKS);
+        let (mut made, mut moved) = (0, 0);
+        for unit in units {
+            if made == most {
+                return moved;
+            }
+            let Some(place) = view.catalog.place(unit) else {
+                continue;
+            };
+            let step = |act, to, reason: &'static str| Step {
+                unit,
+                act,
+                from: on,
+                to,
+                cause: Cause::Full,
+                reason: reason.into(),
+            };
+            if place.second.is_some() {
+                plan.steps
+                    .push(step(Act::Drop, on, "room is wanted, and it has a copy elsewhere"));
+            } else if view.heat.get(unit).total() == 0
+                && place.hold.is_none()
+                && let Some(to) = to
+            {
+                plan.steps
+                    .push(step(Act::Move, to, "not used, and room is wanted for what is"));
+                moved += 1;
+            } else {
+                continue;
+            }
+            made += 1;
+        }
+        if made == 0 && most > 0 {
+            plan.waiting.push(Waiting {
+                from: to.unwrap_or(on),
+                to: on,
+                cause: Cause::Hot,
+                bytes: most * view.unit_bytes(),
+                reason: format!(
+                    "waiting: {on} {:.0} % full of data in use",
+                    view.device(on).fill() * 100.0
+                )
+                .into(),
+            });
+        }
+        moved
+    }
+
+    /// Second copies of the hottest units that are mostly read.
+    fn copies(&self, known: &[Known], prices: &Prices, left: &mut u64, view: &View<'_>, plan: &mut Plan) {
+        if Self::requests(view) < 2.0 {
+            return;
+        }
+        let mut hot: Vec<&Known> = known.iter().filter(|known| self.is_worth_a_copy(known)).collect();
+        hot.sort_by_key(|known| std::cmp::Reverse(known.counts.total()));
+        let mut rooms: Vec<f64> = view
+            .devices
+            .iter()
+            .map(|device| device.free_bytes as f64 - device.total_bytes as f64 * self.config.copies_free)
+            .collect();
+        let bytes = view.unit_bytes() as f64;
+        let planned: Vec<UnitId> = plan.steps.iter().map(|step| step.unit).collect();
+        for known in hot.into_iter().take(CANDIDATES) {
+            if *left == 0 {
+                return;
+            }
+            if planned.contains(&known.unit) {
+                continue;
+            }
+            let from = view.device(known.place.device);
+            let since = self.since_moved(known.unit, known.counts, view.heat.age());
+            let here = prices.cost(from.id, self.part_of(from, since, view));
+            let cost = |to: &DeviceView| prices.cost(to.id, self.part_of(to, since, view));
+            let others = view
+                .devices
+                .iter()
+                .filter(|to| to.id != from.id && to.state.takes_new());
+            let able = others.filter(|to| rooms[to.id.index()] >= bytes && cost(to) < here * NEAR);
+            let Some(to) = able.min_by(|a, b| cost(a).total_cmp(&cost(b))) else {
+                continue;
+            };
+            let [read, write] = self.move_parts(from, to, view);
+            let moving = prices.cost(from.id, read) + prices.cost(to.id, write);
+            // At best half of its accesses are served sooner.
+            if here / 2.0 <= moving * self.config.pay {
+                continue;
+            }
+            rooms[to.id.index()] -= bytes;
+            *left -= 1;
+            plan.steps.push(Step {
+                unit: known.unit,
+                act: Act::Copy,
+                from: from.id,
+                to: to.id,
+                cause: Cause::Load,
+                reason: format!("{} reads: two devices serve it", known.counts.reads).into(),
+            });
+        }
+    }
+
+    fn is_worth_a_copy(&self, known: &Known) -> bool {
+        let Counts { reads, writes, wide } = known.counts;
+        let mostly = u32::from(reads) >= READ_MOSTLY * u32::from(writes);
+        reads >= 4 && mostly && !wide && known.place.second.is_none() && known.place.hold.is_none()
+    }
+}
+
+/// Units that a device takes.
+fn room(device: &DeviceView, view: &View<'_>) -> u64 {
+    if !device.state.takes_new() {
+        return 0;
+    }
+    let kept = (device.total_bytes as f64 * (1.0 - crate::policy::FULL)) as u64;
+    device.free_bytes.saturating_sub(kept) / view.unit_bytes()
+}

@@ -1,0 +1,379 @@
+//! What operators say about paths: pins set by command, and `[[rule]]` tables of `varve.toml`. Owns matching
+//! and its reasons; moves nothing, and knows no file system: who asks gives a file's path, size and age.
+//!
+//! Order: the nearest pin or exclusion on the way from the file to the root; else the first rule that
+//! matches; else the policy in use.
+//!
+//! ```toml
+//! [[rule]]
+//! match = ["*.log", "/var/spool/**"]   # a pattern without "/" matches names in all directories
+//! older_than = "7d"
+//! larger_than = "1MiB"
+//! tier = "hdd"
+//!
+//! [[rule]]
+//! match = "/db/**"
+//! pin = "ssd"
+//!
+//! [[rule]]
+//! match = "*.iso"
+//! exclude = true                       # is never moved
+//! ```
+
+mod units;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+use units::{Age, Size};
+use varve_format::Tier;
+
+/// One pattern or several.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Patterns {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// A `[[rule]]` as it is written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleSpec {
+    r#match: Patterns,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    older_than: Option<Age>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    younger_than: Option<Age>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    larger_than: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    smaller_than: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tier: Option<TierName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pin: Option<TierName>,
+    #[serde(default)]
+    exclude: bool,
+}
+
+/// `nvm`, `ssd` or `hdd`, as operators write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TierName {
+    Nvm,
+    Ssd,
+    Hdd,
+}
+
+impl From<TierName> for Tier {
+    fn from(name: TierName) -> Self {
+        match name {
+            TierName::Nvm => Self::Nvm,
+            TierName::Ssd => Self::Ssd,
+            TierName::Hdd => Self::Hdd,
+        }
+    }
+}
+
+/// A rule that cannot be used. Numbers begin at 1, as operators count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// A pattern is none.
+    #[error("rule {rule}: \"{pattern}\" is no pattern ({reason}); see \"Patterns\" in varve.toml(5)")]
+    Pattern {
+        /// Rule.
+        rule: usize,
+        /// Pattern.
+        pattern: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// It has no pattern.
+    #[error("rule {0}: match is empty; write match = \"**\" for all files")]
+    Empty(usize),
+    /// It says nothing, or two things.
+    #[error("rule {0}: give one of tier, pin and exclude")]
+    NotOne(usize),
+    /// No file can match it.
+    #[error(
+        "rule {0}: no file can match; older_than must be below younger_than, larger_than below smaller_than"
+    )]
+    Never(usize),
+}
+
+/// What is to be done with a file's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Wish {
+    /// It goes to a tier while there is room, and may be moved away for want of it.
+    Prefer(Tier),
+    /// It goes to a tier and stays there.
+    Pin(Tier),
+    /// It stays where it is.
+    Exclude,
+    /// As the policy in use says.
+    Policy,
+}
+
+/// What is known of a file.
+#[derive(Debug, Clone, Copy)]
+pub struct File<'f> {
+    /// Path within the pool, from its root: `/db/main`.
+    pub path: &'f str,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Since its data was last changed.
+    pub age: Duration,
+}
+
+/// Why a rule does not match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Miss {
+    /// Its path is another.
+    Path,
+    /// It is too young, in seconds.
+    Young {
+        /// The rule's.
+        older_than_s: u64,
+    },
+    /// Too old.
+    Old {
+        /// The rule's.
+        younger_than_s: u64,
+    },
+    /// Too small, in bytes.
+    Small {
+        /// The rule's.
+        larger_than: u64,
+    },
+    /// Too large.
+    Large {
+        /// The rule's.
+        smaller_than: u64,
+    },
+}
+
+impl fmt::Display for Miss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path => f.write_str("the path does not match"),
+            Self::Young { older_than_s } => write!(f, "changed less than {older_than_s} s ago"),
+            Self::Old { younger_than_s } => write!(f, "changed {younger_than_s} s ago or earlier"),
+            Self::Small { larger_than } => write!(f, "not larger than {larger_than} bytes"),
+            Self::Large { smaller_than } => write!(f, "not smaller than {smaller_than} bytes"),
+        }
+    }
+}
+
+/// Where a wish comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// `varve pin` or `varve exclude` of this path.
+    Command(String),
+    /// The rule with this number, from 1.
+    Rule(usize),
+    /// Nothing matches.
+    Nothing,
+}
+
+/// An answer, with its reasons (`varve place --explain`, the dry run).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// What is to be done.
+    pub wish: Wish,
+    /// Because of what.
+    pub source: Source,
+    /// Rules that were looked at before, and why they do not match.
+    pub passed: Vec<(usize, Miss)>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.wish {
+            Wish::Prefer(tier) => write!(f, "goes to {}", tier.name())?,
+            Wish::Pin(tier) => write!(f, "pinned to {}", tier.name())?,
+            Wish::Exclude => f.write_str("is not moved")?,
+            Wish::Policy => f.write_str("where the policy puts it")?,
+        }
+        match &self.source {
+            Source::Command(path) => write!(f, " (said of {path})"),
+            Source::Rule(rule) => write!(f, " (rule {rule})"),
+            Source::Nothing => f.write_str(" (no rule matches)"),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Rule {
+    paths: GlobSet,
+    spec: RuleSpec,
+    wish: Wish,
+}
+
+/// Compiled rules and pins.
+#[derive(Debug, Default)]
+pub struct Rules {
+    rules: Vec<Rule>,
+    said: BTreeMap<String, Wish>,
+}
+
+impl Rules {
+    /// From `[[rule]]` tables, in their order.
+    ///
+    /// # Errors
+    /// The first rule that cannot be used.
+    pub fn new(specs: Vec<RuleSpec>) -> Result<Self, RuleError> {
+        let compiled = specs
+            .into_iter()
+            .enumerate()
+            .map(|(at, spec)| compile(at + 1, spec));
+        Ok(Self {
+            rules: compiled.collect::<Result<_, _>>()?,
+            said: BTreeMap::new(),
+        })
+    }
+
+    /// `varve pin`, `varve exclude`, of a path and what is below it. [`Wish::Policy`] lets a part of a pinned
+    /// directory go free.
+    pub fn say(&mut self, path: &str, wish: Wish) {
+        self.said.insert(normal(path).into(), wish);
+    }
+
+    /// `varve unpin`: what was said of exactly this path. `false`: nothing was.
+    pub fn unsay(&mut self, path: &str) -> bool {
+        self.said.remove(normal(path)).is_some()
+    }
+
+    /// All that was said, by path.
+    pub fn said(&self) -> impl Iterator<Item = (&str, Wish)> {
+        self.said.iter().map(|(path, wish)| (path.as_str(), *wish))
+    }
+
+    /// What is to be done with a file, and why.
+    #[must_use]
+    pub fn explain(&self, file: &File<'_>) -> Explanation {
+        if let Some((path, wish)) = self.nearest(file.path) {
+            return Explanation {
+                wish,
+                source: Source::Command(path.into()),
+                passed: Vec::new(),
+            };
+        }
+        let mut passed = Vec::new();
+        for (at, rule) in self.rules.iter().enumerate() {
+            match rule.miss(file) {
+                None => {
+                    return Explanation {
+                        wish: rule.wish,
+                        source: Source::Rule(at + 1),
+                        passed,
+                    };
+                }
+                Some(miss) => passed.push((at + 1, miss)),
+            }
+        }
+        Explanation {
+            wish: Wish::Policy,
+            source: Source::Nothing,
+            passed,
+        }
+    }
+
+    fn nearest(&self, path: &str) -> Option<(&str, Wish)> {
+        let mut at = normal(path);
+        loop {
+            if let Some((path, wish)) = self.said.get_key_value(at) {
+                return Some((path, *wish));
+            }
+            if at == "/" {
+                return None;
+            }
+            let (parent, _) = at.rsplit_once('/')?;
+            at = if parent.is_empty() { "/" } else { parent };
+        }
+    }
+}
+
+/// Without slashes at the end.
+fn normal(path: &str) -> &str {
+    let path = path.trim_end_matches('/');
+    if path.is_empty() { "/" } else { path }
+}
+
+fn compile(number: usize, spec: RuleSpec) -> Result<Rule, RuleError> {
+    let patterns = match &spec.r#match {
+        Patterns::One(pattern) => std::slice::from_ref(pattern),
+        Patterns::Many(patterns) => patterns,
+    };
+    if patterns.is_empty() {
+        return Err(RuleError::Empty(number));
+    }
+    let mut set = GlobSetBuilder::new();
+    let wrong = |pattern: &str, error: &globset::Error| RuleError::Pattern {
+        rule: number,
+        pattern: pattern.into(),
+        reason: error.kind().to_string(),
+    };
+    for pattern in patterns {
+        // A name matches in all directories.
+        let whole = if pattern.contains('/') {
+            pattern.clone()
+        } else {
+            format!("**/{pattern}")
+        };
+        let glob = GlobBuilder::new(&whole).literal_separator(true).build();
+        set.add(glob.map_err(|error| wrong(pattern, &error))?);
+    }
+    let paths = set.build().map_err(|error| wrong("match", &error))?;
+    let wish = match (spec.tier, spec.pin, spec.exclude) {
+        (Some(tier), None, false) => Wish::Prefer(tier.into()),
+        (None, Some(tier), false) => Wish::Pin(tier.into()),
+        (None, None, true) => Wish::Exclude,
+        _ => return Err(RuleError::NotOne(number)),
+    };
+    let ages = spec.older_than.zip(spec.younger_than);
+    let sizes = spec.larger_than.zip(spec.smaller_than);
+    if ages.is_some_and(|(older, younger)| older.0 >= younger.0)
+        || sizes.is_some_and(|(larger, smaller)| larger.0 + 1 >= smaller.0)
+    {
+        return Err(RuleError::Never(number));
+    }
+    Ok(Rule { paths, spec, wish })
+}
+
+impl Rule {
+    fn miss(&self, file: &File<'_>) -> Option<Miss> {
+        if !self.paths.is_match(normal(file.path)) {
+            return Some(Miss::Path);
+        }
+        let (age_s, size) = (file.age.as_secs(), file.size_bytes);
+        let spec = &self.spec;
+        let young = spec
+            .older_than
+            .filter(|age| age_s < age.0)
+            .map(|age| Miss::Young { older_than_s: age.0 });
+        let old = spec
+            .younger_than
+            .filter(|age| age_s >= age.0)
+            .map(|age| Miss::Old {
+                younger_than_s: age.0,
+            });
+        let small = spec
+            .larger_than
+            .filter(|least| size <= least.0)
+            .map(|least| Miss::Small { larger_than: least.0 });
+        let large = spec
+            .smaller_than
+            .filter(|most| size >= most.0)
+            .map(|most| Miss::Large { smaller_than: most.0 });
+        young.or(old).or(small).or(large)
+    }
+}
+
+#[cfg(test)]
+mod tests;

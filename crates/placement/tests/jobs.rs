@@ -1,0 +1,148 @@
+//! Jobs of operators under load: they go on after crashes, and they say why something does not move.
+#![allow(clippy::unwrap_used)]
+
+use varve_placement::mover::{JobKind, JobState, Saved};
+use varve_placement::policy::{Fixed, Hold};
+use varve_placement::sim::{Options, World, loads, models};
+use varve_placement::{DeviceId, DeviceState, Tier};
+
+const SSD: DeviceId = DeviceId(0);
+const DISK: DeviceId = DeviceId(1);
+
+fn world(seconds: u32) -> World {
+    let models = [models::good_ssd(), models::scsi_disk()];
+    let mut load = loads::iozone(2, seconds);
+    load.phases[0].processes = 8;
+    World::new(&models, load, Box::new(Fixed::new(&[50, 50])), Options::default())
+}
+
+#[test]
+fn evacuation_goes_on_after_crashes_and_empties_the_device() {
+    let mut world = world(1000);
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    let mut saved = toml::to_string(world.jobs()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(3);
+    let (mut now, mut crashes) = (0, 0);
+    while world.jobs().jobs[0].state != JobState::Done {
+        assert!(now < 900, "it never ends: {:?}", world.jobs());
+        now += 1;
+        world.run_until(now);
+        assert!(world.map().is_sound(), "after {now} s and {crashes} crashes");
+        // Sometimes an older state was saved last.
+        if rng.bool() {
+            saved = toml::to_string(world.jobs()).unwrap();
+        }
+        if crashes < 50 {
+            let jobs: Saved = toml::from_str(&saved).unwrap();
+            jobs.check(2).unwrap();
+            world.crash(jobs);
+            crashes += 1;
+        }
+    }
+    assert_eq!(world.map().count(SSD), 0);
+    assert!(crashes > 10, "{crashes}");
+}
+
+#[test]
+fn job_says_what_each_unit_waits_for() {
+    let mut world = world(60);
+    let units = world.view().catalog.units_on(SSD, None, 8);
+    units[..5]
+        .iter()
+        .for_each(|unit| world.map_mut().hold(*unit, Some(Hold::InUse { session: 12 })));
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    world.run_until(59);
+    let job = &world.jobs().jobs[0];
+    assert_eq!(job.state, JobState::Running, "it waits");
+    let stuck: Vec<_> = job.stuck.iter().collect();
+    assert_eq!(
+        stuck,
+        [(&"waiting: in use by session 12".to_string(), &(5 * 65536))]
+    );
+}
+
+#[test]
+fn job_waits_for_a_full_target_and_says_how_full_it_is() {
+    let models = [models::good_ssd(), models::scsi_disk().sized(128 << 20)];
+    let options = Options::default();
+    let mut world = World::new(
+        &models,
+        loads::iozone(2, 60),
+        Box::new(Fixed::new(&[60, 40])),
+        options,
+    );
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    world.run_until(50);
+    let job = &world.jobs().jobs[0];
+    let reason = job.stuck.keys().next().unwrap();
+    assert!(
+        reason.starts_with("waiting: device 1 9") && reason.ends_with("% full"),
+        "{reason}"
+    );
+    assert!(world.map().count(SSD) > 0);
+}
+
+#[test]
+fn file_goes_to_the_tier_it_is_migrated_to_and_the_others_stay() {
+    let mut world = world(60);
+    let key = world.view().catalog.units_on(DISK, None, 1)[0].key;
+    let others = world.view().catalog.units_on(DISK, None, usize::MAX);
+    world.start_job(JobKind::Migrate { key, tier: Tier::Ssd });
+    world.run_until(50);
+    assert_eq!(world.jobs().jobs[0].state, JobState::Done);
+    let after = world.view().catalog.units_on(DISK, None, usize::MAX);
+    assert!(after.iter().all(|unit| unit.key != key));
+    assert_eq!(after.len(), others.iter().filter(|unit| unit.key != key).count());
+    assert!(world.jobs().jobs[0].moved_bytes > 0);
+}
+
+#[test]
+fn job_that_is_paused_or_cancelled_moves_nothing_more() {
+    let mut world = world(60);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    world.run_until(2);
+    let mut jobs = world.jobs().clone();
+    jobs.jobs[0].pause();
+    world.crash(jobs);
+    let count = world.map().count(SSD);
+    world.run_until(4);
+    assert_eq!(world.map().count(SSD), count);
+    let mut jobs = world.jobs().clone();
+    jobs.jobs[0].resume();
+    world.crash(jobs.clone());
+    world.run_until(6);
+    assert!(world.map().count(SSD) < count);
+    jobs.jobs[0].cancel();
+    jobs.jobs[0].resume();
+    assert_eq!(jobs.jobs[0].state, JobState::Cancelled);
+}
+
+#[test]
+fn saved_jobs_of_another_pool_are_refused_with_what_to_do() {
+    let mut saved = Saved::default();
+    saved.start(JobKind::Evacuate {
+        device: DeviceId(5),
+        to: None,
+    });
+    let error = saved.check(2).unwrap_err().to_string();
+    assert!(
+        error.contains("device 5, of 2") && error.contains("cancel"),
+        "{error}"
+    );
+    saved.jobs.push(saved.jobs[0].clone());
+    assert!(saved.check(9).is_err());
+}
