@@ -1,0 +1,219 @@
+//! A file or block device by system calls, past the page cache where the file system allows it.
+
+use super::{DEVICE_BLOCK_BYTES, Device, DeviceError, check_range};
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Bytes that go through an aligned buffer at once.
+const BOUNCE_BYTES: usize = 1 << 20;
+/// Bounce buffers kept for reuse.
+const IDLE_MAX: usize = 4;
+
+/// An open file; locked against other processes until dropped.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    name: String,
+    len_bytes: u64,
+    is_direct: bool,
+    idle: Mutex<Vec<Aligned>>,
+}
+
+/// Memory aligned as direct I/O wants it.
+#[derive(Debug)]
+struct Aligned {
+    raw: Vec<u8>,
+    start: usize,
+}
+
+impl Aligned {
+    fn new() -> Self {
+        let align = DEVICE_BLOCK_BYTES as usize;
+        let raw = vec![0; BOUNCE_BYTES + align];
+        // Nothing is pushed to `raw`, so its memory does not move.
+        let start = raw.as_ptr().align_offset(align);
+        Self { raw, start }
+    }
+
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        &mut self.raw[self.start..self.start + len]
+    }
+}
+
+impl FileDevice {
+    /// Opens a file or block device for this process alone.
+    ///
+    /// # Errors
+    /// It is not there, cannot be written, or another process has it open as a store.
+    pub fn open(path: &Path) -> Result<Self, DeviceError> {
+        Self::open_with(path, true)
+    }
+
+    /// Opens one to look at it: it is never written, and another process may have it open.
+    ///
+    /// # Errors
+    /// It is not there or cannot be read.
+    pub fn open_read_only(path: &Path) -> Result<Self, DeviceError> {
+        Self::open_with(path, false)
+    }
+
+    /// Makes a sparse file of `len_bytes`, or takes one that is there and shorter or as long.
+    ///
+    /// # Errors
+    /// It cannot be made or lengthened.
+    pub fn create(path: &Path, len_bytes: u64) -> Result<Self, DeviceError> {
+        let failed = |source| DeviceError::new(&path.display().to_string(), "open", 0, 0, source);
+        let mut options = OpenOptions::new();
+        let file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
+        let file = file.map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if meta.is_file() && meta.len() < len_bytes {
+            file.set_len(len_bytes).map_err(failed)?;
+        }
+        drop(file);
+        Self::open(path)
+    }
+
+    fn open_with(path: &Path, write: bool) -> Result<Self, DeviceError> {
+        let name = path.display().to_string();
+        let failed = |source| DeviceError::new(&name, "open", 0, 0, source);
+        let open = |flags: OFlags| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(write).custom_flags(flags.bits() as i32);
+            options.open(path)
+        };
+        let (mut file, is_direct) = match open(OFlags::DIRECT) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                (open(OFlags::empty()).map_err(failed)?, false)
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        if write && rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let busy = io::Error::new(io::ErrorKind::WouldBlock, "another process has this store open");
+            return Err(failed(busy));
+        }
+        let end = file.seek(io::SeekFrom::End(0)).map_err(failed)?;
+        Ok(Self {
+            file,
+            name,
+            len_bytes: end / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
+            is_direct,
+            idle: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Whether the page cache is passed by.
+    pub const fn is_direct(&self) -> bool {
+        self.is_direct
+    }
+
+    /// Gives space of a file to the file system so that later writes do not run out of it.
+    ///
+    /// # Errors
+    /// There is not enough space, or the file system cannot.
+    pub fn preallocate(&self) -> Result<(), DeviceError> {
+        let all = rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, self.len_bytes);
+        all.map_err(|error| DeviceError::new(&self.name, "open", 0, 0, error.into()))
+    }
+
+    fn with_bounce<T>(&self, work: impl FnOnce(&mut Aligned) -> T) -> T {
+        let idle = self.idle.lock().pop();
+        let mut buffer = idle.unwrap_or_else(Aligned::new);
+        let result = work(&mut buffer);
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push(buffer);
+        }
+        result
+    }
+}
+
+impl Device for FileDevice {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        check_range(self, "read", off, out.len())?;
+        let len = out.len();
+        let read = if self.is_direct {
+            self.with_bounce(|buffer| {
+                let mut at = off;
+                for piece in out.chunks_mut(BOUNCE_BYTES) {
+                    let bytes = buffer.bytes(piece.len());
+                    self.file.read_exact_at(bytes, at)?;
+                    piece.copy_from_slice(bytes);
+                    at += piece.len() as u64;
+                }
+                Ok(())
+            })
+        } else {
+            self.file.read_exact_at(out, off)
+        };
+        read.map_err(|source| DeviceError::new(&self.name, "read", off, len, source))
+    }
+
+    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
+        check_range(self, "write", off, data.len())?;
+        let written = if self.is_direct {
+            self.with_bounce(|buffer| {
+                let mut at = off;
+                for piece in data.chunks(BOUNCE_BYTES) {
+                    let bytes = buffer.bytes(piece.len());
+                    bytes.copy_from_slice(piece);
+                    self.file.write_all_at(bytes, at)?;
+                    at += piece.len() as u64;
+                }
+                Ok(())
+            })
+        } else {
+            self.file.write_all_at(data, off)
+        };
+        written.map_err(|source| DeviceError::new(&self.name, "write", off, data.len(), source))
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        let synced = self.file.sync_data();
+        synced.map_err(|source| DeviceError::new(&self.name, "flush", 0, 0, source))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::FileDevice;
+    use crate::device::Device;
+
+    #[test]
+    fn file_gives_back_what_was_written_and_refuses_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let device = FileDevice::create(&path, 4 << 20).unwrap();
+        let data: Vec<u8> = (0..3 << 20).map(|n| (n % 251) as u8).collect();
+        device.write_at(8192, &data).unwrap();
+        device.flush().unwrap();
+        let mut out = vec![0; data.len()];
+        device.read_at(8192, &mut out).unwrap();
+        assert!(out == data);
+        assert!(device.write_at(4 << 20, &data[..4096]).is_err());
+        let again = FileDevice::open(&path).unwrap_err();
+        assert!(again.to_string().contains("another process"), "{again}");
+        assert!(FileDevice::open_read_only(&path).is_ok());
+        drop(device);
+        assert!(FileDevice::open(&path).is_ok());
+    }
+}

@@ -1,0 +1,89 @@
+//! What a store lies on. Knows bytes and errors, nothing of what they mean.
+//!
+//! [`FileDevice`] is a file or block device, read and written past the page cache where that is possible;
+//! [`MemoryDevice`] is memory; [`CountingDevice`] counts seeks, and fails when told to; [`CrashDevice`] loses
+//! power.
+
+mod counting;
+mod crash;
+mod file;
+mod memory;
+
+pub use counting::{CountingDevice, Counts};
+pub use crash::CrashDevice;
+pub use file::FileDevice;
+pub use memory::MemoryDevice;
+
+use std::io;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Stores read and write multiples of this at multiples of it.
+pub const DEVICE_BLOCK_BYTES: u64 = 4096;
+
+/// A read, write or flush that failed.
+#[derive(Debug, Clone, Error)]
+#[error("{device}: {op} of {len} bytes at {off} failed: {source}")]
+pub struct DeviceError {
+    /// The device's name.
+    pub device: String,
+    /// "read", "write", "flush" or "open".
+    pub op: &'static str,
+    /// Where, in bytes.
+    pub off: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// Why.
+    pub source: Arc<io::Error>,
+}
+
+impl DeviceError {
+    pub(crate) fn new(device: &str, op: &'static str, off: u64, len: usize, source: io::Error) -> Self {
+        Self {
+            device: device.to_owned(),
+            op,
+            off,
+            len: len as u64,
+            source: Arc::new(source),
+        }
+    }
+}
+
+/// A block device or file. Offsets and lengths that a store uses are multiples of [`DEVICE_BLOCK_BYTES`].
+pub trait Device: Send + Sync {
+    /// A name for messages.
+    fn name(&self) -> String;
+
+    /// Its length in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills `out` from `off`. What was never written reads as zeros.
+    ///
+    /// # Errors
+    /// Past the end, or the medium failed; `out` is then unspecified.
+    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Writes `data` at `off`. Durable after the next [`flush`](Self::flush); at a power cut before it any
+    /// sectors of 512 bytes may be old or new.
+    ///
+    /// # Errors
+    /// Past the end, or the medium failed; the range is then unspecified.
+    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError>;
+
+    /// Makes all earlier writes durable.
+    ///
+    /// # Errors
+    /// The medium failed; nothing is known of earlier writes then.
+    fn flush(&self) -> Result<(), DeviceError>;
+}
+
+/// The error of a range past the end.
+fn check_range(device: &dyn Device, op: &'static str, off: u64, len: usize) -> Result<(), DeviceError> {
+    match off.checked_add(len as u64) {
+        Some(end) if end <= device.len_bytes() => Ok(()),
+        _ => {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "past the end of the device");
+            Err(DeviceError::new(&device.name(), op, off, len, source))
+        }
+    }
+}

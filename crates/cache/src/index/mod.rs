@@ -1,0 +1,95 @@
+//! What is kept in memory about the objects on disk: sets of tags, ranks, generations, positions, prefetch
+//! lengths. Pure: no I/O, no clock, no keys; a set's number and a tag come from [`crate::KeyHash`].
+
+mod full;
+mod lap;
+mod resident;
+mod set;
+
+pub use full::FullIndex;
+pub use lap::{Lap, LogPoint};
+pub use resident::ResidentIndex;
+pub use set::{Demoted, Entry, Inserted, Place, Set};
+
+use crate::policy::{Policy, Shape};
+
+/// The index of one device.
+#[derive(Debug)]
+pub enum Index {
+    /// Nothing in memory: `Basic` and `Set`.
+    Absent,
+    /// Every set.
+    Full(FullIndex),
+    /// The sets used last.
+    Resident(ResidentIndex),
+}
+
+impl Index {
+    /// An empty index. `resident` is how many sets `SetMemLru` keeps; from half of `sets` on it keeps all.
+    pub fn new(shape: Shape, sets: u64, resident: u64) -> Self {
+        match shape.policy() {
+            Policy::Basic | Policy::Set => Self::Absent,
+            Policy::SetMemLru if resident < sets.div_ceil(2) => {
+                Self::Resident(ResidentIndex::new(shape, resident))
+            }
+            Policy::SetMemLru => Self::Full(FullIndex::unloaded(shape, sets)),
+            _ => Self::Full(FullIndex::new(shape, sets)),
+        }
+    }
+
+    /// The set `number`, if it is in memory and was read since the start.
+    pub fn get(&mut self, number: u64) -> Option<Set> {
+        match self {
+            Self::Absent => None,
+            Self::Full(full) => full.get(number),
+            Self::Resident(resident) => resident.get(number),
+        }
+    }
+
+    /// Replaces set `number`, or takes it in.
+    pub fn put(&mut self, number: u64, set: &Set) {
+        match self {
+            Self::Absent => {}
+            Self::Full(full) => full.put(number, set),
+            Self::Resident(resident) => resident.put(number, set),
+        }
+    }
+
+    /// Bytes of memory that the index takes.
+    pub fn memory_bytes(&self) -> u64 {
+        match self {
+            Self::Absent => 0,
+            Self::Full(full) => full.bytes().len() as u64,
+            Self::Resident(resident) => resident.memory_bytes(),
+        }
+    }
+
+    /// Keeps `resident` of `sets` sets from now on: at half of them `SetMemLru` becomes `SetMem` (sets not
+    /// yet in memory are read when they are first asked for), below half the other way round. Does nothing to
+    /// other policies.
+    pub fn resize(&mut self, shape: Shape, sets: u64, resident: u64) {
+        if shape.policy() != Policy::SetMemLru {
+            return;
+        }
+        let mut next = Self::new(shape, sets, resident);
+        match self {
+            Self::Absent => {}
+            Self::Full(full) => {
+                if matches!(next, Self::Full(_)) {
+                    return;
+                }
+                // The last ones in stay.
+                for number in 0..sets {
+                    if let Some(set) = full.get(number) {
+                        next.put(number, &set);
+                    }
+                }
+            }
+            Self::Resident(old) => old.each_oldest_first(|number, set| next.put(number, set)),
+        }
+        *self = next;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,29 @@
+//! HashCache: a cache of terabytes on disk whose index takes 0 to 55 bits an object in memory.
+//!
+//! After A. Badam, "Redesigning Caching Techniques for Memory Efficiency" (HashCache, NSDI '09; thesis
+//! chapter 2).
+//!
+//! # Parts
+//! - [`policy`]: the eight index policies, and how many bits each takes.
+//! - [`index`]: what is kept in memory about the objects on disk. Pure: no I/O.
+//! - [`store`]: objects on one device. [`Cache`]: one or several of them, the interface to use.
+//! - [`device`]: what a store lies on: files, block devices, memory, test doubles.
+//! - [`model`]: expected bits, seeks and requests a second (Tables 2.3, 2.4 and 2.7).
+//!
+//! # What it does not know
+//! HTTP, pools, LibFS. Keys are bytes; a device is what [`device::Device`] says.
+#![forbid(unsafe_code)]
+
+mod cache;
+pub mod device;
+pub mod hash;
+pub mod index;
+pub mod measure;
+pub mod model;
+pub mod policy;
+pub mod store;
+
+pub use cache::{Cache, Related, Scope};
+pub use hash::{KeyHash, Secret};
+pub use policy::{Policy, Shape, ShapeError};
+pub use store::{Hit, Options, PutOptions, PutOutcome, PutStream, StoreError, StorePlan};

@@ -1,0 +1,199 @@
+//! What a policy will cost and bring: Table 2.3 (bits, memory, seeks) and Table 2.4 (requests a second),
+//! computed.
+//!
+//! Table 2.4 and Table 2.7 of the thesis do not agree for the policies with a log. With the disk that Table
+//! 2.7 implies (79.2 seeks/s), 60 % hits, and two related objects a read, Table 2.4's `t·rel / (2·chr + (1 −
+//! chr)·cbr)` gives 106, Table 2.7 says 264. The seek counts of the text (a hit costs `1/rel` seeks, a miss
+//! and a write none) give `t·rel / chr` = 264, and 132 without prefetch, as printed. So
+//! [`Load::requests_per_s`] uses the text's for the log, and Table 2.4's for the table.
+
+use crate::policy::{Policy, Shape};
+
+/// A disk, as far as the model looks at it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Disk {
+    /// Bytes for objects.
+    pub bytes: u64,
+    /// Peak random reads a second (`t`).
+    pub seeks_per_s: f64,
+    /// Mean bytes of an object: a block.
+    pub object_bytes: u64,
+}
+
+impl Disk {
+    /// Objects that the index has room for.
+    pub const fn objects(&self) -> u64 {
+        self.bytes / self.object_bytes
+    }
+
+    /// Memory that the index of a shape takes, bytes. `resident` is the share of sets that `SetMemLru` keeps.
+    pub fn index_bytes(&self, shape: Shape, resident: f64) -> f64 {
+        self.objects() as f64 * object_bits(shape, resident) / 8.0
+    }
+}
+
+/// Bits an object in memory; for `SetMemLru` with this share of its sets.
+pub fn object_bits(shape: Shape, resident: f64) -> f64 {
+    let whole = shape.object_bits();
+    if shape.policy() != Policy::SetMemLru || resident >= 0.5 {
+        return whole;
+    }
+    // The set's number, and its place in the order of its group.
+    resident * (whole + (32.0 + 4.0) / shape.ways() as f64)
+}
+
+/// What is asked of a cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    /// Requests answered from the cache, 0 to 1 (`chr`).
+    pub hit_rate: f64,
+    /// Missed objects that may be stored, 0 to 1 (`cbr`).
+    pub cacheable_rate: f64,
+    /// Related objects read together (`rel`), at least 1.
+    pub related: f64,
+}
+
+impl Load {
+    /// Polymix-4 as the thesis uses it: 60 % hits; two related objects, as Table 2.7 implies.
+    pub const POLYMIX: Self = Self {
+        hit_rate: 0.6,
+        cacheable_rate: 0.75,
+        related: 2.0,
+    };
+
+    fn table(&self, policy: Policy) -> Option<f64> {
+        let writes = (1.0 - self.hit_rate) * self.cacheable_rate;
+        let read = 1.0 + 1.0 / self.related;
+        match policy {
+            Policy::Basic | Policy::Set => Some(read + writes),
+            Policy::SetMem | Policy::SetMemLru => Some(self.hit_rate * read + writes),
+            _ => None,
+        }
+    }
+
+    fn related(&self, policy: Policy) -> f64 {
+        if policy.prefetches() { self.related } else { 1.0 }
+    }
+
+    /// Requests a second of a disk with `seeks_per_s`; see the module's head for which formula.
+    pub fn requests_per_s(&self, policy: Policy, seeks_per_s: f64) -> f64 {
+        match self.table(policy) {
+            Some(seeks) => seeks_per_s / seeks,
+            None => seeks_per_s * self.related(policy) / self.hit_rate,
+        }
+    }
+
+    /// Requests a second by Table 2.4 as printed.
+    pub fn requests_per_s_printed(&self, policy: Policy, seeks_per_s: f64) -> f64 {
+        let writes = (1.0 - self.hit_rate) * self.cacheable_rate;
+        match self.table(policy) {
+            Some(seeks) => seeks_per_s / seeks,
+            None => seeks_per_s * self.related(policy) / (2.0 * self.hit_rate + writes),
+        }
+    }
+}
+
+/// Seeks of one call: a row of Table 2.3.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Seeks {
+    /// A hit of a small object.
+    pub hit: f64,
+    /// A miss.
+    pub miss: f64,
+    /// A write of a small object.
+    pub write: f64,
+}
+
+/// Objects of 8 KiB in a gathered write of a log, with the one seek that each costs: the "~ 0" of Table 2.3.
+const OBJECTS_A_WRITE: f64 = 128.0;
+
+/// Share of misses that a tag finds in a full set although the key is another: `1 − (1 − 1/255)^N`.
+pub fn false_match_rate(ways: usize) -> f64 {
+    1.0 - (1.0 - 1.0 / 255.0f64).powi(ways as i32)
+}
+
+/// Expected seeks. `resident` is the share of sets that `SetMemLru` keeps; `away` the share of `LogLru`'s
+/// hits whose position is on disk.
+pub fn seeks(shape: Shape, load: &Load, resident: f64, away: f64) -> Seeks {
+    let policy = shape.policy();
+    let false_match = false_match_rate(shape.ways());
+    let hit = match policy {
+        Policy::LogLru => 1.0 + away,
+        Policy::LogLruPrefetch => 1.0 / load.related + away,
+        Policy::LogPrefetch => 1.0 / load.related,
+        _ => 1.0,
+    };
+    let miss = match policy {
+        Policy::Basic | Policy::Set => 1.0,
+        Policy::SetMemLru if resident < 0.5 => (1.0 - resident) + resident * false_match,
+        Policy::LogLru | Policy::LogLruPrefetch => false_match * (1.0 + away),
+        _ => false_match,
+    };
+    let write = if policy.has_table() {
+        1.0
+    } else {
+        1.0 / OBJECTS_A_WRITE
+    };
+    Seeks { hit, miss, write }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Disk, Load, false_match_rate, object_bits, seeks};
+    use crate::policy::{Policy, Shape};
+
+    #[test]
+    fn index_of_a_tebibyte_is_that_of_table_2_3() {
+        let disk = Disk {
+            bytes: 1 << 40,
+            seeks_per_s: 78.0,
+            object_bytes: 8192,
+        };
+        let mib = |policy| disk.index_bytes(Shape::new(policy), 1.0) / f64::from(1 << 20);
+        assert_eq!(mib(Policy::Basic), 0.0);
+        assert_eq!(mib(Policy::Set), 0.0);
+        assert_eq!(mib(Policy::SetMem), 176.0);
+        assert_eq!(mib(Policy::LogLru), 496.0);
+        assert_eq!(mib(Policy::Log), 752.0);
+        assert_eq!(mib(Policy::LogPrefetch), 880.0);
+        let lru = object_bits(Shape::new(Policy::SetMemLru), 0.3);
+        assert!(lru < 11.0 * 0.5, "{lru}");
+    }
+
+    /// (policy, Table 2.7's requests a second on three disks)
+    const TABLE_2_7: [(Policy, [f64; 3]); 5] = [
+        (Policy::SetMem, [66.0, 85.0, 140.0]),
+        (Policy::Log, [132.0, 170.0, 280.0]),
+        (Policy::LogLruPrefetch, [264.0, 340.0, 560.0]),
+        (Policy::LogPrefetch, [264.0, 340.0, 560.0]),
+        (Policy::Basic, [40.0, 50.0, 85.0]),
+    ];
+
+    #[test]
+    fn settled_formulas_give_table_2_7_and_the_printed_ones_do_not() {
+        for (disk, t) in [79.2, 102.0, 168.0].into_iter().enumerate() {
+            for (policy, want) in TABLE_2_7 {
+                let got = Load::POLYMIX.requests_per_s(policy, t);
+                // The Disk Table's rows are "lower bounds": 10 to 13 % below the formula.
+                let near = if policy == Policy::Basic { 0.14 } else { 0.005 };
+                assert!(
+                    (got / want[disk] - 1.0).abs() < near,
+                    "{policy}: {got} for {}",
+                    want[disk]
+                );
+                if !policy.has_table() {
+                    let printed = Load::POLYMIX.requests_per_s_printed(policy, t);
+                    assert!(printed < want[disk] * 0.41, "{policy}: {printed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn false_matches_in_a_full_set_are_three_in_a_hundred() {
+        let rate = false_match_rate(8);
+        assert!((0.030..0.032).contains(&rate), "{rate}");
+        let miss = seeks(Shape::new(Policy::SetMem), &Load::POLYMIX, 1.0, 0.0).miss;
+        assert!(miss <= 0.035);
+    }
+}

@@ -1,0 +1,542 @@
+//! Lookups: where an object is, whether it is what was asked for, and its bytes.
+
+use super::StoreError;
+use super::hot::HotObject;
+use super::log::{in_units, record_bytes};
+use super::object::{FRAME_BYTES, FRAME_CONTENT, Record, frames_of, home_in_table, read_frame};
+use super::positions;
+use super::shard::{Shard, State};
+use super::stats::Stats;
+use crate::hash::KeyHash;
+use crate::index::{Entry, LogPoint, Place};
+use crate::policy::Policy;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// An object that was found. What lies beside its head is in memory and checked; the rest is read when asked
+/// for, and may be gone by then: a slow reader keeps nothing from being overwritten.
+#[derive(Debug, Clone)]
+pub struct Hit {
+    shard: Arc<Shard>,
+    object: Arc<HotObject>,
+}
+
+impl Hit {
+    /// The whole key.
+    pub fn key(&self) -> &[u8] {
+        &self.object.record.key
+    }
+
+    /// The number of the write that it comes from.
+    pub fn version(&self) -> u64 {
+        self.object.record.head.version
+    }
+
+    /// Bytes of the body.
+    pub fn body_len(&self) -> u64 {
+        self.object.record.head.body_len
+    }
+
+    /// When it was put, seconds since 1970.
+    pub fn written_s(&self) -> u64 {
+        self.object.record.head.written_s
+    }
+
+    /// From when on it is not served, seconds since 1970; 0: never.
+    pub fn expires_s(&self) -> u64 {
+        self.object.record.head.expires_s
+    }
+
+    /// Its metadata.
+    ///
+    /// # Errors
+    /// `Gone`, if it is not all beside the head and was overwritten or damaged.
+    pub fn meta(&self) -> Result<Vec<u8>, StoreError> {
+        self.content(0..u64::from(self.object.record.head.meta_len))
+    }
+
+    /// Bytes of the body.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `Gone`, if they were overwritten or damaged meanwhile; `Device`.
+    pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let len = self.body_len();
+        if range.start > range.end || range.end > len {
+            let Range { start, end } = range;
+            return Err(StoreError::OutOfRange { start, end, len });
+        }
+        let meta = u64::from(self.object.record.head.meta_len);
+        self.content(range.start + meta..range.end + meta)
+    }
+
+    /// The whole body.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn body(&self) -> Result<Vec<u8>, StoreError> {
+        self.read(0..self.body_len())
+    }
+
+    fn content(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let beside = self.object.content.len() as u64;
+        let first = range.start.min(beside) as usize..range.end.min(beside) as usize;
+        let mut out = self.object.content[first].to_vec();
+        if range.end > beside {
+            let rest = range.start.max(beside) - beside..range.end - beside;
+            self.shard.read_tail(&self.object.record, rest, &mut out)?;
+        }
+        Ok(out)
+    }
+}
+
+/// A record with the bytes from its head on.
+struct Candidate {
+    record: Record,
+    content: Vec<u8>,
+    /// What follows in the same read.
+    bytes: Vec<u8>,
+}
+
+/// What a lookup came to.
+enum Found {
+    Object(Candidate),
+    /// Another key's, or nothing.
+    Other,
+    /// This store's, but damaged or no longer there.
+    Lost,
+}
+
+impl Shard {
+    /// Looks an object up. `hash` is its key's.
+    pub fn get(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
+        let hit = if self.is_failed() {
+            None
+        } else {
+            self.look_up(key, hash)
+        };
+        let counter = if hit.is_some() {
+            &self.stats.hits
+        } else {
+            &self.stats.misses
+        };
+        Stats::count(counter, 1);
+        hit
+    }
+
+    fn look_up(self: &Arc<Self>, key: &[u8], hash: KeyHash) -> Option<Hit> {
+        {
+            let mut state = self.state.lock();
+            if let Some(object) = state.hot.get(hash).filter(|object| object.record.is_of(key)) {
+                if self.is_outdated(&state, &object.record) {
+                    state.hot.remove(hash);
+                    Stats::count(&self.stats.outdated, 1);
+                    return None;
+                }
+                let number = hash.set(self.layout.sets);
+                self.touch_in_memory(&mut state, number, hash.tag());
+                Stats::count(&self.stats.memory_hits, 1);
+                return Some(Hit {
+                    shard: Arc::clone(self),
+                    object,
+                });
+            }
+        }
+        let found = match self.layout.shape().policy() {
+            Policy::Basic | Policy::Set => self.find_in_set(key, hash),
+            Policy::SetMem | Policy::SetMemLru => self.find_in_table(key, hash),
+            _ => self.find_in_log(key, hash),
+        };
+        match found {
+            Ok(object) => object.map(|object| Hit {
+                shard: Arc::clone(self),
+                object,
+            }),
+            Err(error) => {
+                self.count_read_error(&error);
+                None
+            }
+        }
+    }
+
+    /// Whether an object was purged, given up, overwritten in part, or has expired.
+    pub(super) fn is_outdated(&self, state: &State, record: &Record) -> bool {
+        let head = &record.head;
+        let prefix_hash = |prefix: &[u8]| self.prefix_hash(prefix);
+        // The log may have come round to the rest of an object whose head is in the Disk Table.
+        let tail_is_gone =
+            record.tail_len() > 0 && state.lap.head.0 > head.tail.saturating_add(state.lap.units);
+        tail_is_gone
+            || head.version < state.floor
+            || head.expires_s != 0 && self.now() >= head.expires_s
+            || state
+                .purges
+                .covers(head.version, &record.tags, &record.key, prefix_hash)
+    }
+
+    /// The hash of a prefix of keys as a scope.
+    pub fn prefix_hash(&self, prefix: &[u8]) -> u64 {
+        KeyHash::of(&self.layout.secret(), &[b"p:", prefix].concat()).short()
+    }
+
+    /// The hash of a tag or host as a scope.
+    pub fn tag_hash(&self, kind: &[u8; 2], tag: &[u8]) -> u64 {
+        KeyHash::of(&self.layout.secret(), &[&kind[..], tag].concat()).short()
+    }
+
+    /// Counts a use of an object whose place is in memory.
+    fn touch_in_memory(&self, state: &mut State, number: u64, tag: u8) {
+        if state.frozen {
+            return;
+        }
+        let Some(mut set) = state.index.get(number) else {
+            return;
+        };
+        let place = |entry: &Entry| match self.layout.shape().positions() {
+            0 => Some(Place::default()),
+            _ => entry.place,
+        };
+        if let Some((entry, place)) = set.find(tag).and_then(|entry| Some((entry, place(&entry)?))) {
+            set.touch(entry.slot, place);
+            state.index.put(number, &set);
+        }
+    }
+
+    /// Takes a found object into memory, if nothing happened to its key meanwhile. `content` is all of it or
+    /// not.
+    fn keep(&self, state: &mut State, hash: KeyHash, mutation: u32, object: &Arc<HotObject>) {
+        if object.record.tail_len() == 0 && state.mutation(hash) == mutation {
+            state.hot.insert(hash, Arc::clone(object));
+        }
+    }
+
+    /// `Log` and its kin.
+    fn find_in_log(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
+        let number = hash.set(self.layout.sets);
+        let (entry, waiting, mutation) = {
+            let mut state = self.state.lock();
+            let Some(entry) = state.index.get(number).and_then(|set| set.find(hash.tag())) else {
+                return Ok(None);
+            };
+            let waiting = state.waiting.get(number as u32, entry.slot);
+            (entry, waiting, state.mutation(hash))
+        };
+        let Some(place) = self.place_of(number, &entry, waiting)? else {
+            return Ok(None);
+        };
+        let Some(point) = self.state.lock().lap.point(place) else {
+            return Ok(None);
+        };
+        let blocks = usize::from(place.prefetch).max(1);
+        let first = blocks * self.layout.block_bytes as usize;
+        match self.read_record(key, point, first)? {
+            Found::Object(candidate) => {
+                let Candidate {
+                    record,
+                    content,
+                    bytes,
+                } = candidate;
+                let object = Arc::new(HotObject { record, content });
+                let mut state = self.state.lock();
+                if self.is_outdated(&state, &object.record) {
+                    self.forget(&mut state, number, &entry, hash, mutation);
+                    Stats::count(&self.stats.outdated, 1);
+                    return Ok(None);
+                }
+                self.touch_found(&mut state, number, &entry, place, hash, mutation);
+                self.keep(&mut state, hash, mutation, &object);
+                if place.prefetch > 0 {
+                    self.keep_related(&mut state, point, &object.record, &bytes);
+                }
+                Ok(Some(object))
+            }
+            Found::Other => {
+                Stats::count(&self.stats.false_matches, 1);
+                Ok(None)
+            }
+            Found::Lost => {
+                Stats::count(&self.stats.damaged, 1);
+                self.forget(&mut self.state.lock(), number, &entry, hash, mutation);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The place of an object: from the index, from what waits for the file, or from the file.
+    fn place_of(
+        &self,
+        number: u64,
+        entry: &Entry,
+        waiting: Option<(u32, u8)>,
+    ) -> Result<Option<Place>, StoreError> {
+        if let Some(place) = entry.place {
+            return Ok(Some(place));
+        }
+        let stored = match waiting {
+            Some(stored) => Some(stored),
+            None => positions::read(&*self.device, &self.layout, number as u32, entry.slot)?,
+        };
+        Ok(stored.map(|(position, prefetch)| Place {
+            position,
+            generation: entry.generation,
+            prefetch: if self.layout.shape().policy().prefetches() {
+                prefetch
+            } else {
+                0
+            },
+        }))
+    }
+
+    fn read_record(&self, key: &[u8], point: LogPoint, first: usize) -> Result<Found, StoreError> {
+        let mut bytes = self.read_log(point, first)?;
+        let Some(record) = Record::parse(self.layout.store_id, &bytes) else {
+            return Ok(Found::Lost);
+        };
+        if record.head.home != point.0 {
+            return Ok(Found::Lost);
+        }
+        if !record.is_of(key) {
+            return Ok(Found::Other);
+        }
+        let needed = record.head_bytes() + record.head.inline_len as usize;
+        if needed > bytes.len() && bytes.len().is_multiple_of(self.layout.unit_bytes as usize) {
+            // Where the first read ended: no seek.
+            let next = LogPoint(point.0 + in_units(&self.layout, bytes.len() as u64));
+            bytes.extend(self.read_log(next, needed - bytes.len())?);
+        }
+        Ok(match record.inline(&bytes) {
+            Some(content) => Found::Object(Candidate {
+                content: content.to_vec(),
+                record,
+                bytes,
+            }),
+            None => Found::Lost,
+        })
+    }
+
+    fn touch_found(
+        &self,
+        state: &mut State,
+        number: u64,
+        entry: &Entry,
+        place: Place,
+        hash: KeyHash,
+        mutation: u32,
+    ) {
+        if state.frozen || state.mutation(hash) != mutation {
+            return;
+        }
+        let Some(mut set) = state.index.get(number) else {
+            return;
+        };
+        let same = |now: &Entry| now.slot == entry.slot && now.generation == entry.generation;
+        if set.find(hash.tag()).filter(same).is_none() {
+            return;
+        }
+        if let Some(demoted) = set.touch(entry.slot, place) {
+            state.waiting.add(number as u32, demoted.slot, demoted.place);
+        }
+        state.index.put(number, &set);
+    }
+
+    /// Takes an object out of the index, unless it has changed meanwhile. Not journaled: it would be found
+    /// lost again.
+    fn forget(&self, state: &mut State, number: u64, entry: &Entry, hash: KeyHash, mutation: u32) {
+        if state.mutation(hash) != mutation {
+            return;
+        }
+        let Some(mut set) = state.index.get(number) else {
+            return;
+        };
+        if set.find(hash.tag()).is_some_and(|now| now == *entry) {
+            set.remove(entry.slot);
+            state.index.put(number, &set);
+        }
+    }
+
+    /// Takes the objects that follow in the same read into memory: they were put together.
+    fn keep_related(&self, state: &mut State, point: LogPoint, first: &Record, bytes: &[u8]) {
+        let unit = u64::from(self.layout.unit_bytes);
+        let Some(mut at) = record_bytes(&self.layout, first) else {
+            return;
+        };
+        while at < bytes.len() as u64 {
+            let rest = &bytes[at as usize..];
+            let Some(record) = Record::parse(self.layout.store_id, rest) else {
+                return;
+            };
+            let home = LogPoint(point.0 + at / unit);
+            let Some(len) = record_bytes(&self.layout, &record) else {
+                return;
+            };
+            at += len;
+            let (Some(content), 0) = (record.inline(rest), record.tail_len()) else {
+                continue;
+            };
+            if record.head.home != home.0 || self.is_outdated(state, &record) {
+                continue;
+            }
+            let hash = KeyHash::of(&self.layout.secret(), &record.key);
+            let place = state.lap.place(home, 0);
+            let set = state.index.get(hash.set(self.layout.sets));
+            let is_here = |entry: &Entry| {
+                let known = entry.place.map(|known| known.position);
+                entry.generation == place.generation && known.is_none_or(|known| known == place.position)
+            };
+            // Only what the index would find here: an older version must not come back.
+            let current = set.and_then(|set| set.find(hash.tag())).filter(is_here);
+            if current.is_some_and(|entry| entry.place.is_some()) {
+                let content = content.to_vec();
+                state.hot.insert(hash, Arc::new(HotObject { record, content }));
+                Stats::count(&self.stats.prefetched, 1);
+            }
+        }
+    }
+
+    /// `SetMem` and `SetMemLru`.
+    fn find_in_table(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
+        let number = hash.set(self.layout.sets);
+        let (set, mutation) = {
+            let mut state = self.state.lock();
+            (state.index.get(number), state.mutation(hash))
+        };
+        let Some(set) = set else {
+            return self.find_in_set(key, hash);
+        };
+        let Some(entry) = set.find(hash.tag()) else {
+            return Ok(None);
+        };
+        let bin = number * self.layout.shape().ways() as u64 + entry.slot as u64;
+        let block = self.read_bin(bin)?;
+        match self.look_at_bin(key, bin, block) {
+            Found::Object(candidate) => {
+                let object = Arc::new(HotObject {
+                    record: candidate.record,
+                    content: candidate.content,
+                });
+                let mut state = self.state.lock();
+                if self.is_outdated(&state, &object.record) {
+                    Stats::count(&self.stats.outdated, 1);
+                    return Ok(None);
+                }
+                self.touch_found(&mut state, number, &entry, Place::default(), hash, mutation);
+                self.keep(&mut state, hash, mutation, &object);
+                Ok(Some(object))
+            }
+            Found::Other => {
+                Stats::count(&self.stats.false_matches, 1);
+                Ok(None)
+            }
+            Found::Lost => {
+                Stats::count(&self.stats.damaged, 1);
+                self.forget(&mut self.state.lock(), number, &entry, hash, mutation);
+                Ok(None)
+            }
+        }
+    }
+
+    fn look_at_bin(&self, key: &[u8], bin: u64, block: Vec<u8>) -> Found {
+        let Some(record) = Record::parse(self.layout.store_id, &block) else {
+            return Found::Lost;
+        };
+        if record.head.home != home_in_table(bin) {
+            return Found::Lost;
+        }
+        if !record.is_of(key) {
+            return Found::Other;
+        }
+        match record.inline(&block) {
+            Some(content) => Found::Object(Candidate {
+                content: content.to_vec(),
+                record,
+                bytes: Vec::new(),
+            }),
+            None => Found::Lost,
+        }
+    }
+
+    /// Reads the whole set: `Basic`, `Set`, and sets of which nothing is in memory.
+    fn find_in_set(&self, key: &[u8], hash: KeyHash) -> Result<Option<Arc<HotObject>>, StoreError> {
+        let number = hash.set(self.layout.sets);
+        let mutation = self.state.lock().mutation(hash);
+        let blocks = self.load_set(number)?;
+        let (block_bytes, ways) = (
+            self.layout.block_bytes as usize,
+            self.layout.shape().ways() as u64,
+        );
+        let bins = blocks.chunks_exact(block_bytes).enumerate();
+        let newest = bins
+            .filter_map(|(slot, block)| {
+                match self.look_at_bin(key, number * ways + slot as u64, block.to_vec()) {
+                    Found::Object(candidate) => Some(candidate),
+                    _ => None,
+                }
+            })
+            .max_by_key(|candidate| candidate.record.head.version);
+        let Some(candidate) = newest else { return Ok(None) };
+        let object = Arc::new(HotObject {
+            record: candidate.record,
+            content: candidate.content,
+        });
+        let mut state = self.state.lock();
+        if self.is_outdated(&state, &object.record) {
+            Stats::count(&self.stats.outdated, 1);
+            return Ok(None);
+        }
+        self.touch_in_memory(&mut state, number, hash.tag());
+        self.keep(&mut state, hash, mutation, &object);
+        Ok(Some(object))
+    }
+
+    /// A bin's block, as it will be on the device.
+    pub(super) fn read_bin(&self, bin: u64) -> Result<Vec<u8>, StoreError> {
+        if let Some(block) = self.state.lock().pending.get(&bin) {
+            return Ok(block.to_vec());
+        }
+        let block = u64::from(self.layout.block_bytes);
+        let mut bytes = vec![0; block as usize];
+        self.device
+            .read_at(self.layout.table.off + bin * block, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Bytes of the content that is in frames, appended to `out`.
+    pub(super) fn read_tail(
+        &self,
+        record: &Record,
+        range: Range<u64>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
+        const AT_ONCE: u64 = 16;
+        let unit = u64::from(self.layout.unit_bytes);
+        let frames = frames_of(&range);
+        let mut first = frames.start;
+        while first < frames.end {
+            let last = frames.end.min(first + AT_ONCE);
+            let end = (last * FRAME_CONTENT as u64).min(record.tail_len());
+            let physical = (last - first - 1) * FRAME_BYTES as u64
+                + (end - (last - 1) * FRAME_CONTENT as u64)
+                + (FRAME_BYTES - FRAME_CONTENT) as u64;
+            let point = LogPoint(record.head.tail + first * (FRAME_BYTES as u64 / unit));
+            if point.0 % self.layout.lap_units() * unit + physical > self.layout.log.len {
+                return Err(StoreError::Gone);
+            }
+            let bytes = self.read_log(point, physical as usize)?;
+            for index in first..last {
+                let at = ((index - first) * FRAME_BYTES as u64) as usize;
+                let start = index * FRAME_CONTENT as u64;
+                let len = (record.tail_len() - start).min(FRAME_CONTENT as u64);
+                let frame = bytes.get(at..).unwrap_or(&[]);
+                let content = read_frame(record.head.version, index as u32, frame, len as usize);
+                let Some(content) = content else {
+                    Stats::count(&self.stats.damaged, 1);
+                    return Err(StoreError::Gone);
+                };
+                let from = range.start.saturating_sub(start).min(len) as usize;
+                let to = (range.end - start).min(len) as usize;
+                out.extend_from_slice(&content[from..to]);
+            }
+            first = last;
+        }
+        Ok(())
+    }
+}

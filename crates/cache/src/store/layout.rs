@@ -1,0 +1,417 @@
+//! The superblock, and where everything lies on a device. Two superblock copies are written in turn; the
+//! newer sound one counts.
+//!
+//! ```text
+//! superblock ×2 | journal A | journal B | checkpoint 0 | checkpoint 1 | position file | Disk Table |
+//! circular log
+//! ```
+
+use super::StoreError;
+use crate::device::{DEVICE_BLOCK_BYTES, Device};
+use crate::hash::Secret;
+use crate::policy::{Policy, Shape};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+const MAGIC: [u8; 8] = *b"VARVECA1";
+/// The version of everything below.
+pub const FORMAT_VERSION: u32 = 1;
+/// The most devices of a cache.
+pub const DEVICES_MAX: usize = 16;
+/// Bytes of a page: superblock, journal, checkpoint and position file are made of them.
+pub const PAGE: u64 = DEVICE_BLOCK_BYTES;
+/// Bytes of a page's content, where each page ends with a seal.
+pub const PAGE_CONTENT: u64 = PAGE - 16;
+
+/// A range of the device, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Area {
+    /// Where it begins.
+    pub off: u64,
+    /// How long it is.
+    pub len: u64,
+}
+
+impl Area {
+    /// Pages of it.
+    pub const fn pages(&self) -> u64 {
+        self.len / PAGE
+    }
+}
+
+/// The first pages of a device. `crc32c` covers the bytes before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct Superblock {
+    magic: [u8; 8],
+    format: u32,
+    policy: u8,
+    ways: u8,
+    positions: u8,
+    /// Which of the cache's devices this is.
+    pub device: u8,
+    /// Common to the devices of a cache.
+    pub cache_id: u64,
+    /// This device's own.
+    pub store_id: u64,
+    /// Hashes keys; the same on all devices of a cache.
+    pub secret: [u8; 16],
+    /// How often the store was opened.
+    pub epoch: u64,
+    /// Writes of lower versions are gone.
+    pub floor: u64,
+    /// Bytes of a bin of the Disk Table, and of the first read in the log.
+    pub block_bytes: u32,
+    /// Bytes written to the log at once.
+    pub segment_bytes: u32,
+    /// Positions in the log count these.
+    pub unit_bytes: u32,
+    /// Devices of the cache.
+    pub device_count: u32,
+    /// A key belongs to the first device whose share is above its hash.
+    pub shares: [u32; DEVICES_MAX],
+    /// Sets of objects.
+    pub sets: u64,
+    /// Sets that `SetMemLru` keeps in memory.
+    pub resident_sets: u64,
+    /// Purges that are kept one by one.
+    pub purges_max: u64,
+    /// The journal and its mirror.
+    pub journal: [Area; 2],
+    /// Two checkpoints of the index, written in turn.
+    pub checkpoint: [Area; 2],
+    /// Positions that are not in memory.
+    pub positions_file: Area,
+    /// The Disk Table.
+    pub table: Area,
+    /// The circular log.
+    pub log: Area,
+    reserved: u32,
+    crc32c: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Superblock>() <= PAGE as usize);
+    assert!(size_of::<Superblock>().is_multiple_of(8));
+};
+
+/// What a new store is made with.
+#[derive(Debug, Clone)]
+pub struct StorePlan {
+    /// Policy, set size, positions.
+    pub shape: Shape,
+    /// Bytes of a bin, of the first read in the log.
+    pub block_bytes: u32,
+    /// Mean bytes of an object in the log: decides how many the index has room for.
+    pub object_bytes: u64,
+    /// Share of the device that the Disk Table gets; the rest is log for the tails.
+    pub table_share: f64,
+    /// Share of its sets that `SetMemLru` keeps in memory.
+    pub resident_share: f64,
+    /// The largest gathered write.
+    pub segment_bytes: u32,
+}
+
+impl StorePlan {
+    /// The seed's defaults for a policy.
+    pub const fn new(policy: Policy) -> Self {
+        Self {
+            shape: Shape::new(policy),
+            block_bytes: 8192,
+            object_bytes: 8192,
+            table_share: 0.5,
+            resident_share: 0.3,
+            segment_bytes: 4 << 20,
+        }
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let refuse = |why: &str| Err(StoreError::Plan(why.to_owned()));
+        if !self.block_bytes.is_power_of_two() || !(4096..=65536).contains(&self.block_bytes) {
+            return refuse("blocks are a power of two from 4096 to 65536 bytes");
+        }
+        if !(512..=1 << 30).contains(&self.object_bytes) {
+            return refuse("the mean object has 512 bytes to 1 GiB");
+        }
+        if !(0.05..=0.95).contains(&self.table_share) || !(0.001..=1.0).contains(&self.resident_share) {
+            return refuse("the Disk Table's share is 0.05 to 0.95, the share of sets in memory 0.001 to 1");
+        }
+        if !self.segment_bytes.is_power_of_two() || !(128 << 10..=64 << 20).contains(&self.segment_bytes) {
+            return refuse("segments are a power of two from 128 KiB to 64 MiB");
+        }
+        Ok(())
+    }
+}
+
+/// Pages of a journal, a checkpoint and the position file for so many objects.
+fn area_pages(shape: Shape, objects: u64, purges_max: u64) -> [u64; 3] {
+    let policy = shape.policy();
+    let sets = (objects / shape.ways() as u64).max(1);
+    let indexed = policy.has_index() && policy != Policy::SetMemLru;
+    let index_bytes = if indexed {
+        sets * shape.set_bytes() as u64
+    } else {
+        0
+    };
+    let journal = if indexed { (objects / 8 / 168).max(64) } else { 64 };
+    let purges = 2 * (purges_max * 24).div_ceil(PAGE_CONTENT);
+    let positions = match policy.has_position_file() {
+        true => sets.div_ceil(super::positions::sets_a_page(shape)),
+        false => 0,
+    };
+    [
+        journal,
+        2 + purges + index_bytes.div_ceil(PAGE_CONTENT),
+        positions,
+    ]
+}
+
+/// Rounds down.
+const fn floor_to(bytes: u64, step: u64) -> u64 {
+    bytes / step * step
+}
+
+impl Superblock {
+    /// Lays a store out on `len_bytes`. Identity and secret are zero.
+    ///
+    /// # Errors
+    /// The plan is out of bounds, or there is not enough room.
+    pub fn lay_out(plan: &StorePlan, len_bytes: u64) -> Result<Self, StoreError> {
+        plan.check()?;
+        let shape = plan.shape;
+        let policy = shape.policy();
+        let ways = shape.ways() as u64;
+        let set_disk_bytes = ways * u64::from(plan.block_bytes);
+        let too_small = StoreError::TooSmall { len_bytes };
+        // Room for objects before the areas about them are taken off: those are sized for it.
+        let objects = if policy.has_table() {
+            (len_bytes as f64 * plan.table_share) as u64 / u64::from(plan.block_bytes)
+        } else {
+            len_bytes / plan.object_bytes
+        };
+        let sets_most = (objects / ways).max(1);
+        let purges_max = (objects / 64).clamp(64, 65536);
+        let [journal_pages, checkpoint_pages, position_pages] = area_pages(shape, objects, purges_max);
+        let mut off = 2 * PAGE;
+        let mut area = |len: u64| {
+            let area = Area { off, len };
+            off += len;
+            area
+        };
+        let journal = [area(journal_pages * PAGE), area(journal_pages * PAGE)];
+        let checkpoint = [area(checkpoint_pages * PAGE), area(checkpoint_pages * PAGE)];
+        let positions_file = area(position_pages * PAGE);
+        let start = positions_file.off + positions_file.len;
+        let left = len_bytes.checked_sub(start).ok_or(too_small)?;
+        let table_len = if policy.has_table() {
+            floor_to((left as f64 * plan.table_share) as u64, set_disk_bytes).min(sets_most * set_disk_bytes)
+        } else {
+            0
+        };
+        let log_most = left - table_len;
+        let fitting = (log_most / 16).max(1);
+        let segment = u64::from(plan.segment_bytes)
+            .min(1 << fitting.ilog2())
+            .max(128 << 10);
+        let log_len = floor_to(log_most, segment);
+        if log_len < 4 * segment || policy.has_table() && table_len < set_disk_bytes {
+            return Err(StoreError::TooSmall { len_bytes });
+        }
+        let mut unit = 512;
+        while log_len / unit > 1 << 32 {
+            unit *= 2;
+        }
+        let sets = if policy.has_table() {
+            table_len / set_disk_bytes
+        } else {
+            log_len / plan.object_bytes / ways
+        };
+        if sets == 0 || sets > sets_most || sets >= u64::from(u32::MAX) {
+            return Err(StoreError::TooSmall { len_bytes });
+        }
+        let mut made = Self::of(plan, sets);
+        made.segment_bytes = segment as u32;
+        made.unit_bytes = unit as u32;
+        made.purges_max = purges_max;
+        made.journal = journal;
+        made.checkpoint = checkpoint;
+        made.positions_file = positions_file;
+        made.table = Area {
+            off: start,
+            len: table_len,
+        };
+        made.log = Area {
+            off: start + table_len,
+            len: log_len,
+        };
+        Ok(made)
+    }
+
+    /// What a plan says, without places.
+    fn of(plan: &StorePlan, sets: u64) -> Self {
+        let shape = plan.shape;
+        let mut made = Self::new_zeroed();
+        made.magic = MAGIC;
+        made.format = FORMAT_VERSION;
+        made.policy = shape.policy().code();
+        made.ways = shape.ways() as u8;
+        made.positions = shape.positions() as u8;
+        made.block_bytes = plan.block_bytes;
+        made.device_count = 1;
+        made.sets = sets;
+        made.resident_sets = (sets as f64 * plan.resident_share) as u64;
+        made
+    }
+
+    /// Policy and set size.
+    pub fn shape(&self) -> Shape {
+        let policy = Policy::from_code(self.policy);
+        let shape = policy.and_then(|policy| Shape::with(policy, self.ways, Some(self.positions)).ok());
+        shape.expect("checked when it was read")
+    }
+
+    /// The secret.
+    pub const fn secret(&self) -> Secret {
+        Secret(self.secret)
+    }
+
+    /// Bytes of a set in the Disk Table.
+    pub fn set_disk_bytes(&self) -> u64 {
+        self.shape().ways() as u64 * u64::from(self.block_bytes)
+    }
+
+    /// Units of one lap of the log.
+    pub const fn lap_units(&self) -> u64 {
+        self.log.len / self.unit_bytes as u64
+    }
+
+    /// Units of a segment.
+    pub const fn segment_units(&self) -> u64 {
+        self.segment_bytes as u64 / self.unit_bytes as u64
+    }
+
+    fn parse(page: &[u8], len_bytes: u64) -> Option<Self> {
+        let (found, _) = Self::read_from_prefix(page).ok()?;
+        let sums = crc32c::crc32c(&found.as_bytes()[..size_of::<Self>() - 4]) == found.crc32c;
+        if found.magic != MAGIC || found.format != FORMAT_VERSION || !sums {
+            return None;
+        }
+        found.is_sound(len_bytes).then_some(found)
+    }
+
+    /// Whether its numbers fit each other and the device: a sound checksum proves no good will.
+    fn is_sound(&self, len_bytes: u64) -> bool {
+        let Some(policy) = Policy::from_code(self.policy) else {
+            return false;
+        };
+        let Ok(shape) = Shape::with(policy, self.ways, Some(self.positions)) else {
+            return false;
+        };
+        let (segment, unit) = (u64::from(self.segment_bytes), u64::from(self.unit_bytes));
+        if !segment.is_power_of_two() || !unit.is_power_of_two() || unit < 512 || unit > segment {
+            return false;
+        }
+        let areas = [self.journal, self.checkpoint].concat();
+        let areas = areas.iter().chain([&self.positions_file, &self.table, &self.log]);
+        let mut end = 2 * PAGE;
+        for area in areas {
+            if area.off != end || !area.len.is_multiple_of(PAGE) || area.len > len_bytes {
+                return false;
+            }
+            end += area.len;
+        }
+        let block = u64::from(self.block_bytes);
+        let table_fits =
+            !policy.has_table() || self.sets.checked_mul(block * shape.ways() as u64) == Some(self.table.len);
+        let indexed = policy.has_index() && policy != Policy::SetMemLru;
+        let index_pages = (self.sets.saturating_mul(shape.set_bytes() as u64)).div_ceil(PAGE_CONTENT);
+        let purge_pages = self.purges_max.saturating_mul(24).div_ceil(PAGE_CONTENT);
+        let needed = 2 + 2 * purge_pages + if indexed { index_pages } else { 0 };
+        let position_pages = self.sets.div_ceil(super::positions::sets_a_page(shape));
+        end <= len_bytes
+            && segment <= 64 << 20
+            && block.is_power_of_two()
+            && (4096..=65536).contains(&block)
+            && self.log.len >= 4 * segment
+            && self.log.len.is_multiple_of(segment)
+            && self.log.len / unit <= 1 << 32
+            && self.sets > 0
+            && self.sets < u64::from(u32::MAX)
+            && table_fits
+            && self.journal[0].len == self.journal[1].len
+            && self.journal[0].pages() >= 64
+            && self.checkpoint.iter().all(|area| area.pages() >= needed)
+            && (!policy.has_position_file() || self.positions_file.pages() >= position_pages)
+            && (1..=DEVICES_MAX as u32).contains(&self.device_count)
+            && u32::from(self.device) < self.device_count
+            && self.epoch < 1 << 23
+    }
+
+    /// Writes the copy that is due. Durable after the device's next flush.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn write(&mut self, device: &dyn Device) -> Result<(), StoreError> {
+        self.crc32c = crc32c::crc32c(&self.as_bytes()[..size_of::<Self>() - 4]);
+        let mut page = vec![0; PAGE as usize];
+        page[..size_of::<Self>()].copy_from_slice(self.as_bytes());
+        Ok(device.write_at(self.epoch % 2 * PAGE, &page)?)
+    }
+
+    /// The newer sound copy, and whether the other one was sound too.
+    ///
+    /// # Errors
+    /// The device failed, or is no store.
+    pub fn read(device: &dyn Device) -> Result<(Self, bool), StoreError> {
+        let mut pages = vec![0; 2 * PAGE as usize];
+        if device.len_bytes() < 2 * PAGE {
+            return Err(StoreError::NoStore {
+                device: device.name(),
+            });
+        }
+        device.read_at(0, &mut pages)?;
+        let copies: Vec<_> = pages
+            .chunks(PAGE as usize)
+            .filter_map(|page| Self::parse(page, device.len_bytes()))
+            .collect();
+        let newest = copies.iter().max_by_key(|copy| copy.epoch);
+        let newest = newest.ok_or_else(|| StoreError::NoStore {
+            device: device.name(),
+        })?;
+        Ok((*newest, copies.len() == 2))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::{StorePlan, Superblock};
+    use crate::device::MemoryDevice;
+    use crate::policy::Policy;
+
+    #[test]
+    fn layout_fits_and_is_read_back_for_every_policy_and_size() {
+        for policy in Policy::ALL {
+            for len in [3 << 20, 64 << 20, (1 << 30) + 4096 * 7, 1u64 << 40] {
+                let device = MemoryDevice::new(len);
+                let mut made = Superblock::lay_out(&StorePlan::new(policy), len).unwrap();
+                made.write(&device).unwrap();
+                made.epoch = 1;
+                made.write(&device).unwrap();
+                let (read, both) = Superblock::read(&device).unwrap();
+                assert!(both);
+                assert_eq!(read, made, "{policy} {len}");
+                assert!(made.log.off + made.log.len <= len);
+                let used = made.table.len + made.log.len;
+                assert!(
+                    len < 8 << 20 || used as f64 > len as f64 * 0.95,
+                    "{policy} {len}: {used}"
+                );
+                device.flip(4096 + 100, 3);
+                let (older, both) = Superblock::read(&device).unwrap();
+                assert_eq!((older.epoch, both), (0, false));
+            }
+            assert!(Superblock::lay_out(&StorePlan::new(policy), 256 << 10).is_err());
+        }
+    }
+}

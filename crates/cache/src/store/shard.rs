@@ -1,0 +1,465 @@
+//! A device's store: its state in memory, and how it becomes durable.
+
+use super::journal::Journal;
+use super::layout::Superblock;
+use super::log::Segment;
+use super::positions::{self, Waiting};
+use super::purge::{Purges, ScopeHash};
+use super::put::Recent;
+use super::stats::Stats;
+use super::{Options, StatsSnapshot, StoreError, checkpoint};
+use crate::device::{Device, DeviceError};
+use crate::hash::KeyHash;
+use crate::index::{Index, Lap};
+use crate::policy::Policy;
+use crate::store::admission::Door;
+use crate::store::hot::Hot;
+use crate::store::journal::Change;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Counters that tell whether a key was changed while it was read.
+const MUTATIONS: usize = 256;
+/// Reads that fail before a device is given up.
+const READ_ERRORS_MAX: u64 = 64;
+/// Blocks of the Disk Table that wait to be written.
+pub(super) const PENDING_MAX: usize = 64;
+
+/// What every call looks at, for moments.
+pub(super) struct State {
+    pub index: Index,
+    pub lap: Lap,
+    /// The segment that is being filled.
+    pub segment: Option<Segment>,
+    /// The segment that is being written.
+    pub flushing: Option<Arc<Segment>>,
+    /// Bins that are not yet written.
+    pub pending: BTreeMap<u64, Arc<Vec<u8>>>,
+    /// Positions that are neither in the index nor in the file.
+    pub waiting: Waiting,
+    /// What `Basic` and `Set` read last.
+    pub recent: Recent,
+    pub hot: Hot,
+    pub purges: Purges,
+    /// Writes of lower versions are gone.
+    pub floor: u64,
+    pub mutations: [u32; MUTATIONS],
+    /// Hits do not change the order of use while a checkpoint is written.
+    pub frozen: bool,
+}
+
+impl State {
+    pub fn mutation(&self, hash: KeyHash) -> u32 {
+        self.mutations[hash.0 as usize % MUTATIONS]
+    }
+
+    pub fn mutate(&mut self, hash: KeyHash) {
+        let counter = &mut self.mutations[hash.0 as usize % MUTATIONS];
+        *counter = counter.wrapping_add(1);
+        self.hot.remove(hash);
+    }
+}
+
+/// What only mutators need.
+pub(super) struct Writer {
+    pub version: u64,
+    pub journal: Journal,
+    pub checkpoint: u64,
+    pub door: Door,
+    pub last_flush: Instant,
+    /// Units of the log below this are promised durably.
+    pub promised: u64,
+    /// Something was written since the last flush.
+    pub dirty: bool,
+    pub closed: bool,
+}
+
+impl Writer {
+    pub fn next_version(&mut self) -> u64 {
+        self.version += 1;
+        self.version - 1
+    }
+}
+
+/// The store of one device.
+pub struct Shard {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) layout: Superblock,
+    pub(super) options: Options,
+    pub(super) state: Mutex<State>,
+    pub(super) writer: Mutex<Writer>,
+    pub(super) stats: Stats,
+    failed: AtomicBool,
+    trouble: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard")
+            .field("device", &self.device.name())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shard {
+    pub(super) fn from_parts(
+        device: Arc<dyn Device>,
+        layout: Superblock,
+        options: Options,
+        state: State,
+        writer: Writer,
+    ) -> Self {
+        Self {
+            device,
+            layout,
+            options,
+            state: Mutex::new(state),
+            writer: Mutex::new(writer),
+            stats: Stats::default(),
+            failed: AtomicBool::new(false),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// The superblock.
+    pub const fn layout(&self) -> &Superblock {
+        &self.layout
+    }
+
+    /// The device's name.
+    pub fn device_name(&self) -> String {
+        self.device.name()
+    }
+
+    /// Counters since it was opened.
+    pub fn stats(&self) -> StatsSnapshot {
+        self.stats.snapshot()
+    }
+
+    /// Why the device was given up, if it was.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    /// Whether nothing is read and written any more.
+    pub fn is_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Bytes of memory that the index takes, and the positions that wait for the file.
+    pub fn index_memory_bytes(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        // A node of a B-tree with eight bytes of key and eight of value, half of it full at worst.
+        (state.index.memory_bytes(), state.waiting.len() as u64 * 32)
+    }
+
+    /// Bytes of objects in memory.
+    pub fn hot_bytes(&self) -> u64 {
+        self.state.lock().hot.bytes() as u64
+    }
+
+    /// Objects that the index knows, and how many there is room for. Looks at every set.
+    pub fn fill(&self) -> (u64, u64) {
+        let room = self.layout.sets * self.layout.shape().ways() as u64;
+        let mut known = 0;
+        for number in 0..self.layout.sets {
+            let mut state = self.state.lock();
+            let lap = state.lap;
+            if matches!(state.index, Index::Absent) {
+                return (0, room);
+            }
+            let set = state.index.get(number);
+            let live = |entry: &crate::index::Entry| super::put::lives(&lap, self.layout.shape(), entry);
+            known += set.map_or(0, |set| set.entries().filter(live).count() as u64);
+        }
+        (known, room)
+    }
+
+    /// Seconds since 1970.
+    pub(super) fn now(&self) -> u64 {
+        (self.options.clock)()
+    }
+
+    /// The device is of no use any more: from now on everything is a miss. A mark is left, as well as the
+    /// device takes it, so that nothing outdated is found after a restart.
+    pub(super) fn fail(&self, error: &StoreError) {
+        if self.failed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        *self.trouble.lock() = Some(error.to_string());
+        let mut mark = self.layout;
+        mark.floor = u64::MAX;
+        let _ = mark.write(&*self.device).and_then(|()| Ok(self.device.flush()?));
+    }
+
+    pub(super) fn count_read_error(&self, error: &StoreError) {
+        Stats::count(&self.stats.read_errors, 1);
+        if self.stats.read_errors.load(Ordering::Relaxed) >= READ_ERRORS_MAX {
+            self.fail(error);
+        }
+    }
+
+    pub(super) fn write_device(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
+        Stats::count(&self.stats.written_bytes, data.len() as u64);
+        self.device.write_at(off, data)
+    }
+
+    /// Makes everything that was put, removed and purged before durable. Durable when this returns.
+    ///
+    /// # Errors
+    /// The device failed; it is given up.
+    pub fn flush(&self) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        if self.is_failed() {
+            return Ok(());
+        }
+        self.guarded(&mut writer, |shard, writer| shard.flush_locked(writer))
+    }
+
+    /// Runs mutating work; an error of the device gives the device up.
+    pub(super) fn guarded<T>(
+        &self,
+        writer: &mut MutexGuard<'_, Writer>,
+        work: impl FnOnce(&Self, &mut Writer) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let result = work(self, writer);
+        if let Err(error @ (StoreError::Device(_) | StoreError::JournalFull)) = &result {
+            self.fail(error);
+        }
+        result
+    }
+
+    pub(super) fn flush_locked(&self, writer: &mut Writer) -> Result<(), StoreError> {
+        if !writer.dirty {
+            return Ok(());
+        }
+        self.write_open_segment()?;
+        self.write_pending()?;
+        self.write_journal(writer)?;
+        self.sync(writer)?;
+        writer.dirty = false;
+        let due = self.state.lock().waiting.len() >= self.waiting_max();
+        if due {
+            self.sweep()?;
+        }
+        self.checkpoint_if_due(writer)
+    }
+
+    /// Positions that wait in memory before the file is swept: one for 512 objects.
+    pub(super) fn waiting_max(&self) -> usize {
+        (self.layout.sets as usize * self.layout.shape().ways() / 512).max(1024)
+    }
+
+    /// Flushes the device.
+    pub(super) fn sync(&self, writer: &mut Writer) -> Result<(), StoreError> {
+        let promised = self.promise();
+        self.device.flush()?;
+        writer.journal.durable = writer.journal.sequence;
+        // Each page that was written promises this; see `write_journal`.
+        writer.promised = writer.promised.max(promised);
+        writer.last_flush = Instant::now();
+        Ok(())
+    }
+
+    /// How far the log is promised by a page written now: some segments ahead, so that few segments wait for
+    /// a flush.
+    fn promise(&self) -> u64 {
+        let segments = self.layout.log.len / u64::from(self.layout.segment_bytes);
+        let ahead = (segments / 256).clamp(1, 64) * self.layout.segment_units();
+        self.state.lock().lap.head.0 + ahead
+    }
+
+    pub(super) fn write_journal(&self, writer: &mut Writer) -> Result<(), StoreError> {
+        if self.layout.shape().policy().has_table() && !writer.journal.waiting.is_empty() {
+            // An entry must not become durable before its block: what a crash left in that bin might be an
+            // older version of the same key.
+            self.write_pending()?;
+            self.device.flush()?;
+        }
+        let head = crate::index::LogPoint(self.promise().max(writer.promised));
+        let before = writer.journal.sequence;
+        writer
+            .journal
+            .write(&*self.device, &self.layout, head, writer.version)?;
+        let pages = writer.journal.sequence - before;
+        Stats::count(&self.stats.written_bytes, 2 * pages * super::layout::PAGE);
+        Ok(())
+    }
+
+    /// Sees to it that the log is durably promised up to `end` before anything is written there.
+    pub(super) fn ensure_promised(&self, writer: &mut Writer, end: u64) -> Result<(), StoreError> {
+        if end > writer.promised {
+            self.write_journal(writer)?;
+            self.sync(writer)?;
+        }
+        debug_assert!(end <= writer.promised);
+        Ok(())
+    }
+
+    /// Brings the position file up to date.
+    pub(super) fn sweep(&self) -> Result<(), StoreError> {
+        let waiting = self.state.lock().waiting.copy();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let written = positions::sweep(&*self.device, &self.layout, &waiting)?;
+        Stats::count(&self.stats.written_bytes, written);
+        Stats::count(&self.stats.sweeps, 1);
+        self.state.lock().waiting.done(&waiting);
+        Ok(())
+    }
+
+    pub(super) fn checkpoint_if_due(&self, writer: &mut Writer) -> Result<(), StoreError> {
+        if writer.journal.is_nearly_full(&self.layout) {
+            self.checkpoint_locked(writer, false)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the index to the medium. Everything before is durable then.
+    pub(super) fn checkpoint_locked(&self, writer: &mut Writer, clean: bool) -> Result<(), StoreError> {
+        self.write_open_segment()?;
+        self.write_pending()?;
+        self.write_journal(writer)?;
+        self.sync(writer)?;
+        self.state.lock().frozen = true;
+        let result = self.sweep().and_then(|()| self.checkpoint_frozen(writer, clean));
+        self.state.lock().frozen = false;
+        result
+    }
+
+    fn checkpoint_frozen(&self, writer: &mut Writer, clean: bool) -> Result<(), StoreError> {
+        let (purges, floor, log_head) = {
+            let mut state = self.state.lock();
+            let floor = state.floor;
+            state.purges.forget_below(floor);
+            (state.purges.clone(), floor, state.lap.head)
+        };
+        let head = if clean {
+            log_head
+        } else {
+            crate::index::LogPoint(writer.promised.max(log_head.0))
+        };
+        let sequence = writer.checkpoint + 1;
+        let journal = writer.journal.sequence;
+        let mut first =
+            checkpoint::head_of(sequence, self.layout.epoch, journal, head, writer.version, floor);
+        first.clean = u64::from(clean);
+        if self.is_indexed() {
+            first.index_bytes = self.layout.sets * self.layout.shape().set_bytes() as u64;
+        }
+        checkpoint::write(&*self.device, &self.layout, first, &purges, |from, out| {
+            if let Index::Full(full) = &self.state.lock().index {
+                out.copy_from_slice(&full.bytes()[from as usize..from as usize + out.len()]);
+            }
+        })?;
+        Stats::count(&self.stats.written_bytes, first.index_bytes);
+        Stats::count(&self.stats.checkpoints, 1);
+        writer.checkpoint = sequence;
+        writer.journal.since = journal;
+        writer.journal.durable = journal;
+        Ok(())
+    }
+
+    /// Whether the index is kept on the medium. `SetMemLru` reads it from the Disk Table.
+    pub(super) fn is_indexed(&self) -> bool {
+        let policy = self.layout.shape().policy();
+        policy.has_index() && policy != Policy::SetMemLru
+    }
+
+    /// Flushes, if the interval has gone by since the last time.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub fn tick(&self) -> Result<(), StoreError> {
+        let due = self.writer.lock().last_flush.elapsed() >= self.options.flush_interval;
+        if due { self.flush() } else { Ok(()) }
+    }
+
+    /// Flushes and writes a checkpoint, so that the next start is quick. Nothing is put afterwards.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn close(&self) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        if self.is_failed() || writer.closed {
+            return Ok(());
+        }
+        writer.closed = true;
+        self.guarded(&mut writer, |shard, writer| shard.checkpoint_locked(writer, true))
+    }
+
+    /// Purges a scope: what was put into it before is gone. Durable when this returns; costs the same
+    /// whatever it covers.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn purge(&self, scope: ScopeHash) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        if self.is_failed() {
+            return Ok(());
+        }
+        self.guarded(&mut writer, |shard, writer| {
+            let version = writer.next_version();
+            let folded = {
+                let mut state = shard.state.lock();
+                let folded = state.purges.is_full_for(scope);
+                if folded {
+                    let floor = state.purges.drop_older_half();
+                    state.floor = state.floor.max(floor);
+                }
+                state.purges.add(scope, version);
+                folded
+            };
+            let ScopeHash { hash, prefix_len } = scope;
+            writer.journal.waiting.push(Change::Purge {
+                scope: hash,
+                prefix_len,
+                version,
+            });
+            writer.dirty = true;
+            shard.flush_locked(writer)?;
+            // The floor is in checkpoints only.
+            if folded {
+                shard.checkpoint_locked(writer, false)
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    /// Purges everything. Durable when this returns.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn purge_all(&self) -> Result<(), StoreError> {
+        let mut writer = self.writer.lock();
+        if self.is_failed() {
+            return Ok(());
+        }
+        self.guarded(&mut writer, |shard, writer| {
+            let version = writer.next_version();
+            shard.state.lock().floor = version;
+            shard.checkpoint_locked(writer, false)
+        })
+    }
+
+    /// Keeps this share of the sets of `SetMemLru` in memory from now on; at a half it becomes `SetMem`.
+    /// While it runs.
+    pub fn set_resident_share(&self, share: f64) {
+        let _writer = self.writer.lock();
+        let (shape, sets) = (self.layout.shape(), self.layout.sets);
+        let resident = (sets as f64 * share.clamp(0.0, 1.0)) as u64;
+        self.state.lock().index.resize(shape, sets, resident);
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        // Whoever wants to know of errors calls `close`.
+        let _ = self.close();
+    }
+}
