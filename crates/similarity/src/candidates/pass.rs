@@ -1,0 +1,257 @@
+//! One pass over the checksums: keys of one range are gathered, sorted, and become pairs of positions.
+
+use super::merge::Spill;
+use super::{Checksums, FindError, Progress};
+use crate::hash::mix;
+use std::ops::ControlFlow;
+
+/// A key (8 bytes) and a position (5), big-endian so that they sort as bytes; later a position, the earlier
+/// one, and 3 bytes of nothing.
+pub(super) type Entry = [u8; ENTRY_BYTES];
+pub(super) const ENTRY_BYTES: usize = 13;
+const KEY_BYTES: usize = 8;
+pub(super) const POSITION_BYTES: usize = 5;
+
+/// Of blocks that are all the same, so many in a row are kept, and the others become runs of as many.
+const FILL_BLOCKS: u64 = 16;
+
+/// Blocks between two calls of `progress`.
+const PROGRESS_BLOCKS: u64 = 1 << 18;
+
+pub(super) fn position(bytes: &[u8]) -> u64 {
+    let number = bytes.iter().take(POSITION_BYTES);
+    number.fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn entry(key: u64, at: u64) -> Entry {
+    let mut entry = [0; ENTRY_BYTES];
+    entry[..KEY_BYTES].copy_from_slice(&key.to_be_bytes());
+    entry[KEY_BYTES..].copy_from_slice(&at.to_be_bytes()[8 - POSITION_BYTES..]);
+    entry
+}
+
+fn pair(at: u64, same_as: u64) -> Entry {
+    let mut entry = [0; ENTRY_BYTES];
+    entry[..POSITION_BYTES].copy_from_slice(&at.to_be_bytes()[8 - POSITION_BYTES..]);
+    entry[POSITION_BYTES..2 * POSITION_BYTES].copy_from_slice(&same_as.to_be_bytes()[8 - POSITION_BYTES..]);
+    entry
+}
+
+/// All passes: which ranges of keys are still to be read.
+pub(super) struct Search {
+    spill: Spill,
+    gathered: Vec<Entry>,
+    capacity: usize,
+    /// First and last key, the next one last.
+    ranges: Vec<(u64, u64)>,
+    done: u32,
+}
+
+impl Search {
+    pub(super) fn new(spill: Spill, memory_bytes: usize, blocks: u64) -> Self {
+        // A sixteenth is for buffers and the source's own.
+        let most = (memory_bytes - memory_bytes / 16) / ENTRY_BYTES;
+        let capacity = most.min(usize::try_from(blocks).unwrap_or(most).max(1));
+        // Keys spread evenly, but not quite.
+        let fill = (most - most / 64) as u64;
+        let passes = blocks.div_ceil(fill.max(1)).max(1);
+        let step = u64::MAX / passes;
+        let range = |n: u64| {
+            let last = if n + 1 == passes {
+                u64::MAX
+            } else {
+                step * (n + 1) - 1
+            };
+            (step * n, last)
+        };
+        Self {
+            spill,
+            gathered: Vec::with_capacity(capacity),
+            capacity,
+            ranges: (0..passes).rev().map(range).collect(),
+            done: 0,
+        }
+    }
+
+    /// What was found, and in how many passes.
+    pub(super) fn into_spill(self) -> (Spill, u32) {
+        (self.spill, self.done)
+    }
+
+    /// Reads the next range; false if there is none.
+    pub(super) fn next_pass(
+        &mut self,
+        source: &mut dyn Checksums,
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<bool, FindError> {
+        let Some(range) = self.ranges.pop() else {
+            return Ok(false);
+        };
+        self.gathered.clear();
+        let mut pass = Pass {
+            search: self,
+            range,
+            end: None,
+            last: 0,
+            told: 0,
+            blocks: 0,
+            ended: None,
+        };
+        let read = source.scan(&mut |first, sums| pass.add(first, sums, progress));
+        let ended = pass.ended;
+        read.map_err(FindError::Read)?;
+        if let Some(error) = ended {
+            return Err(error);
+        }
+        self.pair_up();
+        self.spill.write(&self.gathered)?;
+        self.gathered.clear();
+        self.done += 1;
+        Ok(true)
+    }
+
+    /// Makes what is gathered into pairs, in place.
+    fn pair_up(&mut self) {
+        self.gathered.sort_unstable();
+        let (_, pairs) = split_groups(&mut self.gathered, false);
+        self.gathered.truncate(pairs);
+        self.gathered.sort_unstable();
+    }
+
+    /// Spills the pairs of what is gathered, and keeps the first of each key. Whether that made room.
+    fn make_room(&mut self) -> Result<bool, FindError> {
+        self.gathered.sort_unstable();
+        let (firsts, pairs) = split_groups(&mut self.gathered, true);
+        let made = pairs - firsts;
+        self.gathered[firsts..pairs].sort_unstable();
+        self.spill.write(&self.gathered[firsts..pairs])?;
+        self.gathered.truncate(firsts);
+        Ok(made >= self.capacity / 4)
+    }
+}
+
+/// Goes through sorted entries by key. Pairs are left at the front, or, if the firsts of each key are to be
+/// kept, after them. Returns the end of the firsts and of the pairs.
+fn split_groups(entries: &mut [Entry], keep_firsts: bool) -> (usize, usize) {
+    let mut from = 0;
+    let mut firsts = 0;
+    let mut pairs = 0;
+    while from < entries.len() {
+        let key: [u8; KEY_BYTES] = entries[from][..KEY_BYTES].try_into().expect("eight bytes");
+        let members = entries[from..]
+            .iter()
+            .take_while(|entry| entry[..KEY_BYTES] == key);
+        let to = from + members.count();
+        let first = position(&entries[from][KEY_BYTES..]);
+        let in_a_row = entries[from..to]
+            .iter()
+            .zip(0u64..FILL_BLOCKS)
+            .take_while(|(entry, n)| position(&entry[KEY_BYTES..]) == first + n)
+            .count();
+        for n in from..to {
+            let at = position(&entries[n][KEY_BYTES..]);
+            if n < from + in_a_row {
+                if keep_firsts {
+                    // Firsts come before pairs: the pair in the way moves to the end of the pairs.
+                    let kept = entry(u64::from_be_bytes(key), at);
+                    entries[pairs] = entries[firsts];
+                    entries[firsts] = kept;
+                    firsts += 1;
+                    pairs += 1;
+                }
+                continue;
+            }
+            let same_as = first + at % in_a_row as u64;
+            entries[pairs] = pair(at, same_as);
+            pairs += 1;
+        }
+        from = to;
+    }
+    (firsts, pairs)
+}
+
+/// The state of a pass while the source is being read.
+struct Pass<'a> {
+    search: &'a mut Search,
+    range: (u64, u64),
+    /// Position after the last block, if there was one.
+    end: Option<u64>,
+    last: u32,
+    told: u64,
+    blocks: u64,
+    ended: Option<FindError>,
+}
+
+impl Pass<'_> {
+    fn add(
+        &mut self,
+        first: u64,
+        sums: &[u32],
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        match self.try_add(first, sums, progress) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                self.ended = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    }
+
+    fn try_add(
+        &mut self,
+        first: u64,
+        sums: &[u32],
+        progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<(), FindError> {
+        if let Some(end) = self.end.filter(|end| first < *end) {
+            return Err(FindError::Order {
+                at: first,
+                before: end - 1,
+            });
+        }
+        let mut before = self.end.filter(|end| *end == first).map(|_| self.last);
+        for (at, sum) in (first..).zip(sums) {
+            if let Some(before) = before {
+                let key = mix(u64::from(before) << 32 | u64::from(*sum));
+                if (self.range.0..=self.range.1).contains(&key) {
+                    self.gather(entry(key, at - 1))?;
+                }
+            }
+            before = Some(*sum);
+            self.last = *sum;
+        }
+        self.end = Some(first + sums.len() as u64);
+        self.blocks += sums.len() as u64;
+        if self.blocks >= self.told + PROGRESS_BLOCKS {
+            self.told = self.blocks;
+            let pass = self.search.done + 1;
+            let now = Progress {
+                pass,
+                passes: pass + self.search.ranges.len() as u32,
+                blocks: self.blocks,
+            };
+            if progress(now).is_break() {
+                return Err(FindError::Stopped);
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, new: Entry) -> Result<(), FindError> {
+        let search = &mut *self.search;
+        if search.gathered.len() == search.capacity && !search.make_room()? {
+            // Too many keys: the upper half of the range is for another pass.
+            let middle = self.range.0 + (self.range.1 - self.range.0) / 2;
+            search.ranges.push((middle + 1, self.range.1));
+            self.range.1 = middle;
+            let bound = middle.to_be_bytes();
+            search.gathered.retain(|entry| entry[..KEY_BYTES] <= bound[..]);
+        }
+        let key = u64::from_be_bytes(new[..KEY_BYTES].try_into().expect("eight bytes"));
+        if key <= self.range.1 {
+            search.gathered.push(new);
+        }
+        Ok(())
+    }
+}

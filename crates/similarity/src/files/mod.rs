@@ -1,0 +1,11 @@
+//! Files outside a pool: which are looked at, how they are read, and their checksums kept between scans.
+
+mod oci;
+mod read;
+mod state;
+mod walk;
+
+pub use oci::{is_layout, layers};
+pub use read::{Rate, estimate, profile};
+pub use state::{Kept, Looked, Place, State, StateError};
+pub use walk::{Chosen, Filter, Found, walk};

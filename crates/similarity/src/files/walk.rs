@@ -1,0 +1,195 @@
+//! Which files are looked at: includes, excludes, least age. Symbolic links are not followed, hard links
+//! count once, other file systems are not entered.
+
+use globset::{Glob, GlobSet, GlobSetBuilder};
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Which files are looked at.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    include: Option<GlobSet>,
+    exclude: Option<GlobSet>,
+    min_age: Duration,
+}
+
+impl Filter {
+    /// Patterns are matched against the whole path and against the name. Without an include, all files are
+    /// included.
+    ///
+    /// # Errors
+    /// If a pattern is none.
+    pub fn new(include: &[String], exclude: &[String], min_age: Duration) -> Result<Self, globset::Error> {
+        let set = |patterns: &[String]| -> Result<Option<GlobSet>, globset::Error> {
+            if patterns.is_empty() {
+                return Ok(None);
+            }
+            let mut set = GlobSetBuilder::new();
+            for pattern in patterns {
+                set.add(Glob::new(pattern)?);
+            }
+            Ok(Some(set.build()?))
+        };
+        Ok(Self {
+            include: set(include)?,
+            exclude: set(exclude)?,
+            min_age,
+        })
+    }
+
+    fn excludes(&self, path: &Path) -> bool {
+        self.exclude.as_ref().is_some_and(|set| matches(set, path))
+    }
+
+    fn includes(&self, path: &Path) -> bool {
+        self.include.as_ref().is_none_or(|set| matches(set, path))
+    }
+}
+
+fn matches(set: &GlobSet, path: &Path) -> bool {
+    set.is_match(path) || path.file_name().is_some_and(|name| set.is_match(name))
+}
+
+/// A file that is to be looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Its path.
+    pub path: PathBuf,
+    /// Device and inode number.
+    pub id: (u64, u64),
+    /// Bytes.
+    pub len: u64,
+    /// Time of its last change of data, in ns since 1970.
+    pub mtime_ns: i128,
+    /// Time of its last change of any kind, in ns since 1970.
+    pub ctime_ns: i128,
+}
+
+impl Chosen {
+    /// From what the file system tells.
+    pub fn new(path: &Path, metadata: &std::fs::Metadata) -> Self {
+        let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Self {
+            path: path.to_owned(),
+            id: (metadata.dev(), metadata.ino()),
+            len: metadata.len(),
+            mtime_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+            ctime_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// What a walk came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Files given.
+    pub files: u64,
+    /// Files that are too young.
+    pub too_young: u64,
+    /// Files that filters left out.
+    pub left_out: u64,
+    /// What could not be read, the first hundred.
+    pub errors: Vec<String>,
+}
+
+/// Calls `each` with all regular files that are not empty under `roots`, until it says no.
+pub fn walk(roots: &[PathBuf], filter: &Filter, each: &mut dyn FnMut(Chosen) -> bool) -> Found {
+    let mut found = Found::default();
+    let mut seen = HashSet::new();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos() as i128;
+    for root in roots {
+        let tree = walkdir::WalkDir::new(root)
+            .same_file_system(true)
+            .sort_by_file_name();
+        // A root is looked at whatever its name is.
+        let wanted = |entry: &walkdir::DirEntry| entry.depth() == 0 || !filter.excludes(entry.path());
+        for entry in tree.into_iter().filter_entry(wanted) {
+            let entry = entry.and_then(|entry| entry.metadata().map(|metadata| (entry, metadata)));
+            let (entry, metadata) = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    if found.errors.len() < 100 {
+                        found.errors.push(error.to_string());
+                    }
+                    continue;
+                }
+            };
+            if !metadata.is_file() || metadata.len() == 0 {
+                continue;
+            }
+            let chosen = Chosen::new(entry.path(), &metadata);
+            if entry.depth() > 0 && !filter.includes(entry.path()) {
+                found.left_out += 1;
+            } else if now - chosen.mtime_ns < filter.min_age.as_nanos() as i128 {
+                found.too_young += 1;
+            } else if metadata.nlink() > 1 && !seen.insert(chosen.id) {
+                // Another name of a file that was given.
+            } else {
+                found.files += 1;
+                if !each(chosen) {
+                    return found;
+                }
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path, filter: &Filter) -> (Vec<String>, Found) {
+        let mut names = Vec::new();
+        let found = walk(&[dir.to_owned()], filter, &mut |chosen| {
+            let name = chosen
+                .path
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned();
+            names.push(name);
+            true
+        });
+        (names, found)
+    }
+
+    #[test]
+    fn walk_gives_each_file_once_and_keeps_the_filters() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("cache")).expect("made");
+        for name in ["a.img", "b.img", "c.txt", "cache/d.img", "empty"] {
+            std::fs::write(at(name), if name == "empty" { "" } else { name }).expect("written");
+        }
+        std::fs::hard_link(at("a.img"), at("z.img")).expect("linked");
+        std::os::unix::fs::symlink(at("a.img"), at("l.img")).expect("linked");
+        let filter = |include: &[&str], exclude: &[&str], age| {
+            let text = |patterns: &[&str]| patterns.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();
+            Filter::new(&text(include), &text(exclude), Duration::from_secs(age)).expect("patterns")
+        };
+        assert_eq!(
+            names(dir.path(), &filter(&[], &[], 0)).0,
+            ["a.img", "b.img", "c.txt", "d.img"]
+        );
+        let (found, told) = names(dir.path(), &filter(&["*.img"], &["cache"], 0));
+        assert_eq!(
+            (found, told.left_out),
+            (vec!["a.img".to_owned(), "b.img".to_owned()], 1)
+        );
+        let (found, told) = names(dir.path(), &filter(&[], &[], 3600));
+        assert_eq!((found.len(), told.too_young), (0, 5));
+        assert!(Filter::new(&["[".to_owned()], &[], Duration::ZERO).is_err());
+    }
+
+    #[test]
+    fn what_is_not_there_is_told() {
+        let (names, found) = names(Path::new("/nowhere/at/all"), &Filter::default());
+        assert!(names.is_empty() && found.errors.len() == 1, "{found:?}");
+    }
+}

@@ -1,0 +1,326 @@
+//! Counting unions: the meta-image of a cluster, from which an image can be taken out again at the cost of
+//! putting it in. Knows no tree.
+
+use crate::hash::HashedMap;
+use crate::measure::{Overlap, View, ratio};
+use crate::sketch::{Rate, Sketch};
+
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    /// Members that have it.
+    owners: u32,
+    weight: u64,
+}
+
+/// One part (blocks, files or packages) of a union.
+#[derive(Debug, Clone, Default)]
+struct Part {
+    counted: HashedMap<Counted>,
+    /// Members of each rate; the coarsest one present is the union's.
+    rates: Vec<u32>,
+    /// Sum of the weights in `counted` that are in the sample of `rate`.
+    weight: u128,
+    rate: Rate,
+}
+
+impl Part {
+    /// Takes the rate of the coarsest member, and sums up again if it is another one.
+    fn follow_rate(&mut self) {
+        let k = self.rates.iter().rposition(|&members| members > 0).unwrap_or(0);
+        let rate = u8::try_from(k).ok().and_then(Rate::new).unwrap_or(Rate::MAX);
+        if rate != self.rate {
+            self.rate = rate;
+            let in_sample = self.counted.iter().filter(|(hash, _)| rate.holds(**hash));
+            self.weight = in_sample.map(|(_, counted)| u128::from(counted.weight)).sum();
+        }
+    }
+
+    fn insert(&mut self, sketch: &Sketch, mut first: impl FnMut(u64)) {
+        let k = usize::from(sketch.rate().k());
+        if self.rates.len() <= k {
+            self.rates.resize(k + 1, 0);
+        }
+        self.rates[k] += 1;
+        self.follow_rate();
+        for element in sketch.elements() {
+            let counted = self.counted.entry(element.hash).or_insert(Counted {
+                owners: 0,
+                weight: element.weight,
+            });
+            counted.owners += 1;
+            if counted.owners == 1 {
+                if self.rate.holds(element.hash) {
+                    self.weight += u128::from(element.weight);
+                }
+                first(element.hash);
+            }
+        }
+    }
+
+    fn remove(&mut self, sketch: &Sketch, mut last: impl FnMut(u64)) {
+        if let Some(members) = self.rates.get_mut(usize::from(sketch.rate().k())) {
+            *members = members.saturating_sub(1);
+        }
+        for element in sketch.elements() {
+            let Some(counted) = self.counted.get_mut(&element.hash) else {
+                continue;
+            };
+            counted.owners -= 1;
+            if counted.owners == 0 {
+                if self.rate.holds(element.hash) {
+                    self.weight -= u128::from(counted.weight);
+                }
+                self.counted.remove(&element.hash);
+                last(element.hash);
+            }
+        }
+        self.follow_rate();
+    }
+}
+
+/// What most members of a cluster have, by part, sorted by hash; refreshed as the cluster grows and shrinks.
+#[derive(Debug, Clone, Default)]
+struct Core {
+    parts: Vec<Vec<(u64, u64)>>,
+    members: u32,
+}
+
+/// How an image and a cluster cover each other, weighed by rarity.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cover {
+    /// Share of the image that the cluster has.
+    pub of_image: f64,
+    /// Share of the cluster's core that the image has.
+    pub of_core: f64,
+}
+
+/// Weight of an element of a part, given its hash and bytes.
+pub type Weight<'a> = &'a dyn Fn(usize, u64, u64) -> f64;
+
+/// The union of several images, each element counted by its owners.
+#[derive(Debug, Clone, Default)]
+pub struct Union {
+    parts: Vec<Part>,
+    members: u32,
+    core: Core,
+}
+
+impl Union {
+    /// Number of members.
+    pub const fn members(&self) -> u32 {
+        self.members
+    }
+
+    /// Puts an image in; `first` is called with the elements (part, hash) that no member had.
+    pub fn insert(&mut self, view: &View, mut first: impl FnMut(usize, u64)) {
+        if self.parts.len() < view.parts.len() {
+            self.parts.resize_with(view.parts.len(), Part::default);
+        }
+        self.members += 1;
+        for (at, (part, sketch)) in self.parts.iter_mut().zip(&view.parts).enumerate() {
+            part.insert(sketch, |hash| first(at, hash));
+        }
+    }
+
+    /// Takes a member out; `last` is called with the elements (part, hash) that no member has any more.
+    pub fn remove(&mut self, view: &View, mut last: impl FnMut(usize, u64)) {
+        self.members = self.members.saturating_sub(1);
+        for (at, (part, sketch)) in self.parts.iter_mut().zip(&view.parts).enumerate() {
+            part.remove(sketch, |hash| last(at, hash));
+        }
+    }
+
+    /// Number of members that have an element.
+    pub fn owners(&self, part: usize, hash: u64) -> u32 {
+        self.parts
+            .get(part)
+            .and_then(|part| part.counted.get(&hash))
+            .map_or(0, |counted| counted.owners)
+    }
+
+    /// Members whose sample would hold `hash` if they had it.
+    pub fn asked(&self, part: usize, hash: u64) -> u32 {
+        self.parts.get(part).map_or(0, |part| {
+            (0u8..)
+                .zip(&part.rates)
+                .filter(|(k, _)| Rate::new(*k).is_some_and(|rate| rate.holds(hash)))
+                .map(|(_, members)| members)
+                .sum()
+        })
+    }
+
+    /// Estimated bytes of the distinct elements.
+    pub fn weight(&self) -> f64 {
+        self.parts
+            .iter()
+            .map(|part| part.weight as f64 * part.rate.scale())
+            .sum()
+    }
+
+    /// Weights of a view, of this union and of what they share, in bytes (for equations 4.1 and 4.2). Its
+    /// time is that of the view.
+    pub fn overlap(&self, view: &View) -> Overlap {
+        let mut overlap = Overlap {
+            second: self.weight(),
+            ..Overlap::default()
+        };
+        for (part, sketch) in self.parts.iter().zip(&view.parts) {
+            let rate = part.rate.max(sketch.rate());
+            for element in sketch.at(rate) {
+                overlap.first += rate.scale() * element.weight as f64;
+                if part.counted.contains_key(&element.hash) {
+                    overlap.shared += rate.scale() * element.weight as f64;
+                }
+            }
+        }
+        overlap
+    }
+
+    /// Weight of what a view shares with this union and at least so many members have, in bytes.
+    pub fn shared_by(&self, view: &View, owners: u32) -> f64 {
+        let parts = self.parts.iter().zip(&view.parts);
+        parts
+            .map(|(part, sketch)| {
+                let rate = part.rate.max(sketch.rate());
+                let elements = sketch.at(rate).iter();
+                let shared = elements.filter(|element| {
+                    let counted = part.counted.get(&element.hash);
+                    counted.is_some_and(|counted| counted.owners >= owners)
+                });
+                rate.scale() * shared.map(|element| element.weight as f64).sum::<f64>()
+            })
+            .sum()
+    }
+
+    /// How much of the view this union has, and how much of its core the view has.
+    pub fn cover(&mut self, view: &View, weight: Weight<'_>) -> Cover {
+        self.refresh_core();
+        let (mut image, mut shared, mut core, mut held) = (0.0, 0.0, 0.0, 0.0);
+        for (at, (part, sketch)) in self.parts.iter().zip(&view.parts).enumerate() {
+            let rate = part.rate.max(sketch.rate());
+            for element in sketch.at(rate) {
+                let wt = rate.scale() * weight(at, element.hash, element.weight);
+                image += wt;
+                if part.counted.contains_key(&element.hash) {
+                    shared += wt;
+                }
+            }
+            let (part_core, part_held) = self.core_of(at, sketch, rate, weight);
+            core += part_core;
+            held += part_held;
+        }
+        Cover {
+            of_image: ratio(shared, image),
+            of_core: ratio(held, core),
+        }
+    }
+
+    /// Weight of the core's part, and of what `sketch` has of it.
+    fn core_of(&self, at: usize, sketch: &Sketch, rate: Rate, weight: Weight<'_>) -> (f64, f64) {
+        let Some(elements) = self.core.parts.get(at) else {
+            return (0.0, 0.0);
+        };
+        let mut theirs = sketch.at(rate).iter().peekable();
+        let (mut core, mut held) = (0.0, 0.0);
+        for &(hash, bytes) in elements.iter().take_while(|(hash, _)| rate.holds(*hash)) {
+            let wt = rate.scale() * weight(at, hash, bytes);
+            core += wt;
+            while theirs.next_if(|element| element.hash < hash).is_some() {}
+            if theirs.peek().is_some_and(|element| element.hash == hash) {
+                held += wt;
+            }
+        }
+        (core, held)
+    }
+
+    /// Looks again at what most members have, once the number of members has changed by a quarter. Spread
+    /// over the changes between, that costs no more than they do.
+    fn refresh_core(&mut self) {
+        let then = self.core.members;
+        if self.members.abs_diff(then) * 4 <= then && then > 0 && (then > 8 || self.members == then) {
+            return;
+        }
+        let enough = self.members.div_ceil(2);
+        self.core.members = self.members;
+        self.core.parts = self
+            .parts
+            .iter()
+            .map(|part| {
+                let most = part
+                    .counted
+                    .iter()
+                    .filter(|(_, counted)| counted.owners >= enough);
+                let mut most: Vec<_> = most.map(|(hash, counted)| (*hash, counted.weight)).collect();
+                most.sort_unstable();
+                most
+            })
+            .collect();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::mix;
+    use crate::sketch::{Element, SketchBuilder};
+
+    fn view(range: std::ops::Range<u64>, limit: usize) -> View {
+        let mut builder = SketchBuilder::new(limit);
+        for number in range {
+            builder.add(Element {
+                hash: mix(number + 1),
+                weight: 10,
+            });
+        }
+        View::of(builder.finish())
+    }
+
+    const BYTES: Weight<'_> = &|_, _, bytes| bytes as f64;
+
+    #[test]
+    fn union_gives_back_what_was_taken_out() {
+        let mut union = Union::default();
+        let (one, other) = (view(0..50, 999), view(30..90, 999));
+        let mut new = 0;
+        union.insert(&one, |_, _| new += 1);
+        union.insert(&other, |_, _| new += 1);
+        assert_eq!((new, union.members(), union.weight()), (90, 2, 900.0));
+        let mut gone = 0;
+        union.remove(&one, |_, _| gone += 1);
+        assert_eq!((gone, union.members(), union.weight()), (30, 1, 600.0));
+        assert_eq!(union.overlap(&other).sim(), 1.0);
+        union.remove(&other, |_, _| gone += 1);
+        assert_eq!((gone, union.weight()), (90, 0.0));
+    }
+
+    #[test]
+    fn union_takes_the_coarsest_members_rate_only_while_it_is_a_member() {
+        let mut union = Union::default();
+        let (small, large) = (view(0..100, 999), view(0..50_000, 999));
+        union.insert(&small, |_, _| ());
+        union.insert(&large, |_, _| ());
+        let off = union.weight() / 500_000.0 - 1.0;
+        assert!(off.abs() < 0.1, "off by {off}");
+        union.remove(&large, |_, _| ());
+        assert_eq!(union.weight(), 1000.0);
+    }
+
+    #[test]
+    fn cover_tells_a_small_image_from_a_member() {
+        let mut union = Union::default();
+        for own in 0..4 {
+            let mut builder = SketchBuilder::new(9999);
+            for number in (0..600).chain(1000 + own * 100..1050 + own * 100) {
+                builder.add(Element {
+                    hash: mix(number + 1),
+                    weight: 10,
+                });
+            }
+            union.insert(&View::of(builder.finish()), |_, _| ());
+        }
+        let small = union.cover(&view(0..60, 9999), BYTES);
+        assert_eq!((small.of_image, small.of_core), (1.0, 0.1));
+        let member = union.cover(&view(0..600, 9999), BYTES);
+        assert_eq!((member.of_image, member.of_core), (1.0, 1.0));
+    }
+}

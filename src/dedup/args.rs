@@ -1,0 +1,287 @@
+//! The command line of `varve dedup`: its commands, options and help. No behaviour.
+
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use varve_kernelfs::pool::size;
+
+/// The commands of `varve dedup`.
+#[derive(Debug, Subcommand)]
+pub enum DedupCommand {
+    /// Say what deduplication would save in directories or files, at which block size; needs no pool
+    Estimate(EstimateArgs),
+    /// Find blocks that are the same in files, within bounded memory
+    Scan(ScanArgs),
+    /// Look at images and group those that are alike
+    Cluster(ClusterArgs),
+    /// Say which images go to one host or into one wave of a migration
+    Plan(PlanArgs),
+    /// Say which images are nearest to one, and what differs
+    Similar(SimilarArgs),
+    /// Parse standard input as an image, without rights (started by `cluster` and `similar`).
+    #[command(hide = true)]
+    Parse {
+        /// Limits.
+        limits: Vec<String>,
+    },
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    size::parse(text)
+}
+
+/// A time as 90, 90s, 5m, 12h or 7d.
+fn seconds(text: &str) -> Result<u64, String> {
+    let unit = match text.chars().last() {
+        Some('s') => 1,
+        Some('m') => 60,
+        Some('h') => 3600,
+        Some('d') => 86_400,
+        _ => 0,
+    };
+    let digits = if unit == 0 { text } else { &text[..text.len() - 1] };
+    let number: Option<u64> = digits.parse().ok();
+    let number = number.and_then(|number| number.checked_mul(unit.max(1)));
+    number.ok_or_else(|| format!("`{text}` is no time; write it as 90, 90s, 5m, 12h or 7d"))
+}
+
+/// Which files, and how they are read.
+#[derive(Debug, Clone, Args)]
+pub struct FileArgs {
+    /// Look only at files whose path or name matches (may be given several times), as '*.img' or
+    /// '/srv/**/disk*'
+    #[arg(long, value_name = "GLOB")]
+    pub include: Vec<String>,
+    /// Leave out files and directories whose path or name matches (may be given several times)
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<String>,
+    /// Leave out files that were changed less than this ago, as 90s, 5m, 12h, 7d
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = seconds)]
+    pub min_age: u64,
+    /// Read at most so many bytes a second, as 50M
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub rate: Option<u64>,
+}
+
+/// Arguments of `dedup estimate`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  varve dedup estimate /srv/images --exclude '*.tmp'
+
+Everything is read once and nothing is written. Zeros and holes count for nothing. What fits into --memory
+is counted exactly; beyond that a sample of the blocks is counted, chosen by their hash, and the standard
+error is shown. A pool shares blocks of 4 KiB at equal alignment, by default in runs of four and more: the
+first line is the most it can save. Encrypted and compressed files share next to nothing.")]
+pub struct EstimateArgs {
+    /// Directories or files
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Memory to count in
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    pub memory: u64,
+    /// Which files, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup scan`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup scan /srv/images --state ~/.cache/varve-scan
+  varve dedup scan /srv/images --state ~/.cache/varve-scan --list --json | jq '.runs[0]'
+
+The state keeps a checksum of 4 bytes for each block of 4 KiB (1/1024 of the data), so that the next scan
+reads only what is new or has changed, and one that was interrupted goes on where it was (what it had read
+since its last save is read again). Two neighbouring checksums are a key of 64 bits; equal keys are found
+in passes over the state, as many as --memory asks for, with the same result for any memory. For each file
+some 200 bytes come on top of it.
+
+A checksum is no proof, and single blocks (about 3 % of all duplicates) are not found. Nothing is changed
+and nothing is shared: sharing compares all bytes first.")]
+pub struct ScanArgs {
+    /// Directories or files
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Directory that keeps the checksums between scans
+    #[arg(long, value_name = "DIR")]
+    pub state: PathBuf,
+    /// Memory for the search
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = bytes)]
+    pub memory: u64,
+    /// Shortest run of equal blocks that counts
+    #[arg(long, value_name = "BLOCKS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
+    pub min_run: u64,
+    /// Print each run: file, offset, bytes, and where the same is
+    #[arg(long)]
+    pub list: bool,
+    /// Which files, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is weighed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WeighArg {
+    /// Bytes of 4 KiB blocks
+    Blocks,
+    /// Bytes of whole files
+    Files,
+    /// Installed size of packages
+    Packages,
+    /// Blocks and packages
+    Mix,
+}
+
+/// How clusters are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TreeArg {
+    /// Content weighed by its rarity, candidates by an inverted index
+    Rarity,
+    /// The paper's tree: bytes, every child compared
+    Seed,
+}
+
+/// Bounds on reading an image.
+#[derive(Debug, Clone, Args)]
+pub struct LimitArgs {
+    /// Time for one image, as 90s, 5m
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = seconds)]
+    pub image_time: u64,
+    /// Memory for the process that parses an image
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
+    pub image_memory: u64,
+}
+
+/// Arguments of `dedup cluster`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup cluster /srv/images/*.qcow2 --manifest images.clusters
+  varve dedup cluster new.img --manifest images.clusters       one more; the others are not read again
+  varve dedup cluster --remove old.img --manifest images.clusters
+  varve dedup cluster --manifest images.clusters --json        what is in it
+
+An image is a raw disk (MBR, GPT, ext4), a qcow2, a directory, a tar archive (also .gz and .zst), an OCI
+image (a layout or an archive), or a list of packages: dpkg's status, apk's installed, or `name version
+[arch] bytes` a line, as by
+  rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE} %{ARCH} %{SIZE}\\n'
+  dpkg-query -W -f '${Package} ${Version} ${Architecture} ${Installed-Size}\\n'
+Images are parsed in a process without rights, never mounted; what cannot be parsed is compared by blocks.
+The manifest holds samples of hashes, some 100 KiB an image, and no content. Images whose size and time
+are unchanged are not read. Levels: images of a cluster share at least half (0.5) or nine tenths (0.9) of
+what is not in all, or are equal (1).")]
+pub struct ClusterArgs {
+    /// Images to add, or to look at again
+    pub images: Vec<PathBuf>,
+    /// File that keeps images and clusters; made if it is not there
+    #[arg(long, value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Take an image out, by the path it was added under (may be given several times)
+    #[arg(long, value_name = "IMAGE")]
+    pub remove: Vec<PathBuf>,
+    /// What is weighed (of a new manifest, or to change it)
+    #[arg(long, value_enum)]
+    pub weigh: Option<WeighArg>,
+    /// How clusters are made (of a new manifest, or to change it)
+    #[arg(long, value_enum)]
+    pub tree: Option<TreeArg>,
+    /// Show the clusters of this level: 1 (half), 2 (nine tenths) or 3 (equal)
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub level: u8,
+    /// Images that are read at once
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub jobs: u8,
+    /// Bounds on reading an image.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Which files of directories, and how they are read.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup plan`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve dedup plan --manifest images.clusters --hosts 3 --memory 16G
+  varve dedup plan --manifest images.clusters --waves 4
+
+With --hosts, each image takes its distinct content of a host's memory, and what is shared is not counted
+twice only in what is saved: a plan still fits when sharing ends. With --waves, all waves have as equal
+numbers of images as can be, and a wave sends what its images share once. What chance would save under the
+same bounds is shown beside it (64 random plans). By --weigh or table 4.1 of the paper, a plan weighs
+blocks and packages where both are known.")]
+pub struct PlanArgs {
+    /// The manifest (see `varve dedup cluster`)
+    #[arg(long, value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Number of hosts
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "memory",
+        conflicts_with = "waves",
+        required_unless_present = "waves"
+    )]
+    pub hosts: Option<usize>,
+    /// Memory of each host
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub memory: Option<u64>,
+    /// Number of waves
+    #[arg(long, value_name = "K")]
+    pub waves: Option<usize>,
+    /// What is weighed; the manifest's if it is not given
+    #[arg(long, value_enum)]
+    pub weigh: Option<WeighArg>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `dedup similar`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  varve dedup similar broken.img --manifest images.clusters
+
+SIM is what two images share of all that either has (equation 4.1), S what they share of the smaller one
+(4.2). The difference to the nearest image (or to --to) names packages, versions and directories.")]
+pub struct SimilarArgs {
+    /// An image of the manifest by its path, or another one, which is read
+    pub image: PathBuf,
+    /// The manifest (see `varve dedup cluster`)
+    #[arg(long, value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Show the difference to this image of the manifest
+    #[arg(long, value_name = "IMAGE")]
+    pub to: Option<PathBuf>,
+    /// Number of images that are shown
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub count: usize,
+    /// Bounds on reading an image.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(seconds("90"), Ok(90));
+        assert_eq!(seconds("5m"), Ok(300));
+        assert_eq!(seconds("7d"), Ok(604_800));
+        for bad in ["", "m", "-1s", "1.5h", "99999999999999999999d", "µ"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `varve dedup`: what is alike in files and images. Reads the command line's wishes, calls
+//! `varve-similarity`, prints.
+
+pub mod args;
+mod cluster;
+mod estimate;
+mod images;
+mod plan;
+mod scan;
+mod similar;
+
+use crate::exit::Usage;
+use anyhow::Context;
+use args::{DedupCommand, FileArgs, WeighArg};
+use indicatif::ProgressBar;
+use std::process::ExitCode;
+use std::time::Duration;
+use varve_kernelfs::pool::size;
+use varve_similarity::files::{Filter, Found, Rate};
+use varve_similarity::measure::Weigh;
+
+/// Runs a command of `varve dedup`.
+pub fn dedup(command: &DedupCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        DedupCommand::Estimate(args) => estimate::estimate(args)?,
+        DedupCommand::Scan(args) => scan::scan(args)?,
+        DedupCommand::Cluster(args) => cluster::cluster(args)?,
+        DedupCommand::Plan(args) => plan::plan(args)?,
+        DedupCommand::Similar(args) => similar::similar(args)?,
+        DedupCommand::Parse { limits } => return Ok(varve_similarity::sandbox::work(limits)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl FileArgs {
+    fn filter(&self) -> anyhow::Result<Filter> {
+        Filter::new(&self.include, &self.exclude, Duration::from_secs(self.min_age))
+            .map_err(|error| Usage(format!("--include or --exclude: {error}")).into())
+    }
+
+    fn rate(&self) -> Rate {
+        Rate::new(self.rate)
+    }
+}
+
+impl WeighArg {
+    const fn weigh(self) -> Weigh {
+        match self {
+            Self::Blocks => Weigh::Blocks,
+            Self::Files => Weigh::Files,
+            Self::Packages => Weigh::Packages,
+            Self::Mix => Weigh::Mix,
+        }
+    }
+}
+
+const fn weigh_text(weigh: Weigh) -> &'static str {
+    match weigh {
+        Weigh::Blocks => "blocks",
+        Weigh::Files => "files",
+        Weigh::Packages => "packages",
+        Weigh::Mix => "blocks and packages",
+    }
+}
+
+/// Bytes of a size that must fit in memory.
+fn memory(bytes: u64) -> anyhow::Result<usize> {
+    usize::try_from(bytes).context("so much memory cannot be used")
+}
+
+/// Progress of reading on a terminal: bytes, rate, and why it waits.
+struct Reading(ProgressBar);
+
+impl Reading {
+    fn start() -> Self {
+        let bar = ProgressBar::new_spinner();
+        let template = "{spinner} read {bytes} ({bytes_per_sec}) {msg} {elapsed}";
+        if let Ok(style) = indicatif::ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    fn at(&self, bytes: u64, why: &str) {
+        self.0.set_position(bytes);
+        self.0.set_message(why.to_owned());
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Says on standard error what could not be read.
+fn tell_errors(found: &Found) {
+    for error in &found.errors {
+        crate::out::note(&format!("varve: {error}"));
+    }
+}
+
+fn show(bytes: f64) -> String {
+    size::show(bytes.max(0.0) as u64)
+}
+
+fn percent(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
+}

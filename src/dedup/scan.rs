@@ -1,0 +1,164 @@
+//! `varve dedup scan`.
+
+use super::args::ScanArgs;
+use super::{Reading, memory, percent, tell_errors};
+use crate::out;
+use serde_json::json;
+use std::ops::ControlFlow;
+use std::time::Instant;
+use varve_kernelfs::pool::size;
+use varve_similarity::candidates::{self, Run, Settings};
+use varve_similarity::files::{Found, Looked, Rate, State, walk};
+
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+
+#[derive(Default)]
+struct Counts {
+    unchanged: u64,
+    read: u64,
+    changing: Vec<String>,
+}
+
+/// Brings the state up to date and tells the runs of blocks that are the same.
+pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let mut rate = args.files.rate();
+    let mut state = State::open(&args.state)?;
+    let (found, counts) = look(args, &mut state, &mut rate)?;
+    tell_errors(&found);
+    let read_seconds = started.elapsed().as_secs_f64();
+    let settings = Settings {
+        memory_bytes: memory(args.memory)?,
+        min_run_blocks: args.min_run,
+        spill_dir: args.state.clone(),
+    };
+    let bar = indicatif::ProgressBar::new_spinner();
+    let mut progress = |now: candidates::Progress| {
+        bar.set_message(format!("searching, pass {} of {}", now.pass, now.passes));
+        bar.tick();
+        ControlFlow::Continue(())
+    };
+    let mut runs: Vec<Run> = Vec::new();
+    let result = if args.list {
+        candidates::find(&mut state, &settings, &mut progress, &mut |run| runs.push(run))
+    } else {
+        candidates::find(&mut state, &settings, &mut progress, &mut |_| ())
+    }?;
+    bar.finish_and_clear();
+    let total = state.files().len();
+    let blocks = candidates::Checksums::blocks(&state);
+    let listed = runs.iter().filter_map(|run| listed(&state, run));
+    if args.json {
+        let value = json!({
+            "files": total,
+            "files_unchanged": counts.unchanged,
+            "files_read": counts.read,
+            "files_changing": counts.changing,
+            "files_left_out": found.left_out,
+            "files_too_young": found.too_young,
+            "errors": found.errors,
+            "bytes": blocks * BLOCK,
+            "bytes_read": rate.bytes(),
+            "seconds_reading": read_seconds,
+            "seconds_waited": rate.waited().as_secs_f64(),
+            "seconds": started.elapsed().as_secs_f64(),
+            "passes": result.passes,
+            "memory_bytes": args.memory,
+            "duplicate_runs": result.runs,
+            "duplicate_bytes": result.blocks * BLOCK,
+            "duplicate_bytes_in_short_runs": result.blocks_in_short_runs * BLOCK,
+            "runs": args.list.then(|| listed.map(|listed| listed.json()).collect::<Vec<_>>()),
+        });
+        out::line(&format!("{value:#}"));
+        return Ok(());
+    }
+    listed.for_each(|listed| out::line(&listed.text()));
+    for path in &counts.changing {
+        out::line(&format!("{path}: changed while it was read; left out"));
+    }
+    out::line(&format!(
+        "{total} files, {}: {} read ({} files) in {read_seconds:.1} s, {} files unchanged",
+        size::show(blocks * BLOCK),
+        size::show(rate.bytes()),
+        counts.read,
+        counts.unchanged,
+    ));
+    let share = percent(result.blocks as f64, blocks as f64);
+    out::line(&format!(
+        "{} ({share:.1} %) are probably there already, in {} runs of {} blocks and more; {} in shorter ones; passes: {}",
+        size::show(result.blocks * BLOCK),
+        result.runs,
+        args.min_run,
+        size::show(result.blocks_in_short_runs * BLOCK),
+        result.passes,
+    ));
+    Ok(())
+}
+
+/// Looks at all files.
+fn look(args: &ScanArgs, state: &mut State, rate: &mut Rate) -> anyhow::Result<(Found, Counts)> {
+    let filter = args.files.filter()?;
+    let reading = Reading::start();
+    let why = args.files.rate.map_or("", |_| "(held to --rate)");
+    let mut counts = Counts::default();
+    let mut errors = Vec::new();
+    let mut failed = None;
+    let mut found = walk(&args.paths, &filter, &mut |chosen| {
+        let path = chosen.path.display().to_string();
+        match state.look(chosen, rate) {
+            Ok(Ok(Looked::Unchanged)) => counts.unchanged += 1,
+            Ok(Ok(Looked::Read)) => counts.read += 1,
+            Ok(Ok(Looked::Changing)) => counts.changing.push(path),
+            Ok(Err(error)) => errors.push(format!("{path}: {error}")),
+            Err(error) => failed = Some(error),
+        }
+        reading.at(rate.bytes(), why);
+        failed.is_none()
+    });
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    found.errors.extend(errors);
+    state.finish()?;
+    Ok((found, counts))
+}
+
+/// A run by its places in files.
+struct Listed<'a> {
+    path: std::borrow::Cow<'a, str>,
+    offset: u64,
+    bytes: u64,
+    same_path: std::borrow::Cow<'a, str>,
+    same_offset: u64,
+}
+
+fn listed<'a>(state: &'a State, run: &Run) -> Option<Listed<'a>> {
+    let (at, same) = (state.place(run.at)?, state.place(run.same_as)?);
+    Some(Listed {
+        path: at.path.to_string_lossy(),
+        offset: at.offset_bytes,
+        bytes: (run.blocks * BLOCK).min(at.left_bytes),
+        same_path: same.path.to_string_lossy(),
+        same_offset: same.offset_bytes,
+    })
+}
+
+impl Listed<'_> {
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "path": self.path,
+            "offset": self.offset,
+            "bytes": self.bytes,
+            "same_path": self.same_path,
+            "same_offset": self.same_offset,
+        })
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "{} {}+{} = {} {}",
+            self.path, self.offset, self.bytes, self.same_path, self.same_offset
+        )
+    }
+}
