@@ -1,4 +1,5 @@
-//! The one error of this crate. It knows devices, offsets and errno; what a caller does about it is the caller's.
+//! The one error of this crate. It knows devices, offsets and errno; what a caller does about it is the
+//! caller's.
 
 use std::fmt;
 use std::io;
@@ -133,6 +134,14 @@ pub enum MediaError {
         /// What is wrong with it.
         what: &'static str,
     },
+    /// The device cannot be used, or not in the way that was asked for.
+    #[error("{device}: {why}")]
+    Refused {
+        /// The device.
+        device: DeviceName,
+        /// Why, and what to do.
+        why: Arc<str>,
+    },
 }
 
 impl MediaError {
@@ -149,7 +158,8 @@ impl MediaError {
         )
     }
 
-    /// Whether a read failed: what the device holds elsewhere, and what is written to it, is not touched by that.
+    /// Whether a read failed: what the device holds elsewhere, and what is written to it, is not touched by
+    /// that.
     pub fn is_failed_read(&self) -> bool {
         matches!(self, Self::Io { op, .. } if op.contains("read"))
     }
@@ -165,7 +175,8 @@ impl MediaError {
             | Self::ReadOnly { device }
             | Self::TooLong { device, .. }
             | Self::Setup { device, .. }
-            | Self::Unfit { device, .. } => device,
+            | Self::Unfit { device, .. }
+            | Self::Refused { device, .. } => device,
         }
     }
 

@@ -31,6 +31,11 @@ impl Latch {
         error
     }
 
+    /// Latches for a reason that is no single error.
+    pub(crate) fn set(&self, reason: String) {
+        let _ = self.0.set(reason.into());
+    }
+
     pub(crate) fn state(&self) -> DeviceState {
         self.0
             .get()

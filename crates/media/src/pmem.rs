@@ -1,6 +1,6 @@
 //! Mapped memory: the copy kernels, and the mappings of files that they work on.
 
-mod guard;
+pub(crate) mod guard;
 mod map;
 pub mod persist;
 

@@ -44,7 +44,8 @@ pub struct DeviceInfo {
     pub name: DeviceName,
     /// What it is made of.
     pub kind: MediumKind,
-    /// Backend and way of access, such as "io_uring, O_DIRECT", with any model it wraps ("emulated hdd over …").
+    /// Backend and way of access, such as "io_uring, O_DIRECT", with any model it wraps ("emulated hdd over
+    /// …").
     pub backend: String,
 }
 
@@ -56,12 +57,13 @@ impl fmt::Display for DeviceInfo {
 
 /// A byte-addressable region: an NVM device, a log, a journal.
 ///
-/// All methods take `&self`. Callers guarantee that ranges written at once do not overlap; reading what is being written is
-/// allowed and gives some mixture of old and new bytes.
+/// All methods take `&self`. Callers guarantee that ranges written at once do not overlap; reading what is
+/// being written is allowed and gives some mixture of old and new bytes.
 ///
-/// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they survive a *kill* of
-/// every process (and, on `dax`, a power cut); after `sync` they survive a *power cut* (as far as the medium can: `shm`
-/// cannot). One exception, [`JournalFile`](crate::JournalFile), has no copy that outlives the process: there only `sync` helps.
+/// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they
+/// survive a *kill* of every process (and, on `dax`, a power cut); after `sync` they survive a *power cut*
+/// (as far as the medium can: `shm` cannot). One exception, [`JournalFile`](crate::JournalFile), has no copy
+/// that outlives the process: there only `sync` helps.
 pub trait Region: Send + Sync {
     /// Current length in bytes.
     fn len_bytes(&self) -> u64;
@@ -72,8 +74,8 @@ pub trait Region: Send + Sync {
     /// `OutOfRange`; `Io` where reading is a system call. `out` is then unspecified.
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
 
-    /// [`read`](Self::read) of a file that another process can shorten at any time, as a client can its log: what is gone reads as zeros
-    /// and harms nobody.
+    /// [`read`](Self::read) of a file that another process can shorten at any time, as a client can its log:
+    /// what is gone reads as zeros and harms nobody.
     ///
     /// # Errors
     /// `OutOfRange`.
@@ -86,15 +88,16 @@ pub trait Region: Send + Sync {
         self.as_ptr().is_some()
     }
 
-    /// Copies `src` to `off`. Visible when this returns; ordered and durable as the next [`fence`](Self::fence) and
-    /// [`sync`](Self::sync) say.
+    /// Copies `src` to `off`. Visible when this returns; ordered and durable as the next
+    /// [`fence`](Self::fence) and [`sync`](Self::sync) say.
     ///
     /// # Errors
     /// `OutOfRange` or `ReadOnly`, and nothing is written; `Io`/`NoSpace` where writing is a system call.
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError>;
 
-    /// [`write`](Self::write) that also returns `crc32c_append(seed, bytes as stored)`. Each byte of `src` is loaded exactly
-    /// once, so a buffer that another thread changes meanwhile cannot make checksum and stored bytes differ.
+    /// [`write`](Self::write) that also returns `crc32c_append(seed, bytes as stored)`. Each byte of `src` is
+    /// loaded exactly once, so a buffer that another thread changes meanwhile cannot make checksum and stored
+    /// bytes differ.
     ///
     /// # Errors
     /// As for `write`.
@@ -111,18 +114,21 @@ pub trait Region: Send + Sync {
     /// `Failed` if the region has latched.
     fn fence(&self) -> Result<(), MediaError>;
 
-    /// Gives the memory back while others still refer to the region: what is stored from now on goes nowhere, what is loaded is
-    /// anything. Only for a region whose bytes nobody trusts any more. Does nothing where there is nothing to give back.
+    /// Gives the memory back while others still refer to the region: what is stored from now on goes nowhere,
+    /// what is loaded is anything. Only for a region whose bytes nobody trusts any more. Does nothing where
+    /// there is nothing to give back.
     fn retire(&self) {}
 
-    /// Fences, and makes everything fenced in `off..off + len` durable against a power cut. Durable when this returns.
+    /// Fences, and makes everything fenced in `off..off + len` durable against a power cut. Durable when this
+    /// returns.
     ///
     /// # Errors
-    /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which does not.
+    /// `Io`, which latches the region (what the host did with the pages is then unknown); `NoSpace`, which
+    /// does not.
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
-    /// [`sync`](Self::sync) of several ranges, each its first byte and its length, with one wait for the device where the backend can. Which of
-    /// them a power cut before the return has made durable is open.
+    /// [`sync`](Self::sync) of several ranges, each its first byte and its length, with one wait for the
+    /// device where the backend can. Which of them a power cut before the return has made durable is open.
     ///
     /// # Errors
     /// As `sync`; any of the ranges may be durable then.
@@ -130,8 +136,8 @@ pub trait Region: Send + Sync {
         ranges.iter().try_for_each(|(off, len)| self.sync(*off, *len))
     }
 
-    /// Readies a range for syncs of small parts of it, where the first write to it costs more than the next. Changes no content, may be called at any
-    /// time, and promises nothing.
+    /// Readies a range for syncs of small parts of it, where the first write to it costs more than the next.
+    /// Changes no content, may be called at any time, and promises nothing.
     ///
     /// # Errors
     /// As `sync`.
@@ -139,8 +145,8 @@ pub trait Region: Send + Sync {
         Ok(())
     }
 
-    /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host *first*, so that no
-    /// later store can raise SIGBUS. Never shrinks; a smaller length is no error.
+    /// Makes the region at least `new_len` bytes long, with zeros and with space allocated on the host
+    /// *first*, so that no later store can raise SIGBUS. Never shrinks; a smaller length is no error.
     ///
     /// # Errors
     /// `NoSpace`: the length is unchanged. `TooLong`: the region's limit.
@@ -152,13 +158,13 @@ pub trait Region: Send + Sync {
     /// `OutOfRange`; `NoSpace`, and some of the range may be allocated then.
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError>;
 
-    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next. Changes no content; does nothing
-    /// where there are no pages.
+    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next.
+    /// Changes no content; does nothing where there are no pages.
     fn populate(&self, _off: u64, _len: u64) {}
 
-    /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where there is no
-    /// mapping or where an access by pointer would escape a simulation or a model. Safe code does not need it: one
-    /// [`read`](Self::read) an extent costs one virtual call.
+    /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where
+    /// there is no mapping or where an access by pointer would escape a simulation or a model. Safe code does
+    /// not need it: one [`read`](Self::read) an extent costs one virtual call.
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         None
     }
@@ -172,7 +178,10 @@ pub trait Region: Send + Sync {
     fn info(&self) -> DeviceInfo;
 }
 
-/// An SSD or HDD. Reads may begin anywhere; writes are whole blocks of [`DEVICE_BLOCK_BYTES`](crate::DEVICE_BLOCK_BYTES).
+/// Writes to a [`BlockDevice`] begin and end at multiples of this many bytes.
+pub const DEVICE_BLOCK_BYTES: u64 = 4096;
+
+/// An SSD or HDD. Reads may begin anywhere; writes are whole blocks of [`DEVICE_BLOCK_BYTES`].
 pub trait BlockDevice: Send + Sync {
     /// Length in bytes, a multiple of the block.
     fn len_bytes(&self) -> u64;
@@ -183,11 +192,23 @@ pub trait BlockDevice: Send + Sync {
     /// `OutOfRange`, `Io`; a failed read does not latch.
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError>;
 
-    /// Writes `src` at `off`, all of it. Seen by later reads when this returns; durable after the next [`flush`](Self::flush).
+    /// Writes `src` at `off`, all of it. Seen by later reads when this returns; durable after the next
+    /// [`flush`](Self::flush).
     ///
     /// # Errors
-    /// `OutOfRange`/`Misaligned`: nothing is written. `NoSpace`: some may be written; not latched. `Io`: latched.
+    /// `OutOfRange`/`Misaligned`: nothing is written. `NoSpace`: some may be written; not latched. `Io`:
+    /// latched.
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError>;
+
+    /// [`write`](Self::write) that is durable when it returns, past the device's cache where it can. Says
+    /// nothing of other writes.
+    ///
+    /// # Errors
+    /// As for `write` and `flush`.
+    fn write_durable(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
+        self.write(off, src)?;
+        self.flush()
+    }
 
     /// Makes every write that returned before this call durable against a power cut.
     ///
@@ -195,7 +216,8 @@ pub trait BlockDevice: Send + Sync {
     /// `Io`: latched, since the host may have dropped the data.
     fn flush(&self) -> Result<(), MediaError>;
 
-    /// Tells the device that the range is free. It reads as zeros or as before until written again: the caller must not care.
+    /// Tells the device that the range is free. It reads as zeros or as before until written again: the
+    /// caller must not care.
     ///
     /// # Errors
     /// `OutOfRange`/`Misaligned`. A device that cannot trim says `Ok`.

@@ -1,9 +1,12 @@
-//! Copies out of a mapping whose file another process can shorten meanwhile: what is gone ends the copy, not this process. Knows one
-//! instruction and one signal; what the bytes are for is its caller's business.
+//! Copies out of a mapping whose file another process can shorten meanwhile: what is gone ends the copy, not
+//! this process. Knows one instruction and one signal; what the bytes are for is its caller's business.
 //!
-//! The copy is a single instruction at a known address. Touching a page that the file does not have any more raises SIGBUS at it; the
-//! handler then goes on behind the copy, as the kernel does with its own copies from user space. Any other SIGBUS goes to who would have
-//! got it.
+//! Words of a device's registers are loaded and stored in the same way: a device that is pulled out takes its
+//! pages along.
+//!
+//! The copy is a single instruction at a known address. Touching a page that the file does not have any more
+//! raises SIGBUS at it; the handler then goes on behind the copy, as the kernel does with its own copies from
+//! user space. Any other SIGBUS goes to who would have got it.
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -25,26 +28,75 @@ mod x86 {
         "varve_media_guarded_copy_cut:",
         "mov rax, rcx",
         "ret",
+        ".hidden varve_media_guarded_load",
+        ".hidden varve_media_guarded_load_at",
+        ".hidden varve_media_guarded_load_cut",
+        ".globl varve_media_guarded_load",
+        ".globl varve_media_guarded_load_at",
+        ".globl varve_media_guarded_load_cut",
+        ".p2align 4",
+        // (rdi: from) -> the word, or all of rax set if there is none
+        "varve_media_guarded_load:",
+        "mov rax, -1",
+        "varve_media_guarded_load_at:",
+        // Writes the upper half of rax as zeros.
+        "mov eax, dword ptr [rdi]",
+        "varve_media_guarded_load_cut:",
+        "ret",
+        ".hidden varve_media_guarded_store",
+        ".hidden varve_media_guarded_store_at",
+        ".hidden varve_media_guarded_store_cut",
+        ".globl varve_media_guarded_store",
+        ".globl varve_media_guarded_store_at",
+        ".globl varve_media_guarded_store_cut",
+        ".p2align 4",
+        // (rdi: to, esi: word)
+        "varve_media_guarded_store:",
+        "varve_media_guarded_store_at:",
+        "mov dword ptr [rdi], esi",
+        "varve_media_guarded_store_cut:",
+        "ret",
     );
 
     unsafe extern "C" {
         fn varve_media_guarded_copy(to: *mut u8, from: *const u8, bytes: usize) -> usize;
         static varve_media_guarded_copy_at: u8;
         static varve_media_guarded_copy_cut: u8;
+        fn varve_media_guarded_load(from: *const u32) -> u64;
+        static varve_media_guarded_load_at: u8;
+        static varve_media_guarded_load_cut: u8;
+        fn varve_media_guarded_store(to: *mut u32, word: u32);
+        static varve_media_guarded_store_at: u8;
+        static varve_media_guarded_store_cut: u8;
     }
 
     /// What was to be done before at SIGBUS; `None`: the handler could not be set.
     static BEFORE: OnceLock<Option<libc::sigaction>> = OnceLock::new();
 
     extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-        // SAFETY: the kernel hands the context of the interrupted thread to a handler with SA_SIGINFO, and takes changes of it over; the
-        // two symbols are only compared by their addresses.
+        // SAFETY: the kernel hands the context of the interrupted thread to a handler with SA_SIGINFO, and
+        // takes changes of it over; the symbols are only compared by their addresses.
         unsafe {
             let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
             let at = &raw mut registers[libc::REG_RIP as usize];
-            if *at == (&raw const varve_media_guarded_copy_at) as i64 {
-                *at = (&raw const varve_media_guarded_copy_cut) as i64;
-                return;
+            for (guarded, cut) in [
+                (
+                    &raw const varve_media_guarded_copy_at,
+                    &raw const varve_media_guarded_copy_cut,
+                ),
+                (
+                    &raw const varve_media_guarded_load_at,
+                    &raw const varve_media_guarded_load_cut,
+                ),
+                (
+                    &raw const varve_media_guarded_store_at,
+                    &raw const varve_media_guarded_store_cut,
+                ),
+            ] {
+                if *at == guarded as i64 {
+                    *at = cut as i64;
+                    return;
+                }
             }
         }
         let before = BEFORE.get().copied().flatten();
@@ -56,7 +108,8 @@ mod x86 {
                     let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
                     handler(signal, info, context);
                 } else {
-                    // SAFETY: without SA_SIGINFO, and neither default nor ignored, it holds a handler of this type.
+                    // SAFETY: without SA_SIGINFO, and neither default nor ignored, it holds a handler of this
+                    // type.
                     let handler: extern "C" fn(libc::c_int) =
                         unsafe { std::mem::transmute(action.sa_sigaction) };
                     handler(signal);
@@ -70,13 +123,14 @@ mod x86 {
         }
     }
 
-    /// Whether guarded copies can be made: sets the handler, once in a process.
+    /// Whether guarded accesses can be made: sets the handler, once in a process.
     pub fn is_ready() -> bool {
         BEFORE.get_or_init(set_handler).is_some()
     }
 
     fn set_handler() -> Option<libc::sigaction> {
-        // SAFETY: all-zero bytes are a valid `sigaction`; both calls get pointers to values that live through them.
+        // SAFETY: all-zero bytes are a valid `sigaction`; both calls get pointers to values that live through
+        // them.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_bus_error as *const () as usize;
@@ -90,15 +144,38 @@ mod x86 {
     /// Copies `out.len()` bytes at `from`; how many there were.
     ///
     /// # Safety
-    /// `from..from + out.len()` must lie in a mapping, whose pages need not be there; [`is_ready`] must have said yes.
+    /// `from..from + out.len()` must lie in a mapping, whose pages need not be there; [`is_ready`] must have
+    /// said yes.
     pub unsafe fn copy(from: *const u8, out: &mut [u8]) -> usize {
-        // SAFETY: `out` is writable and is never a part of the mapping; the source is one, and where it has no page the handler ends the copy.
+        // SAFETY: `out` is writable and is never a part of the mapping; the source is one, and where it has
+        // no page the handler ends the copy.
         out.len() - unsafe { varve_media_guarded_copy(out.as_mut_ptr(), from, out.len()) }
+    }
+
+    /// Loads a word with one access; `None` where its page is gone.
+    ///
+    /// # Safety
+    /// `from` must be aligned and lie in a mapping, whose pages need not be there; [`is_ready`] must have
+    /// said yes.
+    pub unsafe fn load_word(from: *const u32) -> Option<u32> {
+        // SAFETY: as the caller says; where there is no page the handler ends the load.
+        u32::try_from(unsafe { varve_media_guarded_load(from) }).ok()
+    }
+
+    /// Stores a word with one access; nothing where its page is gone.
+    ///
+    /// # Safety
+    /// As for [`load_word`]; nothing of Rust's may refer to the word.
+    pub unsafe fn store_word(to: *mut u32, word: u32) {
+        // SAFETY: as the caller says; where there is no page the handler ends the store.
+        unsafe { varve_media_guarded_store(to, word) };
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{copy, is_ready};
+pub(super) use x86::copy;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{is_ready, load_word, store_word};
 
 #[cfg(not(target_arch = "x86_64"))]
 mod none {
@@ -114,7 +191,27 @@ mod none {
     pub const unsafe fn copy(_: *const u8, _: &mut [u8]) -> usize {
         0
     }
+
+    /// Loads a word with one access.
+    ///
+    /// # Safety
+    /// `from` must be aligned and lie in a mapping, whose pages are there.
+    pub unsafe fn load_word(from: *const u32) -> Option<u32> {
+        // SAFETY: as the caller says.
+        Some(unsafe { from.read_volatile() })
+    }
+
+    /// Stores a word with one access.
+    ///
+    /// # Safety
+    /// As for [`load_word`]; nothing of Rust's may refer to the word.
+    pub unsafe fn store_word(to: *mut u32, word: u32) {
+        // SAFETY: as the caller says.
+        unsafe { to.write_volatile(word) };
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) use none::{copy, is_ready};
+pub(super) use none::copy;
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use none::{is_ready, load_word, store_word};

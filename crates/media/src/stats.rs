@@ -1,5 +1,6 @@
-//! What has gone wrong with a medium since it was opened: errors, want of space, slow transfers, and damage that others found on it. Counts
-//! and remembers the last of each; decides nothing. Wrappers count what passes through them.
+//! What has gone wrong with a medium since it was opened: errors, want of space, slow transfers, and damage
+//! that others found on it. Counts and remembers the last of each; decides nothing. Wrappers count what
+//! passes through them.
 
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
@@ -11,14 +12,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::error::MediaError;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
 
-/// A transfer that takes so long counts as slow, unless [`Watch::set_slow`] says otherwise.
+/// A transfer that takes so long counts as slow, unless [`MediaStats::set_slow`] says otherwise.
 pub const SLOW: Duration = Duration::from_secs(1);
 /// The same damage found again within so long counts once: who tries again and again does not make it more.
 const SAME: Duration = Duration::from_secs(1);
 
 /// What kind of trouble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TroubleKind {
+pub enum MediaFaultKind {
     /// A read failed.
     Read,
     /// A write, a flush or a sync failed.
@@ -33,9 +34,9 @@ pub enum TroubleKind {
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trouble {
+pub struct MediaFault {
     /// Kind.
-    pub kind: TroubleKind,
+    pub kind: MediaFaultKind,
     /// What happened, for a person.
     pub text: String,
     /// Where on the medium, such as `bytes 4096..+4096`; empty: all of it, or not known.
@@ -49,7 +50,8 @@ pub struct Trouble {
 pub struct Tally {
     /// Reads that failed.
     pub read_errors: u64,
-    /// Writes, flushes and syncs that failed. What a device refuses because it has failed before is not counted again.
+    /// Writes, flushes and syncs that failed. What a device refuses because it has failed before is not
+    /// counted again.
     pub write_errors: u64,
     /// Damage that was met.
     pub checksum_errors: u64,
@@ -60,9 +62,9 @@ pub struct Tally {
     /// The longest transfer. The clock has steps of some milliseconds.
     pub longest: Duration,
     /// The last error, of whatever kind but `Slow`.
-    pub last: Option<Trouble>,
+    pub last: Option<MediaFault>,
     /// The last slow transfer.
-    pub last_slow: Option<Trouble>,
+    pub last_slow: Option<MediaFault>,
 }
 
 impl Tally {
@@ -75,14 +77,14 @@ impl Tally {
 
 /// Counters of one medium. Share it in an `Arc`.
 #[derive(Debug)]
-pub struct Watch {
+pub struct MediaStats {
     /// [`Tally::longest`], in milliseconds; above it nothing needs the lock.
     longest_ms: AtomicU64,
     slow_ms: AtomicU64,
     tally: Mutex<Tally>,
 }
 
-impl Default for Watch {
+impl Default for MediaStats {
     fn default() -> Self {
         Self {
             longest_ms: AtomicU64::new(0),
@@ -92,7 +94,8 @@ impl Default for Watch {
     }
 }
 
-/// A clock that costs some nanoseconds and has steps of some milliseconds: of a transfer only slowness is of interest.
+/// A clock that costs some nanoseconds and has steps of some milliseconds: of a transfer only slowness is of
+/// interest.
 fn coarse_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
@@ -115,7 +118,7 @@ fn place_of(error: &MediaError) -> String {
     }
 }
 
-impl Watch {
+impl MediaStats {
     /// From when on a transfer counts as slow.
     pub fn set_slow(&self, from: Duration) {
         self.slow_ms.store(from.as_millis() as u64, Ordering::Relaxed);
@@ -127,11 +130,12 @@ impl Watch {
         self.tally.lock().clone()
     }
 
-    /// Something that is not a transfer of this process' own went wrong: damage that was met, or a client's trouble.
-    pub fn note(&self, kind: TroubleKind, place: String, text: String) {
+    /// Something that is not a transfer of this process' own went wrong: damage that was met, or a client's
+    /// trouble.
+    pub fn note(&self, kind: MediaFaultKind, place: String, text: String) {
         let time_ns = now_ns();
         let mut tally = self.tally.lock();
-        let same = kind == TroubleKind::Checksum
+        let same = kind == MediaFaultKind::Checksum
             && tally.last.as_ref().is_some_and(|last| {
                 let age_ns = time_ns.saturating_sub(last.time_ns);
                 last.text == text && age_ns >= 0 && (age_ns as u128) < SAME.as_nanos()
@@ -140,33 +144,37 @@ impl Watch {
             return;
         }
         match kind {
-            TroubleKind::Read => tally.read_errors += 1,
-            TroubleKind::Write => tally.write_errors += 1,
-            TroubleKind::Checksum => tally.checksum_errors += 1,
-            TroubleKind::NoSpace => tally.no_space += 1,
-            TroubleKind::Slow => tally.slow += 1,
+            MediaFaultKind::Read => tally.read_errors += 1,
+            MediaFaultKind::Write => tally.write_errors += 1,
+            MediaFaultKind::Checksum => tally.checksum_errors += 1,
+            MediaFaultKind::NoSpace => tally.no_space += 1,
+            MediaFaultKind::Slow => tally.slow += 1,
         }
-        let trouble = Some(Trouble {
+        let trouble = Some(MediaFault {
             kind,
             text,
             place,
             time_ns,
         });
-        if kind == TroubleKind::Slow {
+        if kind == MediaFaultKind::Slow {
             tally.last_slow = trouble;
         } else {
             tally.last = trouble;
         }
     }
 
-    /// An error of this medium, met by a transfer that was to read (or to write). What the caller did wrong is not the medium's fault.
+    /// An error of this medium, met by a transfer that was to read (or to write). What the caller did wrong
+    /// is not the medium's fault.
     pub fn note_error(&self, error: &MediaError, reading: bool) {
         let kind = match error {
-            MediaError::NoSpace { .. } => TroubleKind::NoSpace,
-            MediaError::Io { .. } | MediaError::Setup { .. } | MediaError::Unfit { .. } if reading => {
-                TroubleKind::Read
-            }
-            MediaError::Io { .. } | MediaError::Setup { .. } | MediaError::Unfit { .. } => TroubleKind::Write,
+            MediaError::NoSpace { .. } => MediaFaultKind::NoSpace,
+            MediaError::Io { .. }
+            | MediaError::Setup { .. }
+            | MediaError::Unfit { .. }
+            | MediaError::Refused { .. } => match reading {
+                true => MediaFaultKind::Read,
+                false => MediaFaultKind::Write,
+            },
             // That it has failed was counted when it did.
             MediaError::Failed { .. } => return,
             MediaError::OutOfRange { .. }
@@ -214,38 +222,38 @@ impl Watch {
             tally.longest = tally.longest.max(took);
         }
         if took_ms >= self.slow_ms.load(Ordering::Relaxed) {
-            self.note(TroubleKind::Slow, place, format!("{what} took {took_ms} ms"));
+            self.note(MediaFaultKind::Slow, place, format!("{what} took {took_ms} ms"));
         }
     }
 }
 
 /// A region whose transfers are counted.
-pub struct WatchedRegion {
+pub struct CountingRegion {
     inner: Arc<dyn Region>,
-    watch: Arc<Watch>,
+    stats: Arc<MediaStats>,
 }
 
-impl WatchedRegion {
-    /// `inner`, counted in `watch`.
+impl CountingRegion {
+    /// `inner`, counted in `stats`.
     #[must_use]
-    pub fn new(inner: Arc<dyn Region>, watch: Arc<Watch>) -> Self {
-        Self { inner, watch }
+    pub fn new(inner: Arc<dyn Region>, stats: Arc<MediaStats>) -> Self {
+        Self { inner, stats }
     }
 }
 
-impl Region for WatchedRegion {
+impl Region for CountingRegion {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.watch.over(true, "read", place, || self.inner.read(off, out))
+        self.stats.over(true, "read", place, || self.inner.read(off, out))
     }
 
     fn read_shared(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.watch
+        self.stats
             .over(true, "read", place, || self.inner.read_shared(off, out))
     }
 
@@ -255,13 +263,13 @@ impl Region for WatchedRegion {
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         let place = (off, src.len() as u64);
-        self.watch
+        self.stats
             .over(false, "write", place, || self.inner.write(off, src))
     }
 
     fn write_crc(&self, off: u64, src: &[u8], seed: u32) -> Result<u32, MediaError> {
         let place = (off, src.len() as u64);
-        self.watch
+        self.stats
             .over(false, "write", place, || self.inner.write_crc(off, src, seed))
     }
 
@@ -270,7 +278,7 @@ impl Region for WatchedRegion {
     }
 
     fn fence(&self) -> Result<(), MediaError> {
-        self.watch.over(false, "fence", (0, 0), || self.inner.fence())
+        self.stats.over(false, "fence", (0, 0), || self.inner.fence())
     }
 
     fn retire(&self) {
@@ -278,17 +286,17 @@ impl Region for WatchedRegion {
     }
 
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.watch
+        self.stats
             .over(false, "sync", (off, len), || self.inner.sync(off, len))
     }
 
     fn grow(&self, new_len: u64) -> Result<(), MediaError> {
-        self.watch
+        self.stats
             .over(false, "grow", (0, 0), || self.inner.grow(new_len))
     }
 
     fn allocate(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.watch
+        self.stats
             .over(false, "allocate", (off, len), || self.inner.allocate(off, len))
     }
 
@@ -310,41 +318,41 @@ impl Region for WatchedRegion {
 }
 
 /// A block device whose transfers are counted.
-pub struct WatchedDevice {
+pub struct CountingDevice {
     inner: Arc<dyn BlockDevice>,
-    watch: Arc<Watch>,
+    stats: Arc<MediaStats>,
 }
 
-impl WatchedDevice {
-    /// `inner`, counted in `watch`.
+impl CountingDevice {
+    /// `inner`, counted in `stats`.
     #[must_use]
-    pub fn new(inner: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
-        Self { inner, watch }
+    pub fn new(inner: Arc<dyn BlockDevice>, stats: Arc<MediaStats>) -> Self {
+        Self { inner, stats }
     }
 }
 
-impl BlockDevice for WatchedDevice {
+impl BlockDevice for CountingDevice {
     fn len_bytes(&self) -> u64 {
         self.inner.len_bytes()
     }
 
     fn read(&self, off: u64, out: &mut [u8]) -> Result<(), MediaError> {
         let place = (off, out.len() as u64);
-        self.watch.over(true, "read", place, || self.inner.read(off, out))
+        self.stats.over(true, "read", place, || self.inner.read(off, out))
     }
 
     fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         let place = (off, src.len() as u64);
-        self.watch
+        self.stats
             .over(false, "write", place, || self.inner.write(off, src))
     }
 
     fn flush(&self) -> Result<(), MediaError> {
-        self.watch.over(false, "flush", (0, 0), || self.inner.flush())
+        self.stats.over(false, "flush", (0, 0), || self.inner.flush())
     }
 
     fn trim(&self, off: u64, len: u64) -> Result<(), MediaError> {
-        self.watch
+        self.stats
             .over(false, "trim", (off, len), || self.inner.trim(off, len))
     }
 
@@ -352,7 +360,7 @@ impl BlockDevice for WatchedDevice {
         let place = parts
             .first()
             .map_or((0, 0), |(off, out)| (*off, out.len() as u64));
-        self.watch
+        self.stats
             .over(true, "read", place, || self.inner.read_batch(parts))
     }
 
@@ -360,7 +368,7 @@ impl BlockDevice for WatchedDevice {
         let place = parts
             .first()
             .map_or((0, 0), |(off, src)| (*off, src.len() as u64));
-        self.watch
+        self.stats
             .over(false, "write", place, || self.inner.write_batch(parts))
     }
 
@@ -380,73 +388,73 @@ impl BlockDevice for WatchedDevice {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{TroubleKind, Watch, WatchedDevice, WatchedRegion};
+    use super::{CountingDevice, CountingRegion, MediaFaultKind, MediaStats};
     use crate::faulty::{Fault, FaultOp, FaultRule, FaultScript, FaultyDevice, FaultyRegion};
     use crate::sim::{SimMedium, SimWorld};
     use crate::{BlockDevice, Region};
     use std::sync::Arc;
     use std::time::Duration;
 
-    fn disk() -> (WatchedDevice, FaultScript, Arc<Watch>) {
-        let (script, watch) = (FaultScript::new(), Arc::new(Watch::default()));
+    fn disk() -> (CountingDevice, FaultScript, Arc<MediaStats>) {
+        let (script, stats) = (FaultScript::new(), Arc::new(MediaStats::default()));
         let disk = SimWorld::new().add_block("disk", 1 << 20);
         let faulty = Arc::new(FaultyDevice::new(disk, script.clone()));
-        (WatchedDevice::new(faulty, Arc::clone(&watch)), script, watch)
+        (CountingDevice::new(faulty, Arc::clone(&stats)), script, stats)
     }
 
     #[test]
     fn errors_are_counted_by_kind_with_the_last_ones_place() {
-        let (disk, script, watch) = disk();
+        let (disk, script, stats) = disk();
         script.push(FaultRule::once(FaultOp::Read, Fault::Errno(libc::EIO)));
         assert!(disk.read(8192, &mut [0; 512]).is_err());
         script.push(FaultRule::once(FaultOp::Write, Fault::Full));
         assert!(disk.write(0, &[0; 4096]).is_err());
-        assert!(watch.tally().last.unwrap().text.contains("no space"));
+        assert!(stats.tally().last.unwrap().text.contains("no space"));
         script.push(FaultRule::once(FaultOp::Flush, Fault::Errno(libc::EIO)));
         assert!(disk.flush().is_err() && disk.flush().is_err(), "it has latched");
         // Neither the caller's own faults nor what a failed device refuses.
         assert!(disk.read(1 << 40, &mut [0]).is_err());
-        let tally = watch.tally();
+        let tally = stats.tally();
         let counts = (tally.read_errors, tally.write_errors, tally.no_space, tally.slow);
         assert_eq!(counts, (1, 1, 1, 0));
         let last = tally.last.unwrap();
-        assert_eq!((last.kind, &*last.place), (TroubleKind::Write, ""));
+        assert_eq!((last.kind, &*last.place), (MediaFaultKind::Write, ""));
         assert!(last.text.contains("flush") && last.time_ns > 0, "{last:?}");
     }
 
     #[test]
     fn slow_transfer_is_counted_from_the_mark_on_and_the_longest_always() {
-        let (disk, script, watch) = disk();
+        let (disk, script, stats) = disk();
         let slow = |ms| FaultRule::once(FaultOp::Read, Fault::Slow(Duration::from_millis(ms)));
         script.push(slow(60));
         disk.read(0, &mut [0; 512]).unwrap();
-        let tally = watch.tally();
+        let tally = stats.tally();
         assert!(tally.slow == 0 && tally.longest.as_millis() >= 40, "{tally:?}");
         assert!(tally.is_quiet());
-        watch.set_slow(Duration::from_millis(20));
+        stats.set_slow(Duration::from_millis(20));
         script.push(slow(50));
         disk.read(4096, &mut [0; 512]).unwrap();
-        let tally = watch.tally();
+        let tally = stats.tally();
         assert_eq!((tally.slow, tally.last.is_none()), (1, true));
         assert_eq!(tally.last_slow.unwrap().place, "bytes 4096..+512");
     }
 
     #[test]
     fn same_damage_met_at_once_again_counts_once() {
-        let watch = Watch::default();
+        let stats = MediaStats::default();
         for block in [7, 7, 8] {
             let text = format!("block {block}");
-            watch.note(TroubleKind::Checksum, text.clone(), text);
+            stats.note(MediaFaultKind::Checksum, text.clone(), text);
         }
-        assert_eq!(watch.tally().checksum_errors, 2);
+        assert_eq!(stats.tally().checksum_errors, 2);
     }
 
     #[test]
     fn watched_region_passes_everything_through() {
-        let (script, watch) = (FaultScript::new(), Arc::new(Watch::default()));
+        let (script, stats) = (FaultScript::new(), Arc::new(MediaStats::default()));
         let inner = SimWorld::new().add_region("nvm", SimMedium::File, 8192, 8192);
         let faulty = Arc::new(FaultyRegion::new(inner, script.clone()));
-        let region = WatchedRegion::new(faulty, Arc::clone(&watch));
+        let region = CountingRegion::new(faulty, Arc::clone(&stats));
         assert_eq!(
             region.write_crc(5, b"abc", 1).unwrap(),
             crc32c::crc32c_append(1, b"abc")
@@ -456,9 +464,9 @@ mod tests {
         let mut out = [0; 3];
         region.read(5, &mut out).unwrap();
         assert_eq!((&out, region.len_bytes()), (b"abc", 8192));
-        assert!(watch.tally().is_quiet());
+        assert!(stats.tally().is_quiet());
         script.push(FaultRule::once(FaultOp::Grow, Fault::Errno(libc::EIO)));
         assert!(region.allocate(0, 4096).is_err());
-        assert_eq!(watch.tally().write_errors, 1);
+        assert_eq!(stats.tally().write_errors, 1);
     }
 }

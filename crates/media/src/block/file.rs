@@ -1,23 +1,24 @@
-//! SSDs and HDDs: a file or a device, by io_uring and `O_DIRECT` where the host has them, else by `pread` and `pwrite`, else
-//! buffered. Short transfers are continued here; nobody above sees them.
+//! SSDs and HDDs: a file or a device, by io_uring and `O_DIRECT` where the host has them, else by `pread` and
+//! `pwrite`, else buffered. Short transfers are continued here; nobody above sees them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use io_uring::opcode;
 use rustix::fs::OFlags;
 
+use super::ring::{Kind, Plain, Request, Rings};
 use crate::DEVICE_BLOCK_BYTES;
-use crate::aligned::{ALIGN_BYTES, BufPool, is_aligned};
+use crate::aligned::{ALIGN_BYTES, AlignedBuf, BufPool, is_aligned};
 use crate::direct::read_full;
 use crate::error::{DeviceName, MediaError, check_blocks, check_range};
 use crate::host::punch_file;
 use crate::latch::Latch;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, MediumKind};
-use crate::uring::{Rings, Transfer};
 
 /// Transfers are cut in pieces of this size, which are in flight at once.
 const PIECE_BYTES: usize = 256 << 10;
@@ -49,9 +50,32 @@ pub struct FileDevice {
     len_bytes: u64,
     is_file: bool,
     direct: AtomicBool,
-    rings: Option<Rings>,
+    rings: Option<Rings<Plain>>,
     bounce: BufPool,
     latch: Latch,
+    /// Of a block device. A descriptor of its own, since rings keep the other one for a moment after a kill.
+    _claim: Option<File>,
+}
+
+/// Claims a block device, so that one which is mounted, or another pool's, is refused.
+fn claim(path: &Path, name: &DeviceName) -> Result<Option<File>, MediaError> {
+    if !std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device()) {
+        return Ok(None);
+    }
+    // Without O_CREAT this fails while somebody else has claimed it.
+    let claimed = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_EXCL)
+        .open(path);
+    claimed.map(Some).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => MediaError::Refused {
+            device: name.clone(),
+            why: "is in use: mounted, a part of something, or another pool's; `lsblk` and `lsof` may \
+                  say by whom"
+                .into(),
+        },
+        _ => MediaError::setup(name, "open it", &error),
+    })
 }
 
 impl FileDevice {
@@ -74,12 +98,14 @@ impl FileDevice {
         Self::open(path, options)
     }
 
-    /// Opens a file or device as long as it is (rounded down to whole blocks).
+    /// Opens a file or device as long as it is (rounded down to whole blocks). A block device is claimed:
+    /// nobody mounts it meanwhile.
     ///
     /// # Errors
-    /// `Setup`; `Unfit` if it is neither a file nor a block device.
+    /// `Setup`; `Refused` if a block device is in use; `Unfit` if it is neither a file nor a block device.
     pub fn open(path: &Path, options: BlockOptions) -> Result<Self, MediaError> {
         let name = DeviceName::from(path);
+        let claim = claim(path, &name)?;
         let open = |flags| {
             OpenOptions::new()
                 .read(true)
@@ -114,11 +140,12 @@ impl FileDevice {
             name,
             len_bytes: len / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES,
             is_file: kind.is_file(),
-            file,
             direct: AtomicBool::new(direct),
-            rings: if options.uring { Rings::probe() } else { None },
+            rings: rings_of(&file, &meta, options, direct),
+            file,
             bounce: BufPool::new(BOUNCE_BYTES),
             latch: Latch::default(),
+            _claim: claim,
         })
     }
 
@@ -150,40 +177,60 @@ impl FileDevice {
         }
     }
 
-    fn run(&self, transfers: &mut [Transfer<'_>]) -> io::Result<()> {
-        match &self.rings {
-            Some(rings) if transfers.len() > 1 => rings.run(self.file.as_raw_fd(), transfers),
-            // One transfer is one system call either way.
-            _ => transfers.iter_mut().try_for_each(|transfer| match transfer {
-                Transfer::Read { off, out } => read_full(&self.file, *off, out),
-                Transfer::Write { off, src } => self.file.write_all_at(src, *off),
-            }),
+    /// The rings, if these transfers are to go by them: a single one is one system call either way, unless
+    /// completions are polled.
+    fn rings_for(&self, transfers: usize) -> Option<&Rings<Plain>> {
+        let rings = self.rings.as_ref()?;
+        (transfers > 1 || rings.plan().polled).then_some(rings)
+    }
+
+    fn read_parts(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        match self.rings_for(parts.len()) {
+            Some(rings) => {
+                let mut requests: Vec<_> = parts
+                    .iter_mut()
+                    .map(|(off, out)| Request::read(*off, out))
+                    .collect();
+                rings.run(&mut requests)
+            }
+            None => parts
+                .iter_mut()
+                .try_for_each(|(off, out)| read_full(&self.file, *off, out)),
+        }
+    }
+
+    fn write_parts(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
+        match self.rings_for(parts.len()) {
+            Some(rings) => {
+                let mut requests: Vec<_> = parts
+                    .iter()
+                    .map(|(off, src)| Request::write(*off, src, Kind::Write))
+                    .collect();
+                rings.run(&mut requests)
+            }
+            None => parts
+                .iter()
+                .try_for_each(|(off, src)| self.file.write_all_at(src, *off)),
         }
     }
 
     fn read_aligned(&self, off: u64, out: &mut [u8]) -> io::Result<()> {
         self.or_buffered(|| {
             let pieces = out.chunks_mut(PIECE_BYTES).enumerate();
-            let mut transfers: Vec<_> = pieces
-                .map(|(piece, out)| Transfer::Read {
-                    off: off + (piece * PIECE_BYTES) as u64,
-                    out,
-                })
+            let mut parts: Vec<_> = pieces
+                .map(|(piece, out)| (off + (piece * PIECE_BYTES) as u64, out))
                 .collect();
-            self.run(&mut transfers)
+            self.read_parts(&mut parts)
         })
     }
 
     fn write_aligned(&self, off: u64, src: &[u8]) -> io::Result<()> {
         self.or_buffered(|| {
             let pieces = src.chunks(PIECE_BYTES).enumerate();
-            let mut transfers: Vec<_> = pieces
-                .map(|(piece, src)| Transfer::Write {
-                    off: off + (piece * PIECE_BYTES) as u64,
-                    src,
-                })
+            let parts: Vec<_> = pieces
+                .map(|(piece, src)| (off + (piece * PIECE_BYTES) as u64, src))
                 .collect();
-            self.run(&mut transfers)
+            self.write_parts(&parts)
         })
     }
 
@@ -230,6 +277,40 @@ impl FileDevice {
     }
 }
 
+/// The rings for a file, if the host gives them.
+fn rings_of(file: &File, meta: &Metadata, options: BlockOptions, direct: bool) -> Option<Rings<Plain>> {
+    if !options.uring {
+        return None;
+    }
+    let codes = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+    ];
+    // Only direct transfers can be polled for, and only where the driver has queues for it.
+    let polled = direct && meta.file_type().is_block_device() && has_poll_queues(meta.rdev());
+    let probe = |polled| Rings::probe(file.as_raw_fd(), polled, Plain, &codes).ok();
+    if polled && let Some(rings) = probe(true) {
+        // Whether it really polls shows with a read.
+        let mut buf = AlignedBuf::new(ALIGN_BYTES);
+        if rings.run(&mut [Request::read(0, buf.bytes_mut())]).is_ok() {
+            return Some(rings);
+        }
+    }
+    probe(false)
+}
+
+/// Whether a block device's driver has queues for polling (`nvme.poll_queues`).
+fn has_poll_queues(device: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let dir = format!("/sys/dev/block/{major}:{minor}");
+    // A partition has none of its own.
+    ["queue/io_poll", "../queue/io_poll"]
+        .iter()
+        .any(|file| std::fs::read_to_string(format!("{dir}/{file}")).is_ok_and(|text| text.trim() == "1"))
+}
+
 impl BlockDevice for FileDevice {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
@@ -259,7 +340,8 @@ impl BlockDevice for FileDevice {
         if len == 0 {
             return Ok(());
         }
-        // On a block device, the kernel turns PUNCH_HOLE into a discard that reads as zeros, if the device can.
+        // On a block device, the kernel turns PUNCH_HOLE into a discard that reads as zeros, if the device
+        // can.
         let done = punch_file(&self.file, off, len);
         done.map(|_| ())
             .map_err(|e| self.io_error("trim", off, len as usize, &e))
@@ -275,13 +357,7 @@ impl BlockDevice for FileDevice {
             check_range(&self.name, *off, out.len() as u64, self.len_bytes)?;
         }
         let first = parts.first().map_or((0, 0), |(off, out)| (*off, out.len()));
-        let done = self.or_buffered(|| {
-            let mut all: Vec<_> = parts
-                .iter_mut()
-                .map(|(off, out)| Transfer::Read { off: *off, out })
-                .collect();
-            self.run(&mut all)
-        });
+        let done = self.or_buffered(|| self.read_parts(parts));
         done.map_err(|e| self.io_error("read of a batch", first.0, first.1, &e))
     }
 
@@ -294,13 +370,7 @@ impl BlockDevice for FileDevice {
             self.check_write(*off, src.len() as u64)?;
         }
         let first = parts.first().map_or((0, 0), |(off, src)| (*off, src.len()));
-        let done = self.or_buffered(|| {
-            let mut all: Vec<_> = parts
-                .iter()
-                .map(|(off, src)| Transfer::Write { off: *off, src })
-                .collect();
-            self.run(&mut all)
-        });
+        let done = self.or_buffered(|| self.write_parts(parts));
         done.map_err(|e| {
             self.latch
                 .note(self.io_error("write of a batch", first.0, first.1, &e))
@@ -316,10 +386,9 @@ impl BlockDevice for FileDevice {
     }
 
     fn info(&self) -> DeviceInfo {
-        let engine = if self.uses_uring() {
-            "io_uring"
-        } else {
-            "pread/pwrite"
+        let engine = match &self.rings {
+            Some(rings) => format!("io_uring ({})", rings.plan()),
+            None => "pread/pwrite".to_owned(),
         };
         let cache = if self.uses_direct() {
             "O_DIRECT"
@@ -416,6 +485,39 @@ mod tests {
             .collect();
         device.read_batch(&mut wanted).unwrap();
         assert!(source.bytes() == target.bytes());
+    }
+
+    #[test]
+    fn file_is_open_no_more_when_its_device_is_gone_whichever_threads_used_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        std::fs::copy("/bin/true", &path).unwrap();
+        let device = FileDevice::open(&path, BlockOptions::default()).unwrap();
+        let read = || {
+            let mut bufs = [AlignedBuf::new(4096), AlignedBuf::new(4096)];
+            let [one, other] = &mut bufs;
+            device
+                .read_batch(&mut [(0, one.bytes_mut()), (4096, other.bytes_mut())])
+                .unwrap();
+        };
+        read();
+        std::thread::scope(|scope| {
+            scope.spawn(read);
+        });
+        // A file that is open for writing cannot be run.
+        let busy = || {
+            let run = std::process::Command::new(&path).status();
+            run.is_err_and(|error| error.raw_os_error() == Some(libc::ETXTBSY))
+        };
+        assert!(busy());
+        drop(device);
+        // The kernel takes rings down by itself, and a child that another test starts may have the file a
+        // moment.
+        let begun = std::time::Instant::now();
+        while busy() {
+            assert!(begun.elapsed().as_secs() < 20, "still open");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! Anonymous memory that a device is told of. Reached by raw copies only, since the device may write it at
+//! any time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Bytes of a huge page.
+pub(super) const HUGE_BYTES: usize = 2 << 20;
+
+/// A mapping of zeros, present in memory, not shared with children.
+pub(super) struct Pages {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping lives as long as the value; it is reached by raw copies and atomic loads only. Two
+// threads that copy to the same place get some mixture of both, as with the device itself, which writes it
+// too.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps `len` bytes, whole pages of the kind.
+    pub(super) fn new(len: usize, huge: bool) -> io::Result<Self> {
+        let huge = if huge { libc::MAP_HUGETLB } else { 0 };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE | huge,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let pages = Self { base, len };
+        // A child must not make this process' page the copy: the device goes on with the one that it was told
+        // of. SAFETY: exactly the range of this mapping.
+        if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Populated, and written: a page of zeros that is only read may be everybody's.
+        // SAFETY: within the mapping, which nobody else knows yet.
+        unsafe { std::ptr::write_bytes(base.as_ptr(), 0, len) };
+        Ok(pages)
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) const fn address(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    fn check(&self, off: usize, len: usize) {
+        let end = off.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "bytes {off}..+{len} of {}",
+            self.len
+        );
+    }
+
+    pub(super) fn read(&self, off: usize, out: &mut [u8]) {
+        self.check(off, out.len());
+        // SAFETY: the source lies within the mapping, checked above, and no reference into it is ever made,
+        // so `out` is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr().add(off), out.as_mut_ptr(), out.len()) };
+    }
+
+    pub(super) fn write(&self, off: usize, src: &[u8]) {
+        self.check(off, src.len());
+        // SAFETY: as in `read`, the other way round.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), self.base.as_ptr().add(off), src.len()) };
+    }
+
+    /// Loads a word; what the device wrote before it is seen by later reads.
+    pub(super) fn load(&self, off: usize) -> u32 {
+        self.check(off, 4);
+        assert!(off.is_multiple_of(4));
+        // SAFETY: within the mapping and aligned, both checked; an atomic may be changed by others while it
+        // is referred to.
+        let word = unsafe { &*self.base.as_ptr().add(off).cast::<AtomicU32>() };
+        u32::from_le(word.load(Ordering::Acquire))
+    }
+
+    /// The physical address of each huge page.
+    pub(super) fn physical(&self) -> io::Result<Vec<u64>> {
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let address = |huge: usize| -> io::Result<u64> {
+            let page = (self.base.as_ptr() as usize + huge * HUGE_BYTES) / 4096;
+            let mut entry = [0; 8];
+            pagemap.read_exact_at(&mut entry, page as u64 * 8)?;
+            let entry = u64::from_ne_bytes(entry);
+            let number = entry & ((1 << 55) - 1);
+            // Not present, or hidden from who may not see it.
+            if entry >> 63 == 0 || number == 0 {
+                return Err(io::Error::from_raw_os_error(libc::EPERM));
+            }
+            Ok(number * 4096)
+        };
+        (0..self.len / HUGE_BYTES).map(address).collect()
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping of this value. The device was kept from it before (`Bus::stop_dma`).
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::Pages;
+
+    #[test]
+    fn pages_hold_what_is_copied_to_them() {
+        let pages = Pages::new(8192, false).unwrap();
+        pages.write(4094, &[1, 2, 3, 4, 5, 6]);
+        let mut back = [9; 8];
+        pages.read(4093, &mut back);
+        assert_eq!(back, [0, 1, 2, 3, 4, 5, 6, 0]);
+        assert_eq!(pages.load(4096), u32::from_le_bytes([3, 4, 5, 6]));
+        assert_eq!(pages.len(), 8192);
+    }
+
+    #[test]
+    #[should_panic(expected = "of 4096")]
+    fn pages_refuse_what_passes_their_end() {
+        Pages::new(4096, false).unwrap().write(4095, &[1, 2]);
+    }
+}

@@ -1,0 +1,311 @@
+//! How a person names a block device and the way to it. The one place that reads such names; text and values,
+//! touches no device.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Schemes that are read, for messages.
+const SCHEMES: &str = "uring:PATH, ng:/dev/ngXnY, nvme:DDDD:BB:DD.F[/NSID]";
+
+/// A function of a PCI device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// Domain (segment), up to 32 bits where controllers lie behind VMD.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device, 0 to 31.
+    pub device: u8,
+    /// Function, 0 to 7.
+    pub function: u8,
+}
+
+impl PciAddress {
+    /// Reads `DDDD:BB:DD.F`, or `BB:DD.F` for domain 0; hexadecimal digits as `lspci` prints them.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (rest, function) = text.rsplit_once('.')?;
+        let mut parts = rest.rsplit(':');
+        let (device, bus) = (parts.next()?, parts.next()?);
+        let domain = parts.next().unwrap_or("0");
+        if parts.next().is_some() {
+            return None;
+        }
+        let hex = |text: &str, digits_max: usize| {
+            let plain = !text.is_empty() && text.len() <= digits_max;
+            let plain = plain && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            plain.then(|| u32::from_str_radix(text, 16).ok()).flatten()
+        };
+        let address = Self {
+            domain: hex(domain, 8)?,
+            bus: hex(bus, 2)? as u8,
+            device: hex(device, 2)? as u8,
+            function: hex(function, 1)? as u8,
+        };
+        (address.device < 32 && address.function < 8).then_some(address)
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
+    }
+}
+
+/// A namespace of an NVMe controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NvmeAddress {
+    /// The controller.
+    pub pci: PciAddress,
+    /// The namespace; 1 unless said.
+    pub nsid: u32,
+}
+
+impl fmt::Display for NvmeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.nsid {
+            1 => write!(f, "nvme:{}", self.pci),
+            nsid => write!(f, "nvme:{}/{nsid}", self.pci),
+        }
+    }
+}
+
+/// A device and the way to it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum DeviceSpec {
+    /// A file or block device by whatever way is best here.
+    Path(PathBuf),
+    /// A file or block device by io_uring (by `pread` and `pwrite` where the host has none).
+    Uring(PathBuf),
+    /// A whole NVMe namespace by its character device, past the kernel's block layer.
+    Ng(PathBuf),
+    /// An NVMe controller taken from the kernel and driven by this process.
+    Nvme(NvmeAddress),
+}
+
+/// What is wrong with a name. Each text says what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// No such way.
+    #[error(
+        "`{scheme}:` is no way to a device; write one of {SCHEMES}, or a path (`./{scheme}:…` for a file of \
+         that name)"
+    )]
+    Scheme {
+        /// What stood before the colon.
+        scheme: String,
+    },
+    /// SPDK is not built in.
+    #[error(
+        "`spdk:` is not supported yet; `nvme:DDDD:BB:DD.F` drives an NVMe controller from this process and \
+         needs nothing installed"
+    )]
+    Spdk,
+    /// Nothing, or no absolute path, after the scheme.
+    #[error("`{text}`: {scheme}: wants a path, for example {example}")]
+    Path {
+        /// The scheme.
+        scheme: &'static str,
+        /// What was given.
+        text: String,
+        /// What would be right.
+        example: &'static str,
+    },
+    /// A block device where a character device belongs.
+    #[error(
+        "`{text}`: ng: wants the character device of a whole namespace; for this one write ng:{character}"
+    )]
+    BlockNode {
+        /// What was given.
+        text: String,
+        /// Its character device.
+        character: String,
+    },
+    /// No PCI address.
+    #[error(
+        "`{text}`: nvme: wants the controller's PCI address, for example nvme:0000:00:04.0 or \
+         nvme:0000:00:04.0/2 for its namespace 2; \
+         `lspci -D -d ::0108` lists controllers"
+    )]
+    Pci {
+        /// What was given.
+        text: String,
+    },
+    /// The namespace is no number from 1 on.
+    #[error("`{text}`: a namespace is a number from 1 to 4294967294; `nvme list` shows them")]
+    Namespace {
+        /// What was given.
+        text: String,
+    },
+}
+
+impl DeviceSpec {
+    /// Reads a name. `None`: it is neither a path nor has it a scheme (a size, perhaps).
+    ///
+    /// # Errors
+    /// It is meant to be a device, but is not right.
+    pub fn parse(text: &str) -> Result<Option<Self>, SpecError> {
+        let text = text.trim();
+        let Some((scheme, rest)) = scheme_of(text) else {
+            return Ok(text.contains('/').then(|| Self::Path(text.into())));
+        };
+        match scheme {
+            "uring" => match rest {
+                "" => Err(SpecError::Path {
+                    scheme: "uring",
+                    text: text.into(),
+                    example: "uring:/dev/sdb",
+                }),
+                path => Ok(Some(Self::Uring(path.into()))),
+            },
+            "ng" => Self::parse_ng(text, rest).map(Some),
+            "nvme" => Self::parse_nvme(text, rest).map(Some),
+            "spdk" => Err(SpecError::Spdk),
+            other => Err(SpecError::Scheme { scheme: other.into() }),
+        }
+    }
+
+    fn parse_ng(text: &str, rest: &str) -> Result<Self, SpecError> {
+        if !rest.starts_with('/') {
+            return Err(SpecError::Path {
+                scheme: "ng",
+                text: text.into(),
+                example: "ng:/dev/ng0n1",
+            });
+        }
+        // `/dev/nvme0n1` is what everybody knows; `/dev/ng0n1` is its sibling.
+        let path = Path::new(rest);
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        match name.strip_prefix("nvme") {
+            Some(number) => {
+                let whole = number.split('p').next().unwrap_or(number);
+                Err(SpecError::BlockNode {
+                    text: text.into(),
+                    character: path.with_file_name(format!("ng{whole}")).display().to_string(),
+                })
+            }
+            None => Ok(Self::Ng(path.into())),
+        }
+    }
+
+    fn parse_nvme(text: &str, rest: &str) -> Result<Self, SpecError> {
+        let (address, nsid) = match rest.split_once('/') {
+            Some((address, nsid)) => (address, Some(nsid)),
+            None => (rest, None),
+        };
+        let pci = PciAddress::parse(address).ok_or_else(|| SpecError::Pci { text: text.into() })?;
+        let nsid = match nsid {
+            None => 1,
+            // 0 and all ones have other meanings in the protocol.
+            Some(nsid) => match nsid.parse() {
+                Ok(nsid) if (1..u32::MAX).contains(&nsid) => nsid,
+                _ => return Err(SpecError::Namespace { text: text.into() }),
+            },
+        };
+        Ok(Self::Nvme(NvmeAddress { pci, nsid }))
+    }
+
+    /// The file or node that is opened; `None` for a device that has none.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Path(path) | Self::Uring(path) | Self::Ng(path) => Some(path),
+            Self::Nvme(_) => None,
+        }
+    }
+
+    /// The same device, a relative path taken from `dir` on.
+    #[must_use]
+    pub fn relative_to(&self, dir: &Path) -> Self {
+        match self {
+            Self::Path(path) => Self::Path(dir.join(path)),
+            Self::Uring(path) => Self::Uring(dir.join(path)),
+            Self::Ng(_) | Self::Nvme(_) => self.clone(),
+        }
+    }
+}
+
+/// The letters before the first colon, if they could name a way.
+fn scheme_of(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once(':')?;
+    let named = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_lowercase());
+    named.then_some((scheme, rest))
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Uring(path) => write!(f, "uring:{}", path.display()),
+            Self::Ng(path) => write!(f, "ng:{}", path.display()),
+            Self::Nvme(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{DeviceSpec, PciAddress};
+    use std::path::Path;
+
+    #[test]
+    fn spec_is_read_and_written_the_same_way() {
+        for text in [
+            "/dev/sdb",
+            "./disk:1/image",
+            "uring:/dev/nvme0n1p3",
+            "uring:relative",
+            "ng:/dev/ng0n1",
+            "nvme:0000:00:04.0",
+            "nvme:10000:e1:1f.7/3",
+        ] {
+            let spec = DeviceSpec::parse(text).unwrap().unwrap();
+            assert_eq!(spec.to_string(), text);
+        }
+        let short = DeviceSpec::parse(" nvme:00:04.0/1 ").unwrap().unwrap();
+        assert_eq!(short.to_string(), "nvme:0000:00:04.0");
+        for size in ["16G", "0", "none", "shm"] {
+            assert_eq!(DeviceSpec::parse(size), Ok(None));
+        }
+    }
+
+    #[test]
+    fn spec_that_is_wrong_is_refused_with_what_would_be_right() {
+        for (text, said) in [
+            ("spdk:0000:00:04.0", "nvme:DDDD"),
+            ("file:/x", "`file:` is no way"),
+            ("uring:", "uring:/dev/sdb"),
+            ("ng:ng0n1", "ng:/dev/ng0n1"),
+            ("ng:/dev/nvme3n2p1", "write ng:/dev/ng3n2"),
+            ("nvme:/dev/nvme0n1", "lspci -D"),
+            ("nvme:0000:00:20.0", "lspci -D"),
+            ("nvme:0000:00:04.8", "lspci -D"),
+            ("nvme:0:0:0:04.0", "lspci -D"),
+            ("nvme:+1:04.0", "lspci -D"),
+            ("nvme:0000:00:04.0/0", "from 1"),
+            ("nvme:0000:00:04.0/4294967295", "from 1"),
+            ("nvme:0000:00:04.0/one", "from 1"),
+        ] {
+            let error = DeviceSpec::parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        assert_eq!(PciAddress::parse(""), None);
+    }
+
+    #[test]
+    fn spec_resolves_only_paths_against_the_pool() {
+        let dir = Path::new("/pool");
+        let of = |text: &str| DeviceSpec::parse(text).unwrap().unwrap().relative_to(dir);
+        assert_eq!(of("./ssd").path(), Some(Path::new("/pool/./ssd")));
+        assert_eq!(of("uring:ssd").to_string(), "uring:/pool/ssd");
+        assert_eq!(of("nvme:00:04.0").path(), None);
+    }
+}

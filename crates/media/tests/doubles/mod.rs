@@ -1,0 +1,3 @@
+//! Test doubles of hardware that several test programs share.
+
+pub mod nvme;
