@@ -1,4 +1,5 @@
-//! `cargo xtask install`: builds the release and puts program, library, header and pkg-config file under a prefix.
+//! `cargo xtask install`: builds the release and puts program, library, header and pkg-config file under a
+//! prefix.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +9,13 @@ const SONAME: &str = "libvarve.so.0";
 
 /// Where to.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct InstallOptions {
     prefix: PathBuf,
     /// Put before every path when files are copied, and in none of them (packagers' DESTDIR).
     destdir: PathBuf,
 }
 
-impl Options {
+impl InstallOptions {
     /// Reads the arguments.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options = Self {
@@ -53,7 +54,7 @@ fn pkg_config(template: &str, prefix: &Path) -> String {
 }
 
 /// Builds and copies; says what went where.
-pub fn run(options: &Options) -> Result<(), String> {
+pub fn run(options: &InstallOptions) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
@@ -71,7 +72,7 @@ pub fn run(options: &Options) -> Result<(), String> {
 }
 
 /// Puts a library that is built under the prefix, with its links, the header and the pkg-config file.
-pub fn library(options: &Options, built: &Path) -> Result<(), String> {
+pub fn library(options: &InstallOptions, built: &Path) -> Result<(), String> {
     let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
     let template = capi.join("varve.pc.in");
     let template =
@@ -117,11 +118,11 @@ fn link(target: &str, to: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Options, SONAME, link, pkg_config};
+    use super::{InstallOptions, SONAME, link, pkg_config};
     use std::path::Path;
 
-    fn parse(words: &[&str]) -> Result<Options, String> {
-        Options::parse(words.iter().map(|word| (*word).to_owned()))
+    fn parse(words: &[&str]) -> Result<InstallOptions, String> {
+        InstallOptions::parse(words.iter().map(|word| (*word).to_owned()))
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The soak: suites, rounds, progress and the summary. Knows how a suite is started and how a seed is given to it; not what it tests.
+//! The soak: suites, rounds, progress and the summary. Knows how a suite is started and how a seed is given
+//! to it; not what it tests.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -51,9 +52,9 @@ const SUITES: &[Suite] = &[
                 "--features",
                 "varve-libfs/shuttle,varve-ipc/shuttle,varve-kernelfs/shuttle",
                 "--lib",
-                "driven",
+                "interleavings",
             ],
-            "crates/libfs/src/lease/driven.rs",
+            "crates/libfs/src/lease/interleavings.rs",
         )
     },
     Suite {
@@ -243,7 +244,7 @@ const SUITES: &[Suite] = &[
 const LONGEST: Duration = Duration::from_secs(90 * 60);
 
 /// What was asked for.
-pub struct Options {
+pub struct SoakOptions {
     hours: f64,
     seed: u64,
     only: Vec<String>,
@@ -251,7 +252,7 @@ pub struct Options {
     debug: bool,
 }
 
-impl Options {
+impl SoakOptions {
     /// Reads the arguments after `soak`.
     ///
     /// # Errors
@@ -438,7 +439,7 @@ fn run_suite(turn: &Turn<'_>, log: &Path, count: &mut Count) -> Result<(), Strin
 }
 
 /// Runs rounds until the time is over or a suite fails.
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &SoakOptions) -> ExitCode {
     let wanted: Vec<_> = SUITES
         .iter()
         .filter(|suite| options.only.is_empty() || options.only.iter().any(|name| name == suite.name))
@@ -520,11 +521,11 @@ pub fn run(options: &Options) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::{Count, Options, SUITES, Turn, command, count_output, descendants, number_before};
+    use super::{Count, SUITES, SoakOptions, Turn, command, count_output, descendants, number_before};
     use std::path::Path;
 
-    fn parse(line: &str) -> Result<Options, String> {
-        Options::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<SoakOptions, String> {
+        SoakOptions::parse(line.split_whitespace().map(str::to_owned))
     }
 
     #[test]
