@@ -1,7 +1,7 @@
 //! Tells `src/run.rs` where cargo puts the preload library: beside the other dependencies of this build.
 //!
-//! `crates/preload` is a dependency with the crate types `cdylib` and `rlib`, so cargo has linked the library before it compiles the
-//! binary. `cargo check` links nothing; an empty file stands in for it then.
+//! `crates/preload` is a dependency with the crate types `cdylib` and `rlib`, so cargo has linked the library
+//! before it compiles the binary. `cargo check` links nothing; an empty file stands in for it then.
 
 use std::path::PathBuf;
 

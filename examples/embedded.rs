@@ -1,11 +1,13 @@
-//! A pool served by this program itself: no daemon, no mount, and yet every call is durable against its death.
+//! A pool served by this program itself: no daemon, no mount, and yet every call is durable against its
+//! death.
 //!
-//! `cargo run --example embedded -- /tmp/pool` makes a small pool there, or goes on with the one that is there.
+//! `cargo run --example embedded -- /tmp/pool` makes a small pool there, or goes on with the one that is
+//! there.
 
 use std::path::Path;
 use varve_embed::PoolHere;
 use varve_ipc::Cred;
-use varve_kernelfs::host::PoolSpec;
+use varve_kernelfs::pool::PoolSpec;
 use varve_libfs::{Errno, Posix};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,5 @@
-//! A session of a running daemon: the pool's files from within this program, beside its mount and other programs.
+//! A session of a running daemon: the pool's files from within this program, beside its mount and other
+//! programs.
 //!
 //! `varve up ./pool` in one terminal, `cargo run --example session -- ./pool` in another.
 
@@ -36,7 +37,8 @@ pub fn run(pool: &Path) -> Result<(), Box<dyn std::error::Error>> {
     journal.read_at(offset, &mut back)?;
     assert_eq!(back, b"an entry\n");
 
-    // Three files at once: `config` is replaced, `config.old` keeps what it was, `journal` says so. All of it, or nothing.
+    // Three files at once: `config` is replaced, `config.old` keeps what it was, `journal` says so. All of
+    // it, or nothing.
     let mut change = fs.transaction(&me);
     let new = change.create(dir.key, b"config.new", 0o644)?;
     change.write_at(

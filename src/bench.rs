@@ -1,4 +1,5 @@
-//! `varve bench`: one thread, small calls, LibFS beside the host's file system. A first impression; `cargo bench` is the measurement.
+//! `varve bench`: one thread, small calls, LibFS beside the host's file system. A first impression; `cargo
+//! bench` is the measurement.
 
 use crate::cli::BenchArgs;
 use crate::out;
@@ -51,7 +52,7 @@ impl Drop for Scratch {
 /// `varve bench`.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     if !(1..=16_384).contains(&args.mib) {
-        bail!(crate::pool::Usage(format!(
+        bail!(crate::exit::Usage(format!(
             "--mib {} is out of bounds: 1 to 16384",
             args.mib
         )));

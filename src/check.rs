@@ -1,7 +1,8 @@
-//! `varve fsck` and `varve scrub`: asks the daemon, or opens a stopped pool, which only `fsck --repair` changes.
+//! `varve fsck` and `varve scrub`: asks the daemon, or opens a stopped pool, which only `fsck --repair`
+//! changes.
 
-use crate::DAMAGED;
 use crate::cli::{FsckArgs, PoolJsonArgs};
+use crate::exit::{DAMAGED, message};
 use crate::out::{self, Progress};
 use crate::pool::Pool;
 use anyhow::{Context, bail};
@@ -9,7 +10,7 @@ use serde_json::json;
 use std::process::ExitCode;
 use varve_format::superblock::SuperblockError;
 use varve_ipc::Admin;
-use varve_kernelfs::host::{CheckItem, CheckReport, describe, describe_loss, explain};
+use varve_kernelfs::pool::{CheckItem, CheckReport, describe, describe_loss, explain};
 use varve_store::repair::RepairOptions;
 use varve_store::{OpenOptions, Store, StoreError};
 
@@ -140,7 +141,7 @@ pub fn fsck(args: &FsckArgs) -> ExitCode {
     match try_fsck(args) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("varve: {}", crate::message(&error));
+            out::note(&format!("varve: {}", message(&error)));
             ExitCode::from(FSCK_FAILED)
         }
     }

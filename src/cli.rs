@@ -8,7 +8,7 @@ const EXIT_CODES: &str = "Exit codes:
   0  done
   1  it failed; the message on standard error says what to do
   2  the command line was wrong
-  3  scrub found damage
+  3  scrub or cache check found damage
   4  no daemon serves this pool
 fsck has the codes of fsck(8), see `varve fsck --help`.";
 
@@ -34,6 +34,8 @@ pub enum Command {
     Down(DownArgs),
     /// Make a pool of plain files
     Mkfs(MkfsArgs),
+    /// Remove a pool for good, or memory of pools that are gone
+    Destroy(DestroyArgs),
     /// Run the daemon of a pool in the foreground
     Serve(ServeArgs),
     /// Mount a pool whose daemon runs
@@ -48,18 +50,26 @@ pub enum Command {
     Metrics(MetricsArgs),
     /// Have everything that is logged digested into the shared area now
     Digest(PoolJsonArgs),
+    /// Make everything that programs did on a pool durable against a power cut
+    Sync(SyncArgs),
     /// Check every structure and cross-reference of a pool
     Fsck(FsckArgs),
     /// Verify all data against its checksums
     Scrub(PoolJsonArgs),
     /// Print a structure as it lies on the media
     Debug(DebugArgs),
+    /// Say which ways to a device work on this machine, what is missing for the others, and how to mend it
+    Doctor(DoctorArgs),
     /// A quick measurement of a mounted pool against the same directory's file system
     Bench(BenchArgs),
     /// Run a program with its file calls on a mount served in its own process
     Run(RunArgs),
     /// Manage memory tiers and huge pages of programs
     Vm(VmArgs),
+    /// Make and look after a disk cache whose index takes a few bits an object
+    Cache(CacheArgs),
+    /// Find what is alike in files and images: what sharing would save, clusters, plans
+    Dedup(DedupArgs),
 }
 
 /// Sizes and places of the tiers of a new pool.
@@ -68,11 +78,13 @@ pub struct TierArgs {
     /// NVM: SIZE for a plain file (durable by fsync), or shm:SIZE for memory only (fast; lost at power-off)
     #[arg(long, value_name = "SIZE|shm:SIZE")]
     pub nvm: Option<String>,
-    /// SSD: SIZE for a sparse file in the pool, or the path of a file or block device; 0 for none
-    #[arg(long, value_name = "SIZE|PATH")]
+    /// SSD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device
+    /// (uring:PATH, ng:/dev/ng0n1, nvme:0000:00:04.0); 0 for none
+    #[arg(long, value_name = "SIZE|PATH|DEVICE")]
     pub ssd: Option<String>,
-    /// HDD: SIZE for a sparse file in the pool, or the path of a file or block device; 0 for none
-    #[arg(long, value_name = "SIZE|PATH")]
+    /// HDD: SIZE for a sparse file in the pool, the path of a file or block device, or a way to a device; 0
+    /// for none
+    #[arg(long, value_name = "SIZE|PATH|DEVICE")]
     pub hdd: Option<String>,
 }
 
@@ -122,15 +134,46 @@ pub struct DownArgs {
     pub force: bool,
 }
 
+/// Arguments of `destroy`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve destroy ./pool            asks first
+  varve destroy ./pool --yes
+  varve destroy --orphans         what pools left in /dev/shm whose directories were removed
+
+Removes the pool's images and logs, its memory in the live directory, and its directory if nothing else lies there. Tiers
+on devices or files outside of it stay as they are: their names may be another disk's by now. Refused while a daemon serves
+the pool or it is mounted. What `--orphans` removes is listed first: live directories of this user's pools (of everybody's,
+for root) in which no daemon works and whose pool is not where it was when its daemon was last started. A pool that was
+moved, or that another container or mount namespace holds, counts as gone: look at the list.")]
+pub struct DestroyArgs {
+    /// Directory of the pool
+    #[arg(required_unless_present = "orphans", conflicts_with = "orphans")]
+    pub pool: Option<PathBuf>,
+    /// Remove live directories whose pool is gone
+    #[arg(long)]
+    pub orphans: bool,
+    /// Where live directories are looked for, if varve.toml of their pools named another place
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm", requires = "orphans")]
+    pub live: PathBuf,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// Print what was removed as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `mkfs`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   varve mkfs ./pool                                    1G, 16G and 64G in sparse files
   varve mkfs ./pool --nvm shm:2G --ssd 8G --hdd 0      fast and memory-only, two tiers
   varve mkfs /var/lib/varve --nvm 4G --ssd /dev/nvme0n1p3 --hdd /dev/sdb
+  varve mkfs /var/lib/varve --nvm 4G --ssd nvme:0000:00:04.0    drive the SSD from the daemon, without the kernel
 
 NVM holds all metadata and new data; the sizes cannot be changed later. A file or device given by its path must start
-with zeros, so that nothing is overwritten by mistake. Sparse files may promise more than the host's disk has: then
+with zeros, so that nothing is overwritten by mistake. `varve doctor` shows which ways to a device work here. Sparse files may promise more than the host's disk has: then
 `df` shows the smaller number, and writes fail with ENOSPC before anything is lost.")]
 pub struct MkfsArgs {
     /// Directory of the new pool; must not hold a pool
@@ -206,6 +249,23 @@ pub struct PoolJsonArgs {
     pub json: bool,
 }
 
+/// Arguments of `sync`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What syncfs(2) promises, for all programs at once: what returned before this command began, through any mount of the pool, under
+`varve run` or linked, is durable when it ends with 0. The kernel does not tell a FUSE file system of syncfs(2), so `sync`
+and `sync -f` on the mount make nothing durable beyond what the mount does by itself within a second; use this command, fsync
+of the file, or --sync-always. It waits for the digest of all logs, and for a client that stopped in the middle of a call up
+to wait_ms (30 s), after which it fails. On a pool in memory (--nvm shm:…) nothing survives power-off."
+)]
+pub struct SyncArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -245,7 +305,7 @@ fn interval(text: &str) -> Result<f64, String> {
   varve metrics ./pool --listen 127.0.0.1:9185         for Prometheus, at http://127.0.0.1:9185/metrics
   varve serve ./pool --metrics 127.0.0.1:9185          the same from within the daemon (also `up --metrics`)
 
-The numbers are those of `status --json`; docs/OPERATIONS.md lists them. A listener of its own goes on when the daemon is
+The numbers are those of `status --json`; docs/reference/metrics.md lists them. A listener of its own goes on when the daemon is
 away and then says varve_up 0. There is no password: choose an address that only your monitoring reaches.")]
 pub struct MetricsArgs {
     /// The pool: its directory or its TOML file
@@ -355,6 +415,23 @@ pub enum DebugWhat {
     },
 }
 
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Looks at io_uring, NVMe nodes and controllers, drivers for user space (vfio-pci, uio_pci_generic), the IOMMU, huge pages and
+rights, and prints for each whether it is there and else the commands that mend it. Changes nothing. It needs no pool
+and no root, but sees less without.
+
+Exit codes:
+  0  nothing is missing for the devices of this machine
+  1  something is missing; pools of files and of `uring:` devices work all the same"
+)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 #[command(
@@ -381,9 +458,10 @@ pub struct BenchArgs {
 
 Unmodified, dynamically linked programs of x86-64; what they start is served too. Paths under the mount go to LibFS in
 the program's process, all others to the kernel. Whatever is not served (static programs, raw system calls, io_uring)
-works through the mount. docs/PRELOAD.md lists the calls. The exit code is the program's; 128 + N if signal N ended it.")]
+works through the mount. docs/guide/run.md lists the calls. The exit code is the program's; 128 + N if signal N ended it.")]
 pub struct RunArgs {
-    /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell back, by name
+    /// Print at the end, as JSON on standard error, how many calls were served in-process and how many fell
+    /// back, by name
     #[arg(long)]
     pub stats: bool,
     /// The mount whose files are served; may be left out if only one pool is mounted
@@ -403,4 +481,21 @@ pub struct VmArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: varve_vm_manager::cli::VmCommand,
+}
+
+/// Arguments of `cache`.
+#[derive(Debug, Args)]
+pub struct CacheArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: crate::cache::args::CacheCommand,
+}
+
+/// Arguments of `dedup`.
+#[derive(Debug, Args)]
+#[command(after_help = "Nothing here changes what it reads. docs/guide/dedup.md has a session.")]
+pub struct DedupArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: crate::dedup::args::DedupCommand,
 }

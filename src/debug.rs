@@ -12,7 +12,7 @@ use std::path::Path;
 use varve_format::inode::{Content, InodeSlot};
 use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, Tier};
-use varve_kernelfs::host::{explain, uuid_text};
+use varve_kernelfs::pool::{explain, uuid_text};
 use varve_store::{OpenOptions, Store};
 
 /// Entries asked of the store at once.
@@ -58,7 +58,7 @@ fn with_store(at: &Path, work: impl FnOnce(&Store) -> anyhow::Result<()>) -> any
     let (store, report) = Store::open(pool.host().devices_for_looking()?, options)
         .map_err(|error| explain(pool.host(), error))?;
     if let Some(damage) = report.damage {
-        eprintln!("varve: {damage}");
+        out::note(&format!("varve: {damage}"));
     }
     work(&store)
 }

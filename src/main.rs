@@ -1,9 +1,18 @@
-//! The `varve` command line: reads it, sets logging up, calls one command, and turns errors into messages and exit codes.
+//! The `varve` command line: reads it, sets logging up, calls one command, and turns errors into messages and
+//! exit codes.
+
+// `println!` and `eprintln!` panic when their reader has gone; `out` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod bench;
+mod cache;
 mod check;
 mod cli;
 mod debug;
+mod dedup;
+mod destroy;
+mod doctor;
+mod exit;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -15,24 +24,16 @@ mod serve;
 mod signals;
 mod status;
 mod supervise;
+mod sync;
 mod top;
 mod trouble;
 mod up;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use std::io::IsTerminal;
+use exit::{FAILED, NO_DAEMON, USAGE, message};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
-
-/// It failed.
-const FAILED: u8 = 1;
-/// The command line was wrong.
-const USAGE: u8 = 2;
-/// Damage was found.
-pub const DAMAGED: u8 = 3;
-/// Nobody serves the pool.
-const NO_DAEMON: u8 = 4;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -41,21 +42,24 @@ fn main() -> ExitCode {
     let filter = match EnvFilter::try_new(wish) {
         Ok(filter) => filter,
         Err(error) => {
-            eprintln!("varve: the log filter `{wish}` is wrong: {error}");
+            out::note(&format!("varve: the log filter `{wish}` is wrong: {error}"));
             return ExitCode::from(USAGE);
         }
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        // It would tell of a closed pipe by `eprintln!`.
+        .log_internal_errors(false)
+        // Colours are a feature of the library that is not built in: asking for them is an error there.
+        .with_ansi(false)
         .init();
     match run(cli.command) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("varve: {}", message(&error));
+            out::note(&format!("varve: {}", message(&error)));
             let no_daemon = error.chain().any(|cause| cause.is::<pool::NoDaemon>());
-            let usage = error.chain().any(|cause| cause.is::<pool::Usage>());
+            let usage = error.chain().any(|cause| cause.is::<exit::Usage>());
             ExitCode::from(match (no_daemon, usage) {
                 (true, _) => NO_DAEMON,
                 (_, true) => USAGE,
@@ -65,25 +69,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error with its causes, each told once.
-fn message(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    for cause in error.chain().skip(1) {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            text.push_str(": ");
-            text.push_str(&cause);
-        }
-    }
-    text
-}
-
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match command {
         Command::Up(args) => up::up(&args).map(done),
         Command::Down(args) => up::down(&args).map(done),
         Command::Mkfs(args) => mkfs::mkfs(&args).map(done),
+        Command::Destroy(args) => destroy::destroy(&args).map(done),
         Command::Serve(args) => serve::serve(&args).map(done),
         Command::Mount(args) => mount::mount(&args).map(done),
         Command::Umount(args) => mount::umount(&args).map(done),
@@ -91,11 +83,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::top(&args).map(done),
         Command::Metrics(args) => metrics::metrics(&args).map(done),
         Command::Digest(args) => status::digest(&args).map(done),
+        Command::Sync(args) => sync::sync(&args).map(done),
         Command::Fsck(args) => Ok(check::fsck(&args)),
         Command::Scrub(args) => check::scrub(&args),
         Command::Debug(args) => debug::debug(&args.what).map(done),
+        Command::Doctor(args) => Ok(doctor::doctor(&args)),
         Command::Bench(args) => bench::bench(&args).map(done),
         Command::Run(args) => run::run(&args),
+        Command::Dedup(args) => dedup::dedup(&args.command),
         Command::Vm(args) => varve_vm_manager::cli::run(args.command),
+        Command::Cache(args) => cache::run(args.command),
     }
 }

@@ -1,4 +1,5 @@
-//! `varve metrics`: the status in the text form of Prometheus, printed or given out over HTTP. Shows what `observe` found.
+//! `varve metrics`: the status in the text form of Prometheus, printed or given out over HTTP. Shows what
+//! `observe` found.
 
 use crate::cli::MetricsArgs;
 use crate::observe::Look;
@@ -281,7 +282,7 @@ fn pool_metrics(page: &mut Page, look: &Look) {
     );
     page.counter(
         "digest_vanished_inodes",
-        "Inodes made and deleted before they were written",
+        "Short-lived files elided: made and deleted before they were written",
         one(digest.vanished),
     );
 }
@@ -515,8 +516,8 @@ mod tests {
     use crate::observe::{Look, example};
     use serde_json::{Value, json};
 
-    /// Numbers of the status that are no measure: whom it is about is a label where it matters, and where a request stands in its queue is for
-    /// people.
+    /// Numbers of the status that are no measure: whom it is about is a label where it matters, and where a
+    /// request stands in its queue is for people.
     const NO_MEASURE: [&str; 4] = [
         "/pid",
         "/waiting/0/inode",

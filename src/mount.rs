@@ -1,6 +1,7 @@
 //! `varve mount` and `varve umount`.
 
 use crate::cli::{MountArgs, UmountArgs};
+use crate::out;
 use crate::pool::Pool;
 use crate::signals::Stop;
 use anyhow::{Context, bail};
@@ -43,7 +44,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     };
     let mut mounted = varve_fuse_shim::mount(fs.clone(), caches, &request)?;
     if !args.supervised {
-        println!("mounted at {}; Ctrl-C unmounts", args.mountpoint.display());
+        out::line(&format!(
+            "mounted at {}; Ctrl-C unmounts",
+            args.mountpoint.display()
+        ));
     }
     let mut seen = 0;
     loop {
@@ -58,10 +62,10 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
                 Err((still, error)) => {
                     mounted = still;
                     if !args.supervised {
-                        eprintln!(
+                        out::note(&format!(
                             "varve: {} cannot be unmounted yet: {error}",
                             args.mountpoint.display()
-                        );
+                        ));
                     }
                 }
             }

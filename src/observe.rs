@@ -1,4 +1,5 @@
-//! A look at a running daemon, and what happened between two looks. The one source of `status`, `top` and the metrics; shows nothing itself.
+//! A look at a running daemon, and what happened between two looks. The one source of `status`, `top` and the
+//! metrics; shows nothing itself.
 
 use crate::pool::Pool;
 use anyhow::Context;
@@ -15,7 +16,8 @@ pub struct Look {
     pub json: Value,
     /// The same, typed.
     pub status: Status,
-    /// Names of the sessions' programs, by process; those of other machines' views (containers) are not known.
+    /// Names of the sessions' programs, by process; those of other machines' views (containers) are not
+    /// known.
     pub programs: BTreeMap<u32, String>,
 }
 

@@ -1,4 +1,4 @@
-//! Standard output and progress. A closed pipe (`varve status | head`) is no error.
+//! Standard output, standard error and progress. A closed pipe (`varve status 2>&1 | head`) is no error.
 
 use std::io::Write;
 use std::time::Duration;
@@ -8,6 +8,12 @@ pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();
     // Whoever read it has gone; there is nobody to tell.
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+}
+
+/// Prints text and a line's end on standard error.
+pub fn note(text: &str) {
+    // Whoever read it has gone; there is nobody to tell.
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// A moving sign on a terminal while something takes long; nothing elsewhere. Ends when dropped.

@@ -1,12 +1,14 @@
 //! A pool as the commands see it: places of files, and whether a daemon serves it.
 
 use crate::cli::TierArgs;
+use crate::exit::Usage;
 use crate::out::Progress;
 use anyhow::Context;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use varve_ipc::{Admin, IpcError};
-use varve_kernelfs::host::{HostPool, PoolSpec, TOML, create_pool};
+use varve_kernelfs::pool::{HostPool, PoolSpec, TOML, TierSpec, create_pool};
+use varve_media::block::{BlockOptions, explain};
 
 /// Nobody serves the pool.
 #[derive(Debug)]
@@ -23,18 +25,6 @@ impl fmt::Display for NoDaemon {
 }
 
 impl std::error::Error for NoDaemon {}
-
-/// The command line was wrong in a way that only its command could see.
-#[derive(Debug)]
-pub struct Usage(pub String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
 
 /// A pool that is there.
 #[derive(Debug, Clone)]
@@ -98,14 +88,23 @@ impl Pool {
     /// What it is made of, in a few lines.
     pub fn made_text(&self) -> String {
         let spec = self.host.spec();
-        format!(
+        let mut text = format!(
             "made a pool in {}: NVM {}, SSD {}, HDD {}\n{}",
             self.dir().display(),
             spec.nvm,
             spec.ssd,
             spec.hdd,
             self.durability()
-        )
+        );
+        for tier in [&spec.ssd, &spec.hdd] {
+            if let TierSpec::Device(device) = tier
+                && let Some(why) = explain(&device.relative_to(self.dir()), BlockOptions::default())
+            {
+                text.push('\n');
+                text.push_str(&why);
+            }
+        }
+        text
     }
 
     /// The pool of the library.

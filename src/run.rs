@@ -1,6 +1,8 @@
-//! `varve run`: a program with its file calls on a mount served in its own process, by the library that this binary carries.
+//! `varve run`: a program with its file calls on a mount served in its own process, by the library that this
+//! binary carries.
 
 use crate::cli::RunArgs;
+use crate::out;
 use crate::pool::Pool;
 use anyhow::{Context, bail};
 use serde_json::{Map, json};
@@ -34,7 +36,7 @@ const SIGNALLED: i32 = 128;
 /// `varve run`.
 pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, rest)) = args.program.split_first() else {
-        bail!(crate::pool::Usage(
+        bail!(crate::exit::Usage(
             "which program? `varve run [--mount DIR] -- PROGRAM ARGS`".into()
         ));
     };
@@ -143,9 +145,10 @@ fn mounted_inside(at: &Path) -> anyhow::Result<Option<PathBuf>> {
         .find(|path| path != at && path.starts_with(at)))
 }
 
-/// Puts the library where every program that is started from here on can load it: into the pool's directory if that is this user's own, or
-/// root's; else into one of this user's own, since whoever owns the library is obeyed by the program. Also if the loader could not take the
-/// path (it splits at blanks and colons). What root's pool holds already is taken from there by all.
+/// Puts the library where every program that is started from here on can load it: into the pool's directory
+/// if that is this user's own, or root's; else into one of this user's own, since whoever owns the library is
+/// obeyed by the program. Also if the loader could not take the path (it splits at blanks and colons). What
+/// root's pool holds already is taken from there by all.
 fn unpack(pool: &Path) -> anyhow::Result<PathBuf> {
     if LIBRARY.is_empty() {
         bail!("this binary was built without the preload library; build it with `cargo build --release`");
@@ -236,7 +239,7 @@ fn with_stats(mut command: Command, program: &OsStr) -> anyhow::Result<ExitCode>
     let status = child.wait()?;
     handle.close();
     let _ = forward.join();
-    eprintln!("{}", counters.report()?);
+    out::note(&counters.report()?.to_string());
     let code = status
         .code()
         .unwrap_or_else(|| SIGNALLED + status.signal().unwrap_or(0));
@@ -265,7 +268,7 @@ impl Counters {
             .open(&path);
         let file = file.with_context(|| format!("cannot make {}", path.display()))?;
         let counters = Self { path };
-        file.set_len((numbers::NUMBERS * 2 * 8) as u64)?;
+        file.set_len((numbers::COUNTERS * 8) as u64)?;
         Ok(counters)
     }
 
@@ -289,6 +292,11 @@ impl Counters {
                 }
             }
         }
+        let sessions: Map<_, _> = numbers::SESSIONS
+            .iter()
+            .zip(numbers::NUMBERS * 2..)
+            .map(|(name, slot)| ((*name).to_owned(), json!(count(slot))))
+            .collect();
         let [(served, served_total), (fell_back, fell_back_total)] = sides;
         let all = served_total + fell_back_total;
         let share = (served_total * 10_000).checked_div(all).unwrap_or(0) as f64 / 10_000.0;
@@ -298,6 +306,7 @@ impl Counters {
             "share": share,
             "served": served,
             "fell_back": fell_back,
+            "sessions": sessions,
         }))
     }
 }

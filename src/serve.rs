@@ -6,7 +6,7 @@ use crate::pool::Pool;
 use crate::signals::Stop;
 use anyhow::Context;
 use std::time::Duration;
-use varve_kernelfs::host::HostDaemon;
+use varve_kernelfs::pool::HostDaemon;
 
 /// How often signals are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -62,7 +62,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     std::thread::Builder::new().name("stop-limit".into()).spawn(|| {
         std::thread::sleep(STOP_LIMIT);
-        eprintln!("varve: the last digest takes too long; ending now, the next start goes on from the logs");
+        crate::out::note(
+            "varve: the last digest takes too long; ending now, the next start goes on from the logs",
+        );
         std::process::exit(1);
     })?;
     daemon

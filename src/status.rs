@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use varve_ipc::Admin;
 use varve_kernelfs::Status;
-use varve_kernelfs::host::size::show;
+use varve_kernelfs::pool::size::show;
 
 /// `varve status`.
 pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
@@ -21,10 +21,14 @@ pub fn status(args: &PoolJsonArgs) -> anyhow::Result<()> {
     } = Look::at(&pool)?;
     if args.json {
         add_up(&pool, &mut value);
+        value["orphans"] = crate::destroy::list(&crate::destroy::beside(&pool));
         out::line(&format!("{value:#}"));
         return Ok(());
     }
     out::line(table(&pool, &status, &value["host"]).trim_end());
+    if let Some(remark) = crate::destroy::remark(&crate::destroy::beside(&pool)) {
+        out::line(&format!("orphans  {remark}"));
+    }
     Ok(())
 }
 
@@ -143,7 +147,7 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     let digest = &status.digest;
     put(String::new());
     put(format!(
-        "digest   {} operations in {} batches ({} refused, {} writes merged, {} files made and deleted before)",
+        "digest   {} operations in {} batches ({} refused, {} writes merged, {} short-lived files elided)",
         digest.operations, digest.batches, digest.refused, digest.merged, digest.vanished
     ));
     put(format!(

@@ -70,8 +70,9 @@ impl Supervised {
         Ok(Verdict::Restart(wait, status))
     }
 
-    /// Whether it was killed, but a thread of it has not ended: it waits in the kernel for an answer that only this process could have
-    /// given. A mount's thread that withdraws cached pages waits so for a write that holds one of them.
+    /// Whether it was killed, but a thread of it has not ended: it waits in the kernel for an answer that
+    /// only this process could have given. A mount's thread that withdraws cached pages waits so for a write
+    /// that holds one of them.
     pub fn is_held(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         stat.is_ok_and(|stat| is_zombie(&stat))

@@ -1,4 +1,5 @@
-//! `varve top`: a daemon at work, refreshed; or once, as text or JSON, for scripts. Shows what `observe` found.
+//! `varve top`: a daemon at work, refreshed; or once, as text or JSON, for scripts. Shows what `observe`
+//! found.
 
 use crate::cli::TopArgs;
 use crate::observe::{Look, Rates};
@@ -11,7 +12,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use varve_kernelfs::WaitStatus;
-use varve_kernelfs::host::size::show;
+use varve_kernelfs::pool::size::show;
 
 /// `varve top`.
 pub fn top(args: &TopArgs) -> anyhow::Result<()> {

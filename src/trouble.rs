@@ -1,9 +1,10 @@
-//! What went wrong with a served pool's media, in words: what happened, and what to do. Words only; the numbers are the daemon's.
+//! What went wrong with a served pool's media, in words: what happened, and what to do. Words only; the
+//! numbers are the daemon's.
 
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-use varve_kernelfs::{MediumStatus, Status, TroubleStatus};
+use varve_kernelfs::{HealthStatus, MediumStatus, Status};
 
 /// Lines of `varve status` about trouble; none on a sound pool.
 pub fn lines(pool: &Path, status: &Status) -> Vec<String> {
@@ -65,7 +66,7 @@ fn slowness(medium: &MediumStatus) -> Option<String> {
     ))
 }
 
-fn told(trouble: &TroubleStatus) -> String {
+fn told(trouble: &HealthStatus) -> String {
     let (when, text) = (ago(trouble.time_ns), &trouble.text);
     if trouble.place.is_empty() || text.contains(&trouble.place) {
         format!("{when}: {text}")
@@ -132,7 +133,7 @@ mod tests {
     use super::lines;
     use crate::observe::example;
     use std::path::Path;
-    use varve_kernelfs::TroubleStatus;
+    use varve_kernelfs::HealthStatus;
     use varve_store::Pass;
 
     #[test]
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn each_trouble_says_what_to_do() {
         let happened = |text: &str| {
-            Some(TroubleStatus {
+            Some(HealthStatus {
                 text: text.into(),
                 place: "block 7".into(),
                 time_ns: 1,

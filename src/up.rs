@@ -1,6 +1,7 @@
 //! `varve up` and `varve down`: a pool, its daemon and its mount as one thing that a person starts and stops.
 
 use crate::cli::{DownArgs, UpArgs};
+use crate::out;
 use crate::pool::Pool;
 use crate::signals::Stop;
 use crate::supervise::{Supervised, Verdict};
@@ -30,6 +31,9 @@ const TICK: Duration = Duration::from_millis(20);
 pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     varve_fuse_shim::check_host(args.allow_other)?;
     let fresh = Pool::open_or_create(&args.dir, &args.tiers, args.recreate)?;
+    if !args.background {
+        crate::destroy::tell(&fresh.pool);
+    }
     let pool = fresh.pool;
     if args.detach && !args.background {
         return detach(args, &pool, &fresh.report);
@@ -45,7 +49,8 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away could wait for ever.
+    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away
+    // could wait for ever.
     clear_mount(&pool.mountpoint())?;
     std::fs::create_dir_all(pool.mountpoint())
         .with_context(|| format!("cannot make {}", pool.mountpoint().display()))?;
@@ -54,9 +59,9 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
     let mut run = Run::start(args, &pool, &stop)?;
     write_pid(&pool)?;
     if let Some(report) = &fresh.report {
-        println!("{report}");
+        out::line(report);
     }
-    println!("{}", ready_text(&pool, fresh.report.is_some()));
+    out::line(&ready_text(&pool, fresh.report.is_some()));
     let _ = std::io::stdout().flush();
     let outcome = run.watch(&stop);
     let ended = run.end(&stop);
@@ -184,8 +189,8 @@ fn clear_mount(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("{} is mounted already and cannot be unmounted", path.display()))
 }
 
-/// Takes away a mount that is in use, or whose server does not answer. What programs changed in mapped memory is written first, if that
-/// takes no more than [`FLUSH_LIMIT`].
+/// Takes away a mount that is in use, or whose server does not answer. What programs changed in mapped memory
+/// is written first, if that takes no more than [`FLUSH_LIMIT`].
 pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
     let (done, ended) = std::sync::mpsc::channel();
     let mount = path.to_owned();
@@ -197,13 +202,15 @@ pub fn detach_mount(path: &Path) -> anyhow::Result<()> {
     abort_mount(path)
 }
 
-/// Takes away a mount whose process was killed: requests that it can no longer answer fail, and whoever waits for them goes on.
+/// Takes away a mount whose process was killed: requests that it can no longer answer fail, and whoever waits
+/// for them goes on.
 fn abort_mount(path: &Path) -> anyhow::Result<()> {
     let force = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
     match rustix::mount::unmount(path, force) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::PERM) => {
-            // An ordinary user may abort the connections of their own mounts, where the control file system is there.
+            // An ordinary user may abort the connections of their own mounts, where the control file system
+            // is there.
             if let Some(minor) = mount_minor(path) {
                 let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
             }
@@ -292,8 +299,8 @@ impl Run {
                 Verdict::Alive if self.mount.is_held() && !aborted => {
                     // Most threads of a killed process end at once.
                     if held.get_or_insert_with(Instant::now).elapsed() > HELD_LIMIT {
-                        eprintln!(
-                            "varve: the killed mount is held by requests that it cannot answer any more; they are aborted"
+                        out::note(
+                            "varve: the killed mount is held by requests that it cannot answer any more; they are aborted",
                         );
                         take_dead_away(&mountpoint);
                         aborted = true;
@@ -302,7 +309,7 @@ impl Run {
                 }
                 Verdict::Restart(..) if !aborted && !is_mounted(&mountpoint) => {
                     // Somebody unmounted it on purpose: that ends the run.
-                    println!("{} was unmounted; stopping", mountpoint.display());
+                    out::line(&format!("{} was unmounted; stopping", mountpoint.display()));
                     return Ok(());
                 }
                 _ => {}
@@ -319,7 +326,7 @@ impl Run {
 
     /// Unmounts, then ends the daemon.
     fn end(&mut self, stop: &Stop) -> anyhow::Result<()> {
-        println!("stopping: unmounting, then digesting what is left");
+        out::line("stopping: unmounting, then digesting what is left");
         let _ = std::io::stdout().flush();
         self.end_mount(stop)?;
         self.serve.signal(Signal::TERM);
@@ -329,7 +336,10 @@ impl Run {
                 self.serve.pid()
             );
         }
-        println!("stopped; everything is in {}", self.pool.dir().display());
+        out::line(&format!(
+            "stopped; everything is in {}",
+            self.pool.dir().display()
+        ));
         Ok(())
     }
 
@@ -350,11 +360,11 @@ impl Run {
             }
             if !told {
                 told = true;
-                println!(
+                out::line(&format!(
                     "{} is in use{}; it is unmounted as soon as they end (Ctrl-C again detaches it now)",
                     mountpoint.display(),
                     users_text(&mountpoint)
-                );
+                ));
                 let _ = std::io::stdout().flush();
             }
             if stop.count() > already.max(1) || self.pool.force_flag().exists() {
@@ -370,7 +380,7 @@ impl Run {
 
 fn take_dead_away(mountpoint: &Path) {
     if let Err(error) = abort_mount(mountpoint) {
-        eprintln!("varve: the dead mount could not be taken away: {error}");
+        out::note(&format!("varve: the dead mount could not be taken away: {error}"));
     }
 }
 
@@ -379,10 +389,10 @@ fn keep(child: &mut Supervised, before: impl FnOnce()) -> anyhow::Result<()> {
     match child.check()? {
         Verdict::Alive => Ok(()),
         Verdict::Restart(wait, status) => {
-            eprintln!(
+            out::note(&format!(
                 "varve: the {} ended ({status}); starting it again in {wait:?}",
                 child.name
-            );
+            ));
             std::thread::sleep(wait);
             before();
             child.restart()?;
@@ -414,10 +424,10 @@ fn wait_for(what: &str, child: &mut Supervised, stop: &Stop, ready: impl Fn() ->
         }
         if told.elapsed() >= START_TOLD {
             told = Instant::now();
-            eprintln!(
+            out::note(&format!(
                 "varve: {what} is still starting after {:.0?} (it digests what a crash left)",
                 began.elapsed()
-            );
+            ));
         }
         std::thread::sleep(TICK);
     }
@@ -490,15 +500,15 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
             .and_then(|text| text.trim().parse::<u32>().ok());
         if pid == Some(child.id()) && is_mounted(&pool.mountpoint()) {
             if let Some(report) = report {
-                println!("{report}");
+                out::line(report);
             }
-            println!(
+            out::line(&format!(
                 "{}\nrunning in the background (pid {}), log in {}; stop it with `varve down {}`",
                 mounted_text(pool, report.is_some()),
                 child.id(),
                 pool.log_file().display(),
                 pool.dir().display()
-            );
+            ));
             return Ok(());
         }
         if Instant::now() >= until {
@@ -518,12 +528,12 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     if try_lock(&pool.up_lock())?.is_some() {
         if is_mounted(&pool.mountpoint()) {
             abort_mount(&pool.mountpoint())?;
-            println!(
+            out::line(&format!(
                 "{} was a left-over mount; taken away",
                 pool.mountpoint().display()
-            );
+            ));
         } else {
-            println!("{} is not up", pool.dir().display());
+            out::line(&format!("{} is not up", pool.dir().display()));
         }
         return Ok(());
     }
@@ -541,12 +551,12 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     while try_lock(&pool.up_lock())?.is_none() {
         if !told && started.elapsed() > Duration::from_secs(3) && is_mounted(&pool.mountpoint()) {
             told = true;
-            eprintln!(
+            out::note(&format!(
                 "waiting: {} is in use{} (`varve down --force {}` detaches it)",
                 pool.mountpoint().display(),
                 users_text(&pool.mountpoint()),
                 pool.dir().display()
-            );
+            ));
         }
         if started.elapsed() > STOP_LIMIT {
             bail!(
@@ -556,7 +566,7 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
         }
         std::thread::sleep(TICK);
     }
-    println!("stopped");
+    out::line("stopped");
     Ok(())
 }
 

@@ -64,16 +64,123 @@ fn help_teaches_every_command() {
     let top = text_of(varve().arg("--help"));
     assert!(top.contains("Exit codes"), "{top}");
     for command in [
-        "up", "down", "mkfs", "serve", "mount", "umount", "status", "top", "metrics", "digest", "fsck",
-        "scrub", "debug", "bench", "run", "vm",
+        "up", "down", "mkfs", "serve", "mount", "umount", "status", "top", "metrics", "digest", "sync",
+        "fsck", "scrub", "debug", "bench", "run", "vm", "destroy", "cache",
     ] {
         assert!(top.contains(command), "{command} is listed");
         let help = text_of(varve().args([command, "--help"]));
         assert!(help.contains("Usage:") && help.lines().count() > 5, "{help}");
     }
+    for what in ["model", "mkstore", "status", "put", "get", "purge", "check"] {
+        let help = text_of(varve().args(["cache", what, "--help"]));
+        assert!(help.contains("Usage:") && help.lines().count() > 10, "{help}");
+    }
     for what in ["super", "log", "session", "inode", "dir", "tree"] {
         assert!(text_of(varve().args(["debug", what, "--help"])).contains("Usage:"));
     }
+}
+
+/// A pipe that nobody reads.
+fn closed_pipe() -> std::process::Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+#[test]
+fn commands_end_quietly_when_their_reader_has_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    mkfs(&pool);
+    let pool = pool.to_str().unwrap();
+    for words in [
+        &["vm", "policy"][..],
+        &["vm", "probe"],
+        &["vm", "probe", "--json"],
+        &["vm", "status", "--json"],
+        &["vm", "heat", "--json"],
+        &["fsck", pool],
+        &["fsck", "--json", pool],
+        &["debug", "super", pool],
+        &["down", pool],
+        &["--help"],
+    ] {
+        ends_the_same_without_readers(words);
+    }
+}
+
+/// The command ends with the same status whoever of its readers has gone.
+fn ends_the_same_without_readers(words: &[&str]) {
+    let right = varve().args(words).output().unwrap().status.code();
+    let output = varve().args(words).stdout(closed_pipe()).output().unwrap();
+    let text = said(&output);
+    assert!(!text.contains("panicked"), "{words:?}: {text}");
+    assert_eq!(output.status.code(), right, "{words:?}, no reader of its output");
+    let status = varve().args(words).stderr(closed_pipe()).output().unwrap().status;
+    assert_eq!(status.code(), right, "{words:?}, no reader of its messages");
+    let both = varve()
+        .args(words)
+        .stdout(closed_pipe())
+        .stderr(closed_pipe())
+        .status();
+    assert_eq!(both.unwrap().code(), right, "{words:?}, no reader at all");
+}
+
+#[test]
+fn commands_that_fail_end_quietly_when_the_reader_of_their_messages_has_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("pool");
+    mkfs(&pool);
+    let pool = pool.to_str().unwrap();
+    let nowhere = dir.path().join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    for words in [
+        &["status", pool][..],
+        &["status", "--json", pool],
+        &["digest", pool],
+        &["sync", pool],
+        &["scrub", pool],
+        &["metrics", pool],
+        &["top", "--once", pool],
+        &["bench", pool],
+        &["mount", pool, nowhere],
+        &["umount", nowhere],
+        &["down", nowhere],
+        &["fsck", nowhere],
+        &["debug", "inode", pool, "99"],
+        &["mkfs", pool],
+        &["mkfs", nowhere, "--nvm", "lots"],
+        &["up", nowhere, "--nvm", "lots"],
+        &["run", "--pool", nowhere, "true"],
+        &["vm", "heat"],
+        &["vm", "policy", nowhere],
+        &["--log", "x=nonsense", "status", pool],
+        &["no-such-command"],
+        &[],
+    ] {
+        ends_the_same_without_readers(words);
+    }
+}
+
+#[test]
+fn daemon_goes_on_when_the_reader_of_its_log_has_gone() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    mkfs(&dir);
+    let mut serve = varve();
+    let logged = serve.env("VARVE_LOG", "trace").arg("serve").arg(&dir);
+    let child = logged
+        .stdout(closed_pipe())
+        .stderr(closed_pipe())
+        .spawn()
+        .unwrap();
+    let serve = Serve(child);
+    wait_until("the daemon", || {
+        std::os::unix::net::UnixStream::connect(dir.join("sock")).is_ok()
+    });
+    assert!(text_of(varve().arg("fsck").arg(&dir)).contains("clean"));
+    let _: Value = serde_json::from_str(&text_of(varve().args(["digest", "--json"]).arg(&dir))).unwrap();
+    assert!(serve.stop());
 }
 
 #[test]
@@ -365,4 +472,150 @@ fn run_says_what_is_missing_where_no_pool_is_mounted() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(said(&output).contains("varve mount POOL"), "{}", said(&output));
+}
+
+#[test]
+fn pool_is_destroyed_when_nobody_serves_it_and_it_is_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = dir.path().join("p");
+    let _live = LiveDirs::of(&pool);
+    mkfs(&pool);
+    let daemon = Serve::start(&pool);
+    let (code, text) = refused(&["destroy", "--yes"], &pool);
+    assert!(code == 1 && text.contains("varve down"), "{code}: {text}");
+    assert!(daemon.stop());
+    let unasked = varve()
+        .arg("destroy")
+        .arg(&pool)
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(unasked.status.code(), Some(2), "{}", said(&unasked));
+    assert!(said(&unasked).contains("--yes") && pool.join("nvm.img").exists());
+    std::fs::write(pool.join("notes"), "mine").unwrap();
+    let done = text_of(varve().args(["destroy", "--yes", "--json"]).arg(&pool));
+    let done: Value = serde_json::from_str(&done).unwrap();
+    assert!(done["freed_bytes"].as_u64() >= Some(16 << 20), "{done}");
+    assert_eq!(done["files_left"][0], pool.join("notes").to_str().unwrap());
+    assert_eq!(std::fs::read_dir(&pool).unwrap().count(), 1);
+    let (_, text) = refused(&["destroy", "--yes"], &pool);
+    assert!(text.contains("holds no pool"), "{text}");
+}
+
+#[test]
+fn memory_of_pools_that_are_gone_is_told_of_and_freed() {
+    let dir = tempfile::tempdir().unwrap();
+    let live = dir.path().join("live");
+    std::fs::create_dir(&live).unwrap();
+    let make = |name: &str| {
+        let pool = dir.path().join(name);
+        mkfs(&pool);
+        let settings = pool.join("varve.toml");
+        let text = std::fs::read_to_string(&settings).unwrap();
+        let text = text.replacen("uuid = ", &format!("live = {live:?}\nuuid = "), 1);
+        std::fs::write(&settings, text).unwrap();
+        pool
+    };
+    let (gone, other) = (make("gone"), make("other"));
+    let daemon = Serve::start(&gone);
+    std::fs::rename(&gone, dir.path().join("moved")).unwrap();
+    let orphans = |more: &[&str]| {
+        let done = text_of(
+            varve()
+                .args(["destroy", "--orphans", "--json", "--live"])
+                .arg(&live)
+                .args(more),
+        );
+        let done: Value = serde_json::from_str(&done).unwrap();
+        done["removed"].as_array().unwrap().len()
+    };
+    assert_eq!(orphans(&[]), 0, "a daemon works there");
+    std::fs::rename(dir.path().join("moved"), &gone).unwrap();
+    // Killed.
+    drop(daemon);
+    assert_eq!(orphans(&[]), 0, "its pool is there");
+    std::fs::remove_dir_all(&gone).unwrap();
+    let daemon = Serve::start(&other);
+    let status = text_of(varve().args(["status", "--json"]).arg(&other));
+    let status: Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["orphans"][0]["pool"], gone.to_str().unwrap());
+    let text = text_of(varve().arg("status").arg(&other));
+    assert!(text.contains("varve destroy --orphans"), "{text}");
+    assert_eq!(orphans(&["--yes"]), 1);
+    assert_eq!(orphans(&["--yes"]), 0);
+    assert!(daemon.stop());
+    assert_eq!(std::fs::read_dir(&live).unwrap().count(), 0);
+}
+
+#[test]
+fn commands_log_to_a_terminal_as_to_a_file() {
+    let there = std::process::Command::new("script").arg("--version").output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: needs `script` (Debian: bsdutils), which gives a command a terminal");
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let command = format!("{} doctor", env!("CARGO_BIN_EXE_varve"));
+    let output = std::process::Command::new("script")
+        .args(["-q", "-c", &command])
+        .arg(temp.path().join("typescript"))
+        .env("VARVE_LOG", "trace")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("io_uring"), "{text}");
+    assert!(
+        !text.contains("panicked") && !text.contains("crate feature"),
+        "{text}"
+    );
+}
+
+#[test]
+fn doctor_says_the_same_as_text_and_as_json() {
+    let text = varve().arg("doctor").output().unwrap();
+    let json = varve().args(["doctor", "--json"]).output().unwrap();
+    assert_eq!(text.status.code(), json.status.code());
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let findings = json["findings"].as_array().unwrap();
+    assert!(!findings.is_empty());
+    for finding in findings {
+        let topic = finding["topic"].as_str().unwrap();
+        assert!(text.contains(&format!("{topic}: ")), "{topic}: {text}");
+        let verdict = finding["verdict"].as_str().unwrap();
+        assert!(["ok", "note", "missing"].contains(&verdict));
+    }
+    assert_eq!(
+        json["missing"].as_bool().unwrap(),
+        findings.iter().any(|f| f["verdict"] == "missing")
+    );
+}
+
+#[test]
+fn device_that_is_none_is_refused_with_what_to_do_and_nothing_is_made() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("pool");
+    for (ssd, code, expected) in [
+        ("spdk:0000:00:04.0", 2, "`spdk:` is not supported yet"),
+        ("nvme:/dev/nvme0n1", 2, "lspci -D"),
+        ("ng:/dev/nvme0n1", 2, "write ng:/dev/ng0n1"),
+        ("nvme:ffff:ff:1f.7", 1, "no such PCI function"),
+        ("ng:/dev/ng999n1", 1, "ls /dev/ng*"),
+        ("ng:/dev/null", 1, "uring:PATH"),
+    ] {
+        let output = varve()
+            .arg("mkfs")
+            .arg(&dir)
+            .args(["--nvm", "16M", "--ssd", ssd])
+            .output()
+            .unwrap();
+        let text = said(&output);
+        assert!(
+            text.contains(expected) && !text.contains("panicked"),
+            "{ssd}: {text}"
+        );
+        assert_eq!(output.status.code(), Some(code), "{ssd}: {text}");
+        assert!(!dir.exists(), "{ssd}");
+    }
 }

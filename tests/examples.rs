@@ -1,4 +1,5 @@
-//! The examples in Rust, run as a reader would: twice, on a pool of their own and on one that a daemon serves.
+//! The examples in Rust, run as a reader would: twice, on a pool of their own and on one that a daemon
+//! serves.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

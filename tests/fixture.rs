@@ -1,7 +1,8 @@
-//! A pool of each format version as it was written once and is kept: it must open, list, check and print the same for ever.
+//! A pool of each format version as it was written once and is kept: it must open, list, check and print the
+//! same for ever.
 //!
-//! `VARVE_MAKE_FIXTURE=1 cargo test --test fixture` makes that of the present version anew (only when the format changes, see docs/FORMAT.md); it
-//! needs a mount.
+//! `VARVE_MAKE_FIXTURE=1 cargo test --test fixture` makes that of the present version anew (only when the
+//! format changes, see docs/reference/format.md); it needs a mount.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_format::superblock::FORMAT_VERSION;
 use varve_ipc::{ClientKind, Cred};
-use varve_kernelfs::host::{HostDaemon, HostPool};
+use varve_kernelfs::pool::{HostDaemon, HostPool};
 use varve_libfs::{Fs, FsOptions, Posix, SocketConnector};
 use varve_store::{OpenOptions, Store};
 
@@ -37,8 +38,8 @@ fn fixture(name: &str) -> PathBuf {
 /// Bytes of a run that is worth a token of its own.
 const RUN: usize = 24;
 
-/// An archive: for each file name length (2), name, bytes (8); then tokens until all bytes are there: length (4), with the top bit set
-/// one byte that is repeated so often, else the bytes themselves. Little-endian.
+/// An archive: for each file name length (2), name, bytes (8); then tokens until all bytes are there: length
+/// (4), with the top bit set one byte that is repeated so often, else the bytes themselves. Little-endian.
 fn pack(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, bytes) in files {
@@ -186,7 +187,7 @@ fn cool(dir: &Path) {
     let host = HostPool::find(dir).unwrap();
     let _lock = host.lock().unwrap();
     let (store, _) = Store::open(host.devices().unwrap(), OpenOptions::default()).unwrap();
-    assert!(store.cool(u64::MAX).unwrap() > 20);
+    assert!(store.demote(u64::MAX).unwrap() > 20);
     store.checkpoint().unwrap();
 }
 

@@ -1,6 +1,7 @@
-//! Locks of linked programs are those of the mount: what this process locks as a linked program keeps programs on the mount and under `varve run` out,
-//! and the other way round, wherever the file is now and whoever the user is. What only C can try (signals, `fork`, deadlocks) is in
-//! `crates/capi/tests/locks.c`; histories of many processes are those of `tests/sharing`.
+//! Locks of linked programs are those of the mount: what this process locks as a linked program keeps
+//! programs on the mount and under `varve run` out, and the other way round, wherever the file is now and
+//! whoever the user is. What only C can try (signals, `fork`, deadlocks) is in `crates/capi/tests/locks.c`;
+//! histories of many processes are those of `tests/sharing`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -439,7 +440,8 @@ fn lock_of_a_mount_that_is_gone_is_lost_and_the_program_is_told() {
     assert!(is_locked(&plain(pool.mnt().join("f"))));
 }
 
-/// The program that another user runs; does nothing in an ordinary run of the tests. Each answer is an errno, or 0.
+/// The program that another user runs; does nothing in an ordinary run of the tests. Each answer is an errno,
+/// or 0.
 #[test]
 fn ordinary_user() {
     let Ok(pool) = std::env::var(ENV) else { return };

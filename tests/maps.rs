@@ -1,4 +1,5 @@
-//! Maps that are served in the program's process: they show what is there, whoever changes it, and whatever becomes of their process or the daemon.
+//! Maps that are served in the program's process: they show what is there, whoever changes it, and whatever
+//! becomes of their process or the daemon.
 
 mod common;
 
@@ -192,7 +193,8 @@ fn changes_of_others_are_shown_when_their_calls_have_returned() {
     place.pool.fsck_clean();
 }
 
-/// What was read ahead of loads is read before anybody has asked for it: a change that comes between must count all the same.
+/// What was read ahead of loads is read before anybody has asked for it: a change that comes between must
+/// count all the same.
 #[test]
 fn loads_that_follow_each_other_are_read_ahead_of_and_show_what_was_changed_meanwhile() {
     let Some(mut place) = place() else { return };
@@ -239,8 +241,8 @@ fn loads_that_follow_each_other_are_read_ahead_of_and_show_what_was_changed_mean
     place.pool.fsck_clean();
 }
 
-/// The first load after a process was stopped for longer than its leases last shows what others have done meanwhile: it was told to load before
-/// it was continued, so nothing of ours has run there.
+/// The first load after a process was stopped for longer than its leases last shows what others have done
+/// meanwhile: it was told to load before it was continued, so nothing of ours has run there.
 #[test]
 fn first_load_after_a_stop_shows_what_others_have_written() {
     let Some(mut place) = place() else { return };
@@ -310,7 +312,8 @@ fn maps_outlive_the_daemon_and_show_what_comes_after_it() {
         );
         assert_eq!(mapper.page(1000), word.to_string());
     }
-    // One that ends in order removes all files of copies: maps of them are the mount's then, and the next one has a new file.
+    // One that ends in order removes all files of copies: maps of them are the mount's then, and the next one
+    // has a new file.
     let serve = place.pool.child_pid("serve").expect("it runs");
     kill_process(Pid::from_raw(serve as i32).expect("a pid"), Signal::TERM).expect("it is there");
     wait_until("the next daemon", || {
@@ -365,8 +368,8 @@ fn nothing_is_left_in_memory_when_processes_and_the_daemon_are_gone() {
     place.pool.fsck_clean();
 }
 
-/// Threads load the words of a file's pages while two other processes write them: no load shows less than what was written before it began, nor
-/// than what its thread has seen.
+/// Threads load the words of a file's pages while two other processes write them: no load shows less than
+/// what was written before it began, nor than what its thread has seen.
 fn loads_go_up(stops: u32) {
     let Some(mut place) = place() else { return };
     let pages = 64;
@@ -387,7 +390,8 @@ fn loads_go_up(stops: u32) {
     let start = std::time::Instant::now();
     let mut rounds = 0_usize;
     for part in 0..=2 * stops {
-        // Amid its loads it is stopped, until the next write has waited for its lease, and then goes on for a while.
+        // Amid its loads it is stopped, until the next write has waited for its lease, and then goes on for a
+        // while.
         let stopped = part % 2 == 1;
         if stopped {
             mapper.signal(Signal::STOP);

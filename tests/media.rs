@@ -1,4 +1,5 @@
-//! Media of a whole pool: models of slower ones, tiers far larger than the host, and what the background makes durable by itself.
+//! Media of a whole pool: models of slower ones, tiers far larger than the host, and what the background
+//! makes durable by itself.
 #![allow(clippy::unwrap_used)]
 
 mod common;

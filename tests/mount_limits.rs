@@ -1,18 +1,19 @@
-//! What the mount cannot do is refused, or done, as docs/SEMANTICS.md ("What the mount cannot do") says.
+//! What the mount cannot do is refused, or done, as docs/reference/semantics.md ("What the mount cannot do")
+//! says.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
-use common::{Pool, cannot_mount, run_ok, varve, wait_until};
+use common::{Pool, cannot_mount, run_ok, text_of, varve, wait_until};
 use rustix::fs::{
-    CWD, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, XattrFlags, fallocate, flock,
-    ioctl_ficlone, ioctl_getflags, renameat_with, setxattr,
+    FallocateFlags, FlockOperation, XattrFlags, fallocate, flock, ioctl_ficlone, ioctl_getflags, setxattr,
 };
 use rustix::io::Errno;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, SystemTime};
 
 const SMALL: [&str; 6] = ["--nvm", "shm:64M", "--ssd", "128M", "--hdd", "256M"];
 
@@ -28,8 +29,6 @@ fn calls_that_are_not_there_say_so() {
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let other = File::create(mnt.join("g")).unwrap();
 
-    let unnamed = rustix::fs::open(&mnt, OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR);
-    assert_eq!(unnamed.err(), Some(Errno::OPNOTSUPP));
     // An ACL as the tools write it: version 2, for the owner, the group and the others.
     let acl: Vec<u8> = [2_u32.to_le_bytes().to_vec()]
         .into_iter()
@@ -50,19 +49,45 @@ fn calls_that_are_not_there_say_so() {
     ] {
         assert_eq!(fallocate(&file, mode, 0, 4096), Err(Errno::OPNOTSUPP), "{mode:?}");
     }
-    let whiteout = renameat_with(CWD, &path, CWD, mnt.join("h"), RenameFlags::WHITEOUT);
-    assert_eq!(whiteout, Err(Errno::INVAL));
     assert_eq!(ioctl_getflags(&file).err(), Some(Errno::NOTTY));
     assert_eq!(ioctl_ficlone(&other, &file), Err(Errno::OPNOTSUPP));
-    assert!(
-        std::fs::metadata(&path).unwrap().created().is_err(),
-        "no time of birth is told"
-    );
 
     // None of it has changed anything.
     assert_eq!(std::fs::read(&path).unwrap(), vec![7; 20_000]);
     assert_eq!(std::fs::read_dir(&mnt).unwrap().count(), 2);
     drop((file, other));
+    pool.down();
+}
+
+#[test]
+fn time_of_birth_is_told_and_stays() {
+    if cannot_mount() {
+        return;
+    }
+    let mut pool = Pool::up(&SMALL);
+    let path = pool.mnt().join("f");
+    let before = SystemTime::now() - Duration::from_secs(1);
+    std::fs::write(&path, "x").unwrap();
+    let born = |path: &Path| std::fs::metadata(path).unwrap().created().unwrap();
+    let at = born(&path);
+    assert!(before <= at && at <= SystemTime::now(), "{at:?}");
+    std::fs::write(&path, "more").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    File::open(&path)
+        .unwrap()
+        .set_modified(SystemTime::UNIX_EPOCH)
+        .unwrap();
+    let moved = pool.mnt().join("g");
+    std::fs::rename(&path, &moved).unwrap();
+    assert_eq!(born(&moved), at);
+    // The same under `varve run`, and from the mount beside it.
+    let told = |command: &mut Command| text_of(command.args(["stat", "-c", "%W %.9W"]).arg(&moved));
+    let mut run = varve();
+    run.args(["run", "--mount"]).arg(pool.mnt()).arg("--");
+    assert_eq!(told(&mut run), told(&mut Command::new("env")));
+    pool.down();
+    pool.start();
+    assert_eq!(born(&moved), at);
     pool.down();
 }
 

@@ -1,7 +1,8 @@
-//! The first ten minutes on other machines: each thing that a host may lack is told apart, with what to do, and what can work works.
+//! The first ten minutes on other machines: each thing that a host may lack is told apart, with what to do,
+//! and what can work works.
 //!
-//! Hosts are simulated by mount namespaces (`unshare -m`), other users and small file systems; that needs root, and is skipped loudly
-//! without.
+//! Hosts are simulated by mount namespaces (`unshare -m`), other users and small file systems; that needs
+//! root, and is skipped loudly without.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -54,7 +55,8 @@ fn in_namespace(script: &str, arguments: &[&Path]) -> Option<Output> {
     Some(output)
 }
 
-/// A directory that an ordinary user may use, with the program in it; `None`, loudly, if this test is not run by root.
+/// A directory that an ordinary user may use, with the program in it; `None`, loudly, if this test is not run
+/// by root.
 fn for_nobody() -> Option<(tempfile::TempDir, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: becoming another user needs root");

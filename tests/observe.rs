@@ -1,4 +1,5 @@
-//! `varve top`, `varve metrics` and `varve debug session` on a daemon at work: the same numbers as `status --json`, over every way out.
+//! `varve top`, `varve metrics` and `varve debug session` on a daemon at work: the same numbers as `status
+//! --json`, over every way out.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

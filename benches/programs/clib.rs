@@ -1,5 +1,5 @@
-//! LevelDB and SQLite of the machine's distribution, loaded at run time through their C interfaces, so that the bench builds without them. Owns
-//! all of the bench's foreign calls.
+//! LevelDB and SQLite of the machine's distribution, loaded at run time through their C interfaces, so that
+//! the bench builds without them. Owns all of the bench's foreign calls.
 
 use anyhow::{Context, bail};
 use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_void};
@@ -12,7 +12,8 @@ struct Library(*mut c_void);
 impl Library {
     fn open(names: &[&CStr]) -> anyhow::Result<Self> {
         for name in names {
-            // SAFETY: the name ends with a zero; the libraries asked for have constructors without conditions.
+            // SAFETY: the name ends with a zero; the libraries asked for have constructors without
+            // conditions.
             let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
             if !handle.is_null() {
                 return Ok(Self(handle));
@@ -42,8 +43,8 @@ macro_rules! functions {
 
         impl $name {
             fn load(library: &Library) -> anyhow::Result<Self> {
-                // SAFETY: the types are those of the libraries' headers (leveldb/c.h 1.23, sqlite3.h 3.40), with pointers to opaque structs
-                // as pointers to void.
+                // SAFETY: the types are those of the libraries' headers (leveldb/c.h 1.23, sqlite3.h 3.40),
+                // with pointers to opaque structs as pointers to void.
                 unsafe { Ok(Self { $($field: library.function($symbol)?,)* }) }
             }
         }
@@ -87,7 +88,8 @@ impl Level {
         let library = Library::open(&[c"libleveldb.so.1d", c"libleveldb.so.1", c"libleveldb.so"])?;
         let calls = LevelDb::load(&library)?;
         let mut error = null_mut();
-        // SAFETY: the options are made here and given to calls that take such; they and the handles live until the process ends.
+        // SAFETY: the options are made here and given to calls that take such; they and the handles live
+        // until the process ends.
         let (db, plain, synced, reading) = unsafe {
             let options = (calls.options)();
             (calls.create_if_missing)(options, 1);
@@ -184,7 +186,8 @@ impl Level {
 
     /// Shows all pairs in their order.
     pub fn each(&self, mut look: impl FnMut(&[u8], &[u8])) {
-        // SAFETY: database and options are open; keys and values are looked at before the iterator moves; it is destroyed at the end.
+        // SAFETY: database and options are open; keys and values are looked at before the iterator moves; it
+        // is destroyed at the end.
         unsafe {
             let iterator = (self.calls.iterator)(self.db, self.reading);
             (self.calls.first)(iterator);
@@ -267,7 +270,8 @@ impl Sqlite {
         if code == expected {
             return Ok(());
         }
-        // SAFETY: the database is open, or the library answers that it has no memory for one; the text lives until the next call.
+        // SAFETY: the database is open, or the library answers that it has no memory for one; the text lives
+        // until the next call.
         let text = unsafe { CStr::from_ptr((self.calls.message)(self.db)) };
         bail!("SQLite: {} ({code})", text.to_string_lossy())
     }
@@ -286,7 +290,8 @@ impl Sqlite {
     pub fn run(&self, text: &str) -> anyhow::Result<String> {
         let statement = self.prepared(text)?;
         let mut answer = String::new();
-        // SAFETY: the statement was just made; a column is read while the statement stands on its row; it is finalized once.
+        // SAFETY: the statement was just made; a column is read while the statement stands on its row; it is
+        // finalized once.
         let code = unsafe {
             let mut code = (self.calls.step)(statement);
             if code == ROW {
@@ -318,7 +323,8 @@ impl Insert<'_> {
     /// Runs it, in a transaction of its own.
     pub fn run(&self, number: i64, text: &str) -> anyhow::Result<()> {
         let (calls, len) = (&self.sqlite.calls, c_int::try_from(text.len())?);
-        // SAFETY: the statement is not finalized while this value lives; the text outlives the reset, and is bound as one that stays where it is.
+        // SAFETY: the statement is not finalized while this value lives; the text outlives the reset, and is
+        // bound as one that stays where it is.
         let code = unsafe {
             (calls.bind_number)(self.statement, 1, number);
             (calls.bind_text)(self.statement, 2, text.as_ptr().cast(), len, null());

@@ -1,6 +1,7 @@
-//! Filebench's profiles *varmail* and *fileserver*, with the parameters of the Strata paper (§2.4.2): 10,000 files of 32 and 128 KiB on average
-//! (sizes of a gamma distribution, as Filebench draws them), appends of up to 16 KiB, reads and writes of at most 1 MiB a call; 16 and 50
-//! threads and the steps of the profiles. Thousands of steps a second, as Filebench counts them.
+//! Filebench's profiles *varmail* and *fileserver*, with the parameters of the Strata paper (§2.4.2): 10,000
+//! files of 32 and 128 KiB on average (sizes of a gamma distribution, as Filebench draws them), appends of up
+//! to 16 KiB, reads and writes of at most 1 MiB a call; 16 and 50 threads and the steps of the profiles.
+//! Thousands of steps a second, as Filebench counts them.
 //!
 //! A file is written with one byte that its name determines, and whoever reads it looks at that.
 
@@ -94,7 +95,8 @@ impl FileSet {
         file as u8 ^ (file >> 8) as u8
     }
 
-    /// A size of Filebench's gamma distribution: of shape 1.5, as the sum of an exponential one and of half the square of a normal one.
+    /// A size of Filebench's gamma distribution: of shape 1.5, as the sum of an exponential one and of half
+    /// the square of a normal one.
     fn size(&self, dice: &mut Dice) -> usize {
         let normal = (-2.0 * unit(dice).ln()).sqrt() * (std::f64::consts::TAU * unit(dice)).cos();
         let gamma = normal.mul_add(normal / 2.0, -unit(dice).ln());
@@ -231,7 +233,8 @@ impl FileSet {
         Ok(steps + 5 * u64::from(answered) + 3 * u64::from(read))
     }
 
-    /// The steps of fileserver, once: a file is written, one is appended to, one is read, one is deleted, one is looked at.
+    /// The steps of fileserver, once: a file is written, one is appended to, one is read, one is deleted, one
+    /// is looked at.
     fn fileserver(&self, dice: &mut Dice, buffer: &mut [u8]) -> anyhow::Result<u64> {
         let mut steps = 0;
         if let Some(file) = self.take(FREE, dice) {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The machine is idle when it was looked at so often and for so long, and at most this share of its processors was used.
+/// The machine is idle when it was looked at so often and for so long, and at most this share of its
+/// processors was used.
 const IDLE_LOOKS: u32 = 3;
 const LOOK: Duration = Duration::from_millis(100);
 const IDLE_SHARE: f64 = 0.1;
@@ -36,7 +37,8 @@ pub fn others() -> String {
     used(Duration::from_secs(1)).map_or_else(|| "unknown".into(), |share| format!("{:.0} %", share * 100.0))
 }
 
-/// Waits until what ran before has paid its debts (write-back, digests, blocks to free), for a while: the next side is not to pay them.
+/// Waits until what ran before has paid its debts (write-back, digests, blocks to free), for a while: the
+/// next side is not to pay them.
 pub fn settle() {
     rustix::fs::sync();
     let until = Instant::now() + SETTLE_MAX;

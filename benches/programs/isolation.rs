@@ -1,5 +1,5 @@
-//! Two processes that write and sync 4 KiB at a time, each to its own file, and what each call takes (Strata, table 2.4): mean and tail, in
-//! microseconds, of the one that fares worse.
+//! Two processes that write and sync 4 KiB at a time, each to its own file, and what each call takes (Strata,
+//! table 2.4): mean and tail, in microseconds, of the one that fares worse.
 
 use crate::report::{Row, Target, Unit};
 use crate::sides::Side;

@@ -1,5 +1,5 @@
-//! LevelDB as in table 2.5 of the Strata paper: keys of 16 bytes, values of 1 KiB, 300,000 objects, microseconds an operation. Only *write sync*
-//! waits until each write is durable, as there.
+//! LevelDB as in table 2.5 of the Strata paper: keys of 16 bytes, values of 1 KiB, 300,000 objects,
+//! microseconds an operation. Only *write sync* waits until each write is durable, as there.
 
 use crate::clib::{Level, leveldb_there};
 use crate::common::Dice;

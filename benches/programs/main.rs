@@ -1,4 +1,5 @@
-//! `cargo bench --bench programs`: programs as people run them, on Varve and on the file systems beside it, in one run on the same memory.
+//! `cargo bench --bench programs`: programs as people run them, on Varve and on the file systems beside it,
+//! in one run on the same memory.
 //!
 //! ```console
 //! cargo bench --bench programs                        # everything, about 12 minutes
@@ -8,14 +9,17 @@
 //! cargo bench --bench programs -- --from-json memory.json,disk.json   # the document, of a run in parts
 //! ```
 //!
-//! *run* is the program under `varve run` on a pool whose NVM is memory, *mount* the same program on that pool's plain mount, *tmpfs* persists
-//! nothing, *ext4+fsync* and *xfs+fsync* lie on loop devices in the same memory. A second table has the rows that sync with everything on the disk:
-//! a pool whose NVM is a file of the disk's file system, and the file systems on that disk.
+//! *run* is the program under `varve run` on a pool whose NVM is memory, *mount* the same program on that
+//! pool's plain mount, *tmpfs* persists nothing, *ext4+fsync* and *xfs+fsync* lie on loop devices in the same
+//! memory. A second table has the rows that sync with everything on the disk: a pool whose NVM is a file of
+//! the disk's file system, and the file systems on that disk.
 //!
-//! The programs are Redis, LevelDB and SQLite of the machine's distribution (installed by `apt-get` where they are missing; the libraries are
-//! loaded at run time), and this binary itself, started again as the driver of the other workloads: it uses the standard library's calls only,
-//! and is served, or not, as any program. Each workload is run shortly with the calls counted before it is measured, and what it left is looked
-//! at through the plain mount afterwards: a program that was not served, or whose data is wrong, is a failure.
+//! The programs are Redis, LevelDB and SQLite of the machine's distribution (installed by `apt-get` where
+//! they are missing; the libraries are loaded at run time), and this binary itself, started again as the
+//! driver of the other workloads: it uses the standard library's calls only, and is served, or not, as any
+//! program. Each workload is run shortly with the calls counted before it is measured, and what it left is
+//! looked at through the plain mount afterwards: a program that was not served, or whose data is wrong, is a
+//! failure.
 
 mod clib;
 #[path = "../common/mod.rs"]

@@ -1,5 +1,6 @@
-//! Where the sides lie: memory, file systems on loop devices in that memory, and the disk. All of it is mounted for this process and its
-//! children alone, so that nothing is left however it ends; knows nothing of what is measured.
+//! Where the sides lie: memory, file systems on loop devices in that memory, and the disk. All of it is
+//! mounted for this process and its children alone, so that nothing is left however it ends; knows nothing of
+//! what is measured.
 
 use crate::Options;
 use crate::common::output;
@@ -34,12 +35,14 @@ const fn memory_bytes(quick: bool) -> u64 {
     if quick { 5 << 30 } else { 10 << 30 }
 }
 
-/// From now on mounts are seen by this process and what it starts only, and end with them. Does nothing without root's rights.
+/// From now on mounts are seen by this process and what it starts only, and end with them. Does nothing
+/// without root's rights.
 pub fn separate() -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    // SAFETY: only the mount namespace is made anew; file descriptors and memory stay as they are, and this is the only thread.
+    // SAFETY: only the mount namespace is made anew; file descriptors and memory stay as they are, and this
+    // is the only thread.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("cannot have mounts of its own")?;
     let how = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", how).context("cannot have mounts of its own")
@@ -60,8 +63,8 @@ fn mount_tmpfs(dir: &Path, options: &CStr) -> anyhow::Result<Mounted> {
     Ok(Mounted(dir.to_owned()))
 }
 
-/// A file system of `kind` on a loop device over the file `image`, which is on the disk if `direct`. The device goes away with the mount: it is
-/// detached while it is busy, which the kernel does at its last use.
+/// A file system of `kind` on a loop device over the file `image`, which is on the disk if `direct`. The
+/// device goes away with the mount: it is detached while it is busy, which the kernel does at its last use.
 fn on_loop(kind: &str, image: &Path, dir: &Path, bytes: u64, direct: bool) -> anyhow::Result<Mounted> {
     let mut file = std::fs::File::create(image)?;
     if direct {

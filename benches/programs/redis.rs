@@ -1,5 +1,6 @@
-//! Redis: `redis-server` that appends to its file and syncs before it answers (`appendfsync always`), and `redis-benchmark` over loopback: SET
-//! with values of 64 bytes to 16 KiB, one client and fifty; requests a second. The benchmark's process is not served.
+//! Redis: `redis-server` that appends to its file and syncs before it answers (`appendfsync always`), and
+//! `redis-benchmark` over loopback: SET with values of 64 bytes to 16 KiB, one client and fifty; requests a
+//! second. The benchmark's process is not served.
 
 use crate::common::output;
 use crate::report::{Row, Target, Unit};
@@ -113,8 +114,8 @@ fn shut(mut server: Running<'_>, port: u16) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One round: a server for each number of clients and size; each append-only file is checked, and the last is read by a server of another way
-/// in.
+/// One round: a server for each number of clients and size; each append-only file is checked, and the last is
+/// read by a server of another way in.
 pub fn measure(side: &Side, dir: &Path, plan: &Plan) -> anyhow::Result<Vec<f64>> {
     let mut values = Vec::new();
     for (clients, requests) in CLIENTS.into_iter().zip(plan.requests) {

@@ -1,4 +1,5 @@
-//! Rows, targets, and how they are shown: on standard output as they come, as JSON, and as a document with plots. Measures nothing.
+//! Rows, targets, and how they are shown: on standard output as they come, as JSON, and as a document with
+//! plots. Measures nothing.
 
 use crate::Options;
 use crate::common::{load, machine, output};

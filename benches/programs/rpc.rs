@@ -1,5 +1,6 @@
-//! Requests over loopback that a server persists before it replies (Strata, table 2.3): 1 KiB to 4 MiB, microseconds from the request to the
-//! reply. The server appends each to a file and calls fdatasync; the client is the bench and is not served.
+//! Requests over loopback that a server persists before it replies (Strata, table 2.3): 1 KiB to 4 MiB,
+//! microseconds from the request to the reply. The server appends each to a file and calls fdatasync; the
+//! client is the bench and is not served.
 
 use crate::report::{Row, Target, Unit};
 use crate::sides::Side;

@@ -1,5 +1,5 @@
-//! Processes that the bench starts: each in a group of its own, bounded in time, and ended with all that it started when the bench fails, is
-//! interrupted or dies.
+//! Processes that the bench starts: each in a group of its own, bounded in time, and ended with all that it
+//! started when the bench fails, is interrupted or dies.
 
 use crate::common::output;
 use crate::sides::Side;
@@ -35,7 +35,8 @@ pub fn interrupted() -> bool {
 /// A group of its own, and the signal `on_death` when the bench dies.
 pub fn group(command: &mut Command, on_death: Signal) {
     command.process_group(0);
-    // SAFETY: the closure makes one system call, which is allowed between fork and exec, and touches no memory.
+    // SAFETY: the closure makes one system call, which is allowed between fork and exec, and touches no
+    // memory.
     unsafe {
         command.pre_exec(move || Ok(rustix::process::set_parent_process_death_signal(Some(on_death))?));
     }

@@ -1,8 +1,9 @@
-//! Two processes that share a file by a lock file (Strata, §2.2.4): who creates the lock file writes 4 KiB to the data file and unlinks the lock
-//! file; nothing is synced. And the same by turns: a process renames the other one's token to its own, writes, and renames it back. Updates a
-//! second of both.
+//! Two processes that share a file by a lock file (Strata, §2.2.4): who creates the lock file writes 4 KiB to
+//! the data file and unlinks the lock file; nothing is synced. And the same by turns: a process renames the
+//! other one's token to its own, writes, and renames it back. Updates a second of both.
 //!
-//! When the calls are counted, and at the end of each run, it is checked that no two processes ever held the lock: the block has a counter.
+//! When the calls are counted, and at the end of each run, it is checked that no two processes ever held the
+//! lock: the block has a counter.
 
 use crate::report::{Row, Target, Unit};
 use crate::sides::Side;

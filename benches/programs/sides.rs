@@ -1,4 +1,5 @@
-//! Sides of a table: a directory to work in, and how a program is started there. Owns pools and their end; knows nothing of workloads.
+//! Sides of a table: a directory to work in, and how a program is started there. Owns pools and their end;
+//! knows nothing of workloads.
 
 use crate::common::output;
 use crate::report::Report;

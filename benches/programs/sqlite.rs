@@ -1,5 +1,5 @@
-//! SQLite: transactions that insert one row of about 100 bytes each, `synchronous=full`, with a rollback journal and with a write-ahead log;
-//! transactions a second.
+//! SQLite: transactions that insert one row of about 100 bytes each, `synchronous=full`, with a rollback
+//! journal and with a write-ahead log; transactions a second.
 
 use crate::clib::{Sqlite, sqlite_there};
 use crate::report::{Row, Target, Unit};

@@ -1,4 +1,5 @@
-//! What all workloads have in common: their list, their sizes, and how this binary is started again as their driver.
+//! What all workloads have in common: their list, their sizes, and how this binary is started again as their
+//! driver.
 
 use crate::report::Row;
 use crate::running::Running;
@@ -173,7 +174,8 @@ pub const WORKLOADS: [Workload; 8] = [
     },
 ];
 
-/// Starts this binary as the driver `name` in `dir` and waits until it is ready. Answers what it said with that.
+/// Starts this binary as the driver `name` in `dir` and waits until it is ready. Answers what it said with
+/// that.
 pub fn start<'a>(
     side: &'a Side,
     dir: &Path,

@@ -1,4 +1,5 @@
-//! Data of one file: overwrite, append, read, sequential, two threads; and how many bytes are written for one of the user's.
+//! Data of one file: overwrite, append, read, sequential, two threads; and how many bytes are written for one
+//! of the user's.
 
 use crate::Options;
 use crate::common::Dice;
@@ -75,7 +76,8 @@ fn host_file(dir: &Path, name: &str, bytes: u64) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Most operations of a round without a digest: each is charged with five blocks, and for want of space there would be a digest.
+/// Most operations of a round without a digest: each is charged with five blocks, and for want of space there
+/// would be a digest.
 const CHARGED: u64 = 180_000;
 
 /// Operations that fill the log ten times.
@@ -100,7 +102,8 @@ impl Sides {
         };
         let no_digest = Plan {
             name: "no-digest",
-            // What a round logs is charged with more than it will take; for want of space it would be digested.
+            // What a round logs is charged with more than it will take; for want of space it would be
+            // digested.
             nvm_bytes: 5120 * MIB,
             log_bytes: 1280 * MIB,
             digest: false,

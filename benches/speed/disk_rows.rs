@@ -1,4 +1,5 @@
-//! What waits for a disk: fsync on the `file` backend; and starting: after a clean stop, and after a crash with a full log.
+//! What waits for a disk: fsync on the `file` backend; and starting: after a clean stop, and after a crash
+//! with a full log.
 
 use crate::Options;
 use crate::places::Places;

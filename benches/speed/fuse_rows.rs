@@ -1,4 +1,5 @@
-//! Small requests through the kernel: a Varve mount beside a FUSE file system that does nothing. Each is served by a process of its own.
+//! Small requests through the kernel: a Varve mount beside a FUSE file system that does nothing. Each is
+//! served by a process of its own.
 
 use crate::Options;
 use crate::common::Dice;

@@ -1,5 +1,5 @@
-//! How the cost of one operation grows with threads, files, the size of a directory and the size of a file. Full mode goes to a million
-//! names and 100 GB; quick mode stops early.
+//! How the cost of one operation grows with threads, files, the size of a directory and the size of a file.
+//! Full mode goes to a million names and 100 GB; quick mode stops early.
 
 use crate::Options;
 use crate::common::Dice;

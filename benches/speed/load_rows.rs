@@ -1,4 +1,5 @@
-//! Bytes written for the user's bytes, and a mail server's load: what the digest takes in, drops and how fast.
+//! Bytes written for the user's bytes, and a mail server's load: what the digest takes in, drops and how
+//! fast.
 
 use crate::Options;
 use crate::common::Dice;
@@ -16,7 +17,8 @@ use varve_format::log::entry_size;
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that the user wrote over bytes written to NVM: the log's entries, and what the digest writes of them.
+/// Bytes that the user wrote over bytes written to NVM: the log's entries, and what the digest writes of
+/// them.
 fn efficiency(ours: &Ours, report: &mut Report) -> anyhow::Result<()> {
     let names = ["128 B", "512 B", "1 KiB", "4 KiB", "16 KiB", "64 KiB"];
     let lens = [128_usize, 512, 1024, 4096, 16_384, 65_536];

@@ -1,4 +1,5 @@
-//! `cargo bench --bench speed`: LibFS beside the medium's own limit, tmpfs, and ext4 and xfs with fsync, in one run on the same memory.
+//! `cargo bench --bench speed`: LibFS beside the medium's own limit, tmpfs, and ext4 and xfs with fsync, in
+//! one run on the same memory.
 //!
 //! ```console
 //! cargo bench --bench speed                         # everything, about 20 minutes
@@ -7,10 +8,11 @@
 //! cargo bench --bench speed -- --only data --rows sequential --sides LibFS   # for a profiler
 //! ```
 //!
-//! Every row runs its sides in rounds, one side after the other, so that noise hits all of them; medians over the rounds are shown. *LibFS* is
-//! a session of a separate daemon process with leases, checksums and digest; a write row writes at least ten times the log in each round. *Embedded* is the
-//! same without a daemon's process, *no digest* has a log that holds the whole round. The *limit* is a non-temporal copy of the data and of one
-//! line, then one fence; for reads a copy out of the mapping.
+//! Every row runs its sides in rounds, one side after the other, so that noise hits all of them; medians over
+//! the rounds are shown. *LibFS* is a session of a separate daemon process with leases, checksums and digest;
+//! a write row writes at least ten times the log in each round. *Embedded* is the same without a daemon's
+//! process, *no digest* has a log that holds the whole round. The *limit* is a non-temporal copy of the data
+//! and of one line, then one fence; for reads a copy out of the mapping.
 
 #[path = "../common/mod.rs"]
 mod common;

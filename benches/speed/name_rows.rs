@@ -14,7 +14,8 @@ const MIB: u64 = 1 << 20;
 const FILES: u64 = 1000;
 /// Log bytes of one create, write of 1 KiB and unlink, about.
 const ROUND_TRIP_BYTES: u64 = 1536;
-/// Space that one is charged with in advance, whatever it comes to: six blocks for the name and the inode, four for the data.
+/// Space that one is charged with in advance, whatever it comes to: six blocks for the name and the inode,
+/// four for the data.
 const ROUND_TRIP_BLOCKS: u64 = 10;
 
 fn our_round_trip(ours: &Ours, dir: InodeKey, count: u64) -> anyhow::Result<f64> {
@@ -109,7 +110,8 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
 
     let mut sides = Vec::new();
     let ten = 10 * plan.log_bytes / ROUND_TRIP_BYTES;
-    // No more than there is space for: else the calls wait for a digest of all that is logged, time and again.
+    // No more than there is space for: else the calls wait for a digest of all that is logged, time and
+    // again.
     let without_digest = no_digest.nvm_bytes / BLOCK_BYTES / ROUND_TRIP_BLOCKS / 2;
     for ((name, ours), dir) in all.iter().zip(&dirs) {
         let count = if *name == "no digest" { without_digest } else { ten };

@@ -1,5 +1,5 @@
-//! Where the sides lie: memory with huge pages if it can be had, an ext4 and an xfs in that memory, the disk. Cleans up when dropped; knows nothing of
-//! what is measured.
+//! Where the sides lie: memory with huge pages if it can be had, an ext4 and an xfs in that memory, the disk.
+//! Cleans up when dropped; knows nothing of what is measured.
 
 use crate::common::output;
 use anyhow::Context;
@@ -48,7 +48,8 @@ pub struct Places {
     _top: tempfile::TempDir,
 }
 
-/// The loop device goes away with the mount: it is detached while it is busy, which the kernel does at its last use.
+/// The loop device goes away with the mount: it is detached while it is busy, which the kernel does at its
+/// last use.
 fn make_on_loop(names: [&'static str; 3], memory: &Path, bytes: u64, top: &Path) -> anyhow::Result<OnLoop> {
     let [kind, ..] = names;
     let (image, dir) = (memory.join(format!("{kind}.img")), top.join(kind));

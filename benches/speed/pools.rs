@@ -1,4 +1,5 @@
-//! Pools to measure: made in memory or on disk, served by the program under test or in this process. Owns their settings and their end.
+//! Pools to measure: made in memory or on disk, served by the program under test or in this process. Owns
+//! their settings and their end.
 
 use crate::places::Places;
 use anyhow::{Context, bail};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use varve_embed::Embedded;
 use varve_format::InodeKey;
 use varve_ipc::{Admin, Cred, SystemClock, socket};
-use varve_kernelfs::host::{HostPool, PoolSpec, create_pool};
+use varve_kernelfs::pool::{HostPool, PoolSpec, create_pool};
 use varve_kernelfs::{Parts, Status};
 use varve_libfs::{Errno, Fs, FsOptions, OpenFile, OpenFlags, SocketConnector};
 use varve_store::{OpenOptions, Store};
@@ -63,7 +64,8 @@ pub fn make(plan: &Plan, places: &Places) -> anyhow::Result<Files> {
     daemon.insert("log_max_bytes".into(), log.into());
     daemon.insert("digest_percent".into(), percent.into());
     daemon.insert("idle_digest_ms".into(), idle_ms.into());
-    // Nobody from before comes back: what is deleted is gone at once, as it is from the sixth second of any daemon on.
+    // Nobody from before comes back: what is deleted is gone at once, as it is from the sixth second of any
+    // daemon on.
     daemon.insert("grace_ms".into(), 0.into());
     daemon.insert("leases_max".into(), (1_i64 << 20).into());
     daemon.insert("credits_max_blocks".into(), (1_i64 << 20).into());

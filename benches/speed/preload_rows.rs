@@ -1,6 +1,7 @@
-//! The same calls through linking and through preload: a program that uses the standard library's calls only, started again from this
-//! binary under `varve run`, on the plain mount and on tmpfs, beside a linked session of the same pool. Each has a directory of its own, which
-//! is its working directory, so that no lease passes between them.
+//! The same calls through linking and through preload: a program that uses the standard library's calls only,
+//! started again from this binary under `varve run`, on the plain mount and on tmpfs, beside a linked session
+//! of the same pool. Each has a directory of its own, which is its working directory, so that no lease passes
+//! between them.
 
 use crate::Options;
 use crate::common::Dice;
@@ -25,7 +26,8 @@ const FILES: u64 = 1000;
 /// First argument of this binary as the program that makes the calls.
 const DRIVER: &str = "--drive-calls";
 
-/// What is called, how often in a round (a tenth of it in quick runs), and how much longer than linking it may take, in microseconds.
+/// What is called, how often in a round (a tenth of it in quick runs), and how much longer than linking it
+/// may take, in microseconds.
 const KINDS: [(&str, u64, f64); 11] = [
     ("overwrite 4 KiB at random", 200_000, 0.06),
     ("append 4096 B", 50_000, 0.06),
@@ -339,7 +341,8 @@ impl Drop for Driver {
     }
 }
 
-/// The rows of one pool: those of a disk have the kind that waits for it, and the disk's own file system beside them.
+/// The rows of one pool: those of a disk have the kind that waits for it, and the disk's own file system
+/// beside them.
 fn rows(options: &Options, places: &Places, on_disk: bool, report: &mut Report) -> anyhow::Result<()> {
     let (name, where_) = match on_disk {
         true => ("preload-disk", ", NVM in a file on the disk"),

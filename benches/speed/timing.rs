@@ -46,7 +46,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Medians of all sides, in their order, after a first round that does not count; no number where a side is not wanted.
+/// Medians of all sides, in their order, after a first round that does not count; no number where a side is
+/// not wanted.
 pub fn rounds(count: usize, sides: &mut [Side<'_>]) -> anyhow::Result<Vec<(&'static str, f64)>> {
     let mut values: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     for round in 0..=count {
@@ -87,8 +88,8 @@ pub fn per_op(count: u64, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> any
     Ok(start.elapsed().as_nanos() as f64 / count.max(1) as f64)
 }
 
-/// `threads` at once, each with its number; nanoseconds an operation over all of them (half as long at twice the speed). `run` does
-/// `count` operations.
+/// `threads` at once, each with its number; nanoseconds an operation over all of them (half as long at twice
+/// the speed). `run` does `count` operations.
 pub fn per_op_threads(
     threads: u64,
     count: u64,

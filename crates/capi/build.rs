@@ -1,4 +1,5 @@
-//! Gives `libvarve.so` the name that programs are linked to. Its number goes up when a program that was built before would not run any more.
+//! Gives `libvarve.so` the name that programs are linked to. Its number goes up when a program that was built
+//! before would not run any more.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,8 +1,10 @@
-//! Every parser of bytes that another process or a medium can choose, as a function of bytes. Owns what is required of each beside not to
-//! panic: what was read comes back the same when it is written and read again. Refuses to know where the bytes come from.
-//! Each says whether it took anything in, so that a target that never gets past its first check is noticed.
+//! Every parser of bytes that another process or a medium can choose, as a function of bytes. Owns what is
+//! required of each beside not to panic: what was read comes back the same when it is written and read again.
+//! Refuses to know where the bytes come from. Each says whether it took anything in, so that a target that
+//! never gets past its first check is noticed.
 //!
-//! `fuzz/run TARGET SECONDS` runs one under libFuzzer; `cargo test -p varve-fuzz` runs all on their corpus and on seeded changes of it.
+//! `fuzz/run TARGET SECONDS` runs one under libFuzzer; `cargo test -p varve-fuzz` runs all on their corpus
+//! and on seeded changes of it.
 #![forbid(unsafe_code)]
 
 mod pool;
@@ -14,7 +16,7 @@ pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
 
-use varve_digest::{Cursors, Cut, GatherLimits, LogBytes, gather, seal_scan};
+use varve_digest::{BatchLimit, Cursors, GatherLimits, LogBytes, gather, seal_scan};
 use varve_format::journal::{JournalHeader, RangeHeader, RecordHeader, parse_ranges};
 use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, LiveHeader, PAYLOAD_MAX, crc_seed, entry_crc, entry_size,
@@ -65,7 +67,8 @@ pub fn superblock(data: &[u8]) -> bool {
     taken
 }
 
-/// Headers of journal and record, and the ranges of a record: the first bytes say how many and of how large a medium.
+/// Headers of journal and record, and the ranges of a record: the first bytes say how many and of how large a
+/// medium.
 pub fn journal(data: &[u8]) -> bool {
     if let Ok((header, _)) = JournalHeader::read_from_prefix(data) {
         let _ = header.is_valid();
@@ -186,7 +189,7 @@ pub fn log_scan(data: &[u8]) -> bool {
         leave_bytes: if data.len() % 2 == 1 { 4096 } else { usize::MAX },
     };
     let mut digested = LogSeq(0);
-    for cut in [Cut::Live(None), Cut::Live(Some(LogSeq(7)))] {
+    for cut in [BatchLimit::Live(None), BatchLimit::Live(Some(LogSeq(7)))] {
         let Ok(batch) = gather(&log, SESSION, digested, &newest, cut, &limits, &Cursors::new());
         let mut last = digested.0;
         taken |= !batch.entries.is_empty();
@@ -216,7 +219,7 @@ pub fn log_scan(data: &[u8]) -> bool {
         token: 4,
         state: varve_format::session::SessionState::Sealed(found.seal.clone()),
         digested: LogSeq(0),
-        last_mediated: varve_format::LastMediated::default(),
+        last_forwarded: varve_format::LastForwarded::default(),
         log_bytes: 0,
         created_ns: 0,
         flags: 0,
@@ -228,7 +231,7 @@ pub fn log_scan(data: &[u8]) -> bool {
     );
     let mut at = LogSeq(0);
     for _ in 0..1000 {
-        let cut = Cut::Sealed(&found.seal);
+        let cut = BatchLimit::Sealed(&found.seal);
         let Ok(batch) = gather(&log, SESSION, at, &newest, cut, &limits, &Cursors::new());
         if batch.upto <= at {
             break;

@@ -1,5 +1,6 @@
-//! Structures that only an open pool reads: a small sound pool in memory, one of its blocks replaced. Owns what must hold whatever that block
-//! says: the pool opens or is refused, a file shows its own bytes or an error, every look ends, a change is done or refused.
+//! Structures that only an open pool reads: a small sound pool in memory, one of its blocks replaced. Owns
+//! what must hold whatever that block says: the pool opens or is refused, a file shows its own bytes or an
+//! error, every look ends, a change is done or refused.
 
 use crate::ram::Ram;
 use std::sync::{Arc, OnceLock};
@@ -257,7 +258,8 @@ impl Opened {
         all
     }
 
-    /// A new file on each tier. Done or refused; done, it reads as it was written, until another change makes the units' rows otherwise.
+    /// A new file on each tier. Done or refused; done, it reads as it was written, until another change makes
+    /// the units' rows otherwise.
     fn change(&self) {
         for (name, tier) in [("a", Tier::Nvm), ("b", Tier::Ssd), ("c", Tier::Hdd)] {
             let _ = make(&self.0, name, tier, CHANGE_BLOCKS);
@@ -272,7 +274,8 @@ impl Opened {
         tx.commit().map(|_| ())
     }
 
-    /// Everything that is done with an open pool. Whether all of the files on slower tiers could be read before anything was changed.
+    /// Everything that is done with an open pool. Whether all of the files on slower tiers could be read
+    /// before anything was changed.
     fn use_it(&self, files: &[File]) -> bool {
         let before = self.look(files);
         let _ = self.0.check();
@@ -325,8 +328,8 @@ pub fn unit_rows(data: &[u8]) -> bool {
     try_pool(pool, &media, data)
 }
 
-/// The checksums in the footer of a sealed unit, behind which unit it is and what else is wrong: bit 0: the row has the old sum; bit 1: the block says that it
-/// is another; bit 2: the other place is written.
+/// The checksums in the footer of a sealed unit, behind which unit it is and what else is wrong: bit 0: the
+/// row has the old sum; bit 1: the block says that it is another; bit 2: the other place is written.
 pub fn unit_footers(data: &[u8]) -> bool {
     let Some(([which, wrong], sums)) = data.split_first_chunk::<2>().map(|(head, sums)| (*head, sums)) else {
         return false;

@@ -1,4 +1,5 @@
-//! A medium in memory over bytes that stay as they are. Owns what was written since; refuses to know what a crash would leave.
+//! A medium in memory over bytes that stay as they are. Owns what was written since; refuses to know what a
+//! crash would leave.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,7 +37,8 @@ impl Ram {
         block
     }
 
-    /// Calls for each part of a range that lies in one block: its number, where in it, where in the range, how long.
+    /// Calls for each part of a range that lies in one block: its number, where in it, where in the range,
+    /// how long.
     fn parts(off: u64, len: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
         let size = BLOCK_SIZE as u64;
         let mut done = 0;

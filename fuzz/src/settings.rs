@@ -2,7 +2,7 @@
 
 use varve_ipc::{Request, Response, Upcall, Welcome};
 use varve_kernelfs::Config;
-use varve_kernelfs::host::{PoolSpec, size};
+use varve_kernelfs::pool::{PoolSpec, size};
 
 /// What either side of a socket says.
 pub fn messages(data: &[u8]) -> bool {

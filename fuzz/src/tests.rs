@@ -1,4 +1,5 @@
-//! The short run: the corpus, what a sound pool would hold, and seeded changes of both. Without coverage; libFuzzer has that.
+//! The short run: the corpus, what a sound pool would hold, and seeded changes of both. Without coverage;
+//! libFuzzer has that.
 #![allow(clippy::unwrap_used)]
 
 use super::pool::Pool;
@@ -15,7 +16,7 @@ use varve_format::{
     FileKind, Ino, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Seal, SessionId, Tier, Top, TreeRoot,
     XattrRoot, init_block,
 };
-use varve_ipc::{ClientKind, Hello, LeaseMode, MediatedOp, Near, Request, Response, Want};
+use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Response, Want};
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Targets that open a pool for each input, and how many times fewer inputs they get.
@@ -136,11 +137,11 @@ impl MetaIo for Maker {
         Err(Refused)
     }
 
-    fn warm(&mut self, _: BlockNo) -> Result<BlockNo, Refused> {
+    fn promote(&mut self, _: BlockNo) -> Result<BlockNo, Refused> {
         Err(Refused)
     }
 
-    fn cool(&mut self, _: BlockNo) -> Result<Option<BlockNo>, Refused> {
+    fn demote(&mut self, _: BlockNo) -> Result<Option<BlockNo>, Refused> {
         Ok(None)
     }
 }
@@ -253,7 +254,7 @@ fn session_rows() -> Vec<Vec<u8>> {
             }],
         }),
         digested: LogSeq(2),
-        last_mediated: varve_format::LastMediated::default(),
+        last_forwarded: varve_format::LastForwarded::default(),
         log_bytes: 1 << 20,
         created_ns: 0,
         flags: 0,
@@ -317,7 +318,8 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
                     mode: LeaseMode::Read,
                 },
             }),
-            request(&Request::Mediate(MediatedOp {
+            request(&Request::Forward(ForwardedOp {
+                whiteout: false,
                 entry: entries(),
                 append: true,
                 open: true,

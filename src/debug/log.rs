@@ -1,4 +1,5 @@
-//! Entries of logs, chunk by chunk, as they lie in the file that the next start would read. Decides nothing about which ones count.
+//! Entries of logs, chunk by chunk, as they lie in the file that the next start would read. Decides nothing
+//! about which ones count.
 
 use super::stopped;
 use crate::out;

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::path::Path;
 use varve_ipc::Admin;
 use varve_kernelfs::SessionDetail;
-use varve_kernelfs::host::size::show;
+use varve_kernelfs::pool::size::show;
 
 /// Prints a session.
 pub fn print(at: &Path, id: u64, as_json: bool) -> anyhow::Result<()> {

@@ -14,7 +14,8 @@ pub fn varve() -> Command {
     Command::new(env!("CARGO_BIN_EXE_varve"))
 }
 
-/// Whether mounts cannot be tested here: tries one of a file system that does nothing. Says why on standard error.
+/// Whether mounts cannot be tested here: tries one of a file system that does nothing. Says why on standard
+/// error.
 pub fn cannot_mount() -> bool {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let request = varve_fuse_shim::MountRequest {
@@ -174,7 +175,8 @@ impl Pool {
         self.wait_unlocked();
     }
 
-    /// Stops the mount's process, so that it answers nothing any more, and kills `up` and the daemon. Answers the stopped one's id.
+    /// Stops the mount's process, so that it answers nothing any more, and kills `up` and the daemon. Answers
+    /// the stopped one's id.
     #[allow(dead_code)]
     pub fn leave_a_hung_mount(&mut self) -> u32 {
         let shim = self.child_pid("mount").expect("a mount");
@@ -189,7 +191,8 @@ impl Pool {
         shim
     }
 
-    /// Waits until no process has the pool. A killed process may look dead while some of its threads still end.
+    /// Waits until no process has the pool. A killed process may look dead while some of its threads still
+    /// end.
     pub fn wait_unlocked(&self) {
         for name in ["lock", "up.lock"] {
             wait_until("the end of what had the pool", || {
@@ -333,7 +336,8 @@ pub fn same_tree(left: &Path, right: &Path) {
     );
 }
 
-/// A directory in memory where that can be: a host whose disk is busy for half a minute is not what is tested.
+/// A directory in memory where that can be: a host whose disk is busy for half a minute is not what is
+/// tested.
 pub fn memory_dir() -> tempfile::TempDir {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() {
@@ -357,4 +361,49 @@ pub fn make_pool(pool: &Path, nvm: &str, ssd: &str, settings: &str) {
     text.push_str(settings);
     text.push('\n');
     std::fs::write(toml, text).expect("written");
+}
+
+/// What is mounted there, whatever it is, is unmounted when this goes.
+pub struct Mounted(pub PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// One more mount of a pool, and so one more session, until this goes.
+pub struct SecondMount {
+    at: PathBuf,
+    child: Child,
+}
+
+impl SecondMount {
+    /// Makes the directory `at` and mounts there.
+    pub fn start(pool: &Pool, at: &Path) -> Self {
+        std::fs::create_dir(at).expect("a directory");
+        let child = varve().arg("mount").arg(pool.dir()).arg(at).spawn();
+        let mount = Self {
+            at: at.to_owned(),
+            child: child.expect("varve mount starts"),
+        };
+        const FUSE: rustix::fs::FsWord = 0x6573_5546;
+        wait_until("the second mount", || {
+            rustix::fs::statfs(at).is_ok_and(|fs| fs.f_type == FUSE)
+        });
+        mount
+    }
+}
+
+impl Drop for SecondMount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.at).status();
+        let until = Instant::now() + Duration::from_secs(20);
+        while self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            if Instant::now() > until {
+                kill(self.child.id());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }

@@ -5,7 +5,7 @@
 # even of the operations that it only simulates).
 #
 # With SERVED=1 it runs under `varve run --stats`, each seed twice: without maps, where nearly all must be served in-process, and with them. A shared
-# map of a file that is open for writing gives it to the kernel, for as long as the process lives (docs/PRELOAD.md): there the calls of each part are
+# map of a file that is open for writing gives it to the kernel, for as long as the process lives (docs/guide/run.md): there the calls of each part are
 # served until its first map and the mount's from then on, so the file passes from one to the other and back. fsx needs nothing for that: it asks for
 # `msync` after each mapped write, and the mount, by which the process reads then, has the same pages. Ends with 1 when nothing was served.
 #

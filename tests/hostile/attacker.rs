@@ -1,5 +1,5 @@
-//! What a hostile client does: everything that it can reach, with seeded choices. Owns which act comes next, sessions, and names and keys to use;
-//! what must not come of it is looked at from outside, in `main`.
+//! What a hostile client does: everything that it can reach, with seeded choices. Owns which act comes next,
+//! sessions, and names and keys to use; what must not come of it is looked at from outside, in `main`.
 
 mod logs;
 mod messages;

@@ -1,4 +1,5 @@
-//! A client that keeps no rule: frames by hand, answers read when it likes. Owns the bytes on the socket; refuses to know what is asked.
+//! A client that keeps no rule: frames by hand, answers read when it likes. Owns the bytes on the socket;
+//! refuses to know what is asked.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,

@@ -1,8 +1,10 @@
-//! Clients that hold a session and keep no rule, beside one that does. What must not come of them is looked at from outside: what the honest
-//! one sees at every step, what only it may read, whether the daemon lives, and what it uses up.
+//! Clients that hold a session and keep no rule, beside one that does. What must not come of them is looked
+//! at from outside: what the honest one sees at every step, what only it may read, whether the daemon lives,
+//! and what it uses up.
 //!
-//! `VARVE_SEED=n cargo test --test hostile` repeats the choices; `VARVE_HOSTILE_SECS=n` goes on for so long (an ordinary run counts acts);
-//! `VARVE_HOSTILE_SAMPLE_SECS=n` prints every so often what the daemon uses, and what of.
+//! `VARVE_SEED=n cargo test --test hostile` repeats the choices; `VARVE_HOSTILE_SECS=n` goes on for so long
+//! (an ordinary run counts acts); `VARVE_HOSTILE_SAMPLE_SECS=n` prints every so often what the daemon uses,
+//! and what of.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 use varve_format::InodeKey;
 use varve_libfs::{Fs, FsOptions, SocketConnector};
 use varve_testkit::lockstep::both;
+use varve_testkit::lookup;
 use varve_testkit::model::Model;
 use varve_testkit::ops::{Op, pattern};
 use varve_testkit::target;
@@ -263,7 +266,7 @@ impl Honest {
     }
 
     fn key(&self, path: &[&str]) -> InodeKey {
-        target::find(&self.fs, path).expect("it is there").key
+        lookup::find(&self.fs, path).expect("it is there").key
     }
 }
 
@@ -368,7 +371,8 @@ fn attack() {
         secret: secret(),
     };
     if !job.owner {
-        // SAFETY: plain calls on this process' own credentials; all its threads change with them (the C library sees to that).
+        // SAFETY: plain calls on this process' own credentials; all its threads change with them (the C
+        // library sees to that).
         let dropped = unsafe {
             libc::setgroups(0, std::ptr::null()) == 0
                 && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
@@ -562,7 +566,8 @@ fn attack_with(owners: &[bool], kills: u64) {
         "the honest client got nowhere: {} operations",
         honest.ops
     );
-    // Who keeps the rules waits for a lease that is not given back now and then, not all the time, and none of the attackers' acts costs much.
+    // Who keeps the rules waits for a lease that is not given back now and then, not all the time, and none
+    // of the attackers' acts costs much.
     let lease = Duration::from_millis(LEASE_MS);
     assert!(
         honest.took_at_most(50) < lease && honest.took_at_most(99) < 20 * lease,

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The C library's allocator begins an arena of a thread at a multiple of this, which is also its greatest length.
+/// The C library's allocator begins an arena of a thread at a multiple of this, which is also its greatest
+/// length.
 const ARENA_BYTES: u64 = 64 << 20;
 /// Longer than the daemon keeps free memory after sessions have ended.
 const GIVEN_BACK: Duration = Duration::from_secs(12);

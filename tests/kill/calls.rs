@@ -1,4 +1,5 @@
-//! What a writer does: a sequence of calls that its seed and the round determine, and what a directory is after each of them.
+//! What a writer does: a sequence of calls that its seed and the round determine, and what a directory is
+//! after each of them.
 
 use std::collections::BTreeMap;
 use varve_testkit::workload::Rng;
@@ -6,7 +7,8 @@ use varve_testkit::workload::Rng;
 /// Slots of a writer's file that is written in place; odd on purpose, so that records cross blocks.
 const SLOT_BYTES: u64 = 5000;
 const SLOTS: u64 = 16;
-/// The most bytes of one record. Less than the kernel's least limit of one request, so that a record is one call.
+/// The most bytes of one record. Less than the kernel's least limit of one request, so that a record is one
+/// call.
 const RECORD_MAX: u64 = 90_000;
 
 /// One system call.
@@ -163,7 +165,8 @@ fn record(writer: u32, round: u32, number: u32, len: u64) -> Vec<u8> {
     out
 }
 
-/// The first record at the start of `bytes`: what it says of itself, and how long it is; `None` if it is not whole.
+/// The first record at the start of `bytes`: what it says of itself, and how long it is; `None` if it is not
+/// whole.
 pub fn whole_record(bytes: &[u8]) -> Option<(String, usize)> {
     let word = |at: usize| {
         let word = bytes.get(at..at + 4)?.try_into().ok()?;
@@ -197,7 +200,8 @@ impl State {
         self.files.entry(name.to_owned()).or_default()
     }
 
-    /// What a write would leave if only its beginning came, up to a multiple of `align` in the file: the file's name and body, each.
+    /// What a write would leave if only its beginning came, up to a multiple of `align` in the file: the
+    /// file's name and body, each.
     pub fn parts(&self, call: &Call, align: usize) -> Vec<(String, Vec<u8>)> {
         let len = |name: &str| self.files.get(name).map_or(0, Vec::len);
         let (name, at, record) = match call {

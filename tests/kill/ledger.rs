@@ -1,4 +1,5 @@
-//! The record outside of the pool of which calls began and which returned. Owns its file; knows nothing of what was called.
+//! The record outside of the pool of which calls began and which returned. Owns its file; knows nothing of
+//! what was called.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,6 +1,8 @@
-//! Real processes killed with SIGKILL, and power cuts, under ten writers whose every call is recorded outside of the pool.
+//! Real processes killed with SIGKILL, and power cuts, under ten writers whose every call is recorded outside
+//! of the pool.
 //!
-//! `VARVE_KILL_ROUNDS` and `VARVE_POWER_ROUNDS` say how many of each (8 and 3 if not given; longer runs are in docs/results/kill.md); `VARVE_SEED` chooses calls and moments.
+//! `VARVE_KILL_ROUNDS` and `VARVE_POWER_ROUNDS` say how many of each (8 and 3 if not given; longer runs are
+//! in docs/results/kill.md); `VARVE_SEED` chooses calls and moments.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -26,7 +28,8 @@ const TIERS: [&str; 6] = ["--nvm", "48M", "--ssd", "64M", "--hdd", "256M"];
 const MOUNTED: Range<u32> = 0..8;
 /// Writers in a linked program.
 const LINKED: Range<u32> = 8..10;
-/// Calls that each writer must have made before a round's crash, and must make after it where it should go on.
+/// Calls that each writer must have made before a round's crash, and must make after it where it should go
+/// on.
 const CALLS_LEAST: u64 = 12;
 
 /// Killed processes that live longer hang in the kernel.
@@ -167,7 +170,8 @@ impl Run {
         }
     }
 
-    /// With which errno a writer's last call returned, when its process has gone by itself: it stops at an answer that is wrong.
+    /// With which errno a writer's last call returned, when its process has gone by itself: it stops at an
+    /// answer that is wrong.
     fn ended(&self, writer: u32) -> Option<u16> {
         let worker = if MOUNTED.contains(&writer) {
             &self.mounted
@@ -286,8 +290,8 @@ impl Run {
                 std::thread::sleep(Duration::from_micros(rng.below(20_000)));
             }
         }
-        // One that `up` started again in the meantime, too. A mount that was to drop a page which nobody fills any more ends when what is left
-        // of it is taken away, as the next `up` does.
+        // One that `up` started again in the meantime, too. A mount that was to drop a page which nobody
+        // fills any more ends when what is left of it is taken away, as the next `up` does.
         let started = Instant::now();
         wait_until("the end of everything", || {
             let left = self.pool.processes();
@@ -308,7 +312,8 @@ impl Run {
         }
         self.pool.fsck_clean();
         self.pool.start();
-        // Not before: one that waits in the kernel for the killed mount ends when the next start takes that away.
+        // Not before: one that waits in the kernel for the killed mount ends when the next start takes that
+        // away.
         self.mounted.take().expect("it ran").reap();
         self.linked.take().expect("it ran").reap();
     }

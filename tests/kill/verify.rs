@@ -1,5 +1,6 @@
-//! Judges what a crash left: every writer's directory must be as after some number of its calls, at least those that were
-//! acknowledged (or made durable), at most those that had begun; and across writers the cause must be there with the effect.
+//! Judges what a crash left: every writer's directory must be as after some number of its calls, at least
+//! those that were acknowledged (or made durable), at most those that had begun; and across writers the cause
+//! must be there with the effect.
 
 use crate::calls::{Call, Calls, State, slot_offset, syncs, whole_record};
 use crate::ledger::{Entry, SHORT, WRONG};
@@ -23,7 +24,8 @@ pub enum Promise {
 pub struct Story {
     /// Which writer.
     pub writer: u32,
-    /// Through the kernel, which makes one write several requests where it begins within a page that it has not cached.
+    /// Through the kernel, which makes one write several requests where it begins within a page that it has
+    /// not cached.
     pub mounted: bool,
     /// Its directory before the round.
     pub before: State,
@@ -57,7 +59,8 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// After which numbers of calls the directory would be as it was found. Where a call is there in part, `first` counts it and `last` does not.
+/// After which numbers of calls the directory would be as it was found. Where a call is there in part,
+/// `first` counts it and `last` does not.
 struct Matches {
     first: usize,
     last: usize,

@@ -1,4 +1,5 @@
-//! The processes that write: this test program, run again. Owns how a call is made, through the mount or through the library.
+//! The processes that write: this test program, run again. Owns how a call is made, through the mount or
+//! through the library.
 
 use crate::calls::{Call, Calls, State, slot_offset};
 use crate::ledger::{Ledger, SHORT, Ticks, WRONG};

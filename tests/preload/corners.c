@@ -274,17 +274,16 @@ static pid_t who_becomes_later(const char *program, int go[2]) {
     return child;
 }
 
-/* Of what a served program has open for writing the kernel knows when it starts a child: from then on nobody may run it. Before that, others
- * may, and the program itself by a descriptor that ends with it: a limit (docs/PRELOAD.md). */
+/* The kernel knows of programs that a served one has open for writing. */
 static void programs_that_are_written_do_not_run(void) {
     char *arguments[] = {"written", NULL};
-    int first_go[2], second_go[2], to, unknown = is_served() ? 3 : ETXTBSY;
+    int first_go[2], second_go[2], to;
     put_file("written", "#!/bin/sh\nexit 3\n");
     CHECK(chmod("written", 0755) == 0);
     /* From before the file is open: they do not have it. */
     pid_t child, first = who_becomes_later("written", first_go), second = who_becomes_later("written", second_go);
     CHECK((to = open("written", O_RDWR | O_CLOEXEC)) >= 0 && write(first_go[1], "x", 1) == 1);
-    CHECK(WEXITSTATUS(status_of(first)) == unknown);
+    CHECK(WEXITSTATUS(status_of(first)) == ETXTBSY);
     CHECK(posix_spawn(&child, "./written", NULL, NULL, arguments, environ) == ETXTBSY);
     if ((child = fork()) == 0) _exit(becomes("written"));
     CHECK(WEXITSTATUS(status_of(child)) == ETXTBSY);
@@ -292,7 +291,7 @@ static void programs_that_are_written_do_not_run(void) {
     CHECK(close(to) == 0 && WEXITSTATUS(system("./written")) == 3);
     for (int end = 0; end < 2; end++) close(first_go[end]), close(second_go[end]);
     CHECK(status_of_who_writes_and_becomes("written", O_WRONLY) == ETXTBSY);
-    CHECK(status_of_who_writes_and_becomes("written", O_WRONLY | O_CLOEXEC) == unknown);
+    CHECK(status_of_who_writes_and_becomes("written", O_WRONLY | O_CLOEXEC) == ETXTBSY);
 }
 
 static void *idle(void *stop) {

@@ -38,7 +38,7 @@ static long by_instructions(int writes, char *text, size_t len, off_t at) {
     return raw(writes ? SYS_pwrite64 : SYS_pread64, fd, (long)text, len, at, 0, 0);
 }
 
-/* Where a file has no pages in its cache, Linux takes the length that it knows for such reads and asks nobody (docs/SEMANTICS.md, "asynchronous
+/* Where a file has no pages in its cache, Linux takes the length that it knows for such reads and asks nobody (docs/reference/semantics.md, "asynchronous
  * reads"): it is told to ask. */
 static void know_the_length(int writes) {
     struct stat stat_;

@@ -15,8 +15,9 @@ use varve_libfs::{Cred, Fs, FsOptions, Posix, SocketConnector};
 
 const TIERS: [&str; 6] = ["--nvm", "shm:64M", "--ssd", "64M", "--hdd", "0"];
 
-/// Found as one `EIO` in 1.85 million operations (`docs/results/sharing.md`): an answer of the mount that named a deleted file reached the kernel after one
-/// that named its number's next file, which the kernel then took for the stale one of the two.
+/// Found as one `EIO` in 1.85 million operations (`docs/results/sharing.md`): an answer of the mount that
+/// named a deleted file reached the kernel after one that named its number's next file, which the kernel then
+/// took for the stale one of the two.
 #[test]
 fn late_answer_about_a_deleted_file_does_no_harm_to_the_next_one_of_its_number() {
     if cannot_mount() {

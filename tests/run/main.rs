@@ -4,6 +4,7 @@
 mod common;
 
 mod of_c;
+mod watches;
 
 use common::{LIMIT, Pool, alive, cannot_mount, kill, plant, run_ok, same_tree, text_of, varve, wait_until};
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -95,8 +96,8 @@ fn counters(output: &Output) -> serde_json::Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("no counters ({error}): {said}"))
 }
 
-/// Runs it served and on the plain mount, each in a fresh directory with the same files; outputs and trees must agree, and calls must have been
-/// served. Answers how many.
+/// Runs it served and on the plain mount, each in a fresh directory with the same files; outputs and trees
+/// must agree, and calls must have been served. Answers how many.
 fn alike(pool: &Pool, script: &str) -> u64 {
     let make = |name: &str| {
         let dir = pool.mnt().join(name);
@@ -259,7 +260,8 @@ fn what_the_daemon_wrote_for_the_mount_does_not_stay_in_its_cache() {
         let line = format!("m{i:06}\n");
         std::fs::write(&path, format!("{line:.<4096}")).expect("written");
         program.say(&format!("s{i:06}"));
-        // What the kernel keeps of the mount's write goes when that has been answered, on a thread of its own.
+        // What the kernel keeps of the mount's write goes when that has been answered, on a thread of its
+        // own.
         let expected = format!("s{i:06}\n");
         wait_until("the mount shows what the program wrote", || {
             std::fs::read(&path)
@@ -449,7 +451,8 @@ fn redirections_of_a_shell_are_served_in_the_program_that_it_starts() {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&expected.stdout)
     );
-    // Both of the large files were written by programs that inherited them; their first few calls are the kernel's.
+    // Both of the large files were written by programs that inherited them; their first few calls are the
+    // kernel's.
     let counts = counters(&output);
     assert!(counts["served"]["write"].as_u64() > Some(150), "{counts}");
     assert!(counts["fell_back"]["write"].as_u64() < Some(100), "{counts}");

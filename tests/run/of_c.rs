@@ -2,11 +2,13 @@
 
 use super::{Talking, cannot_run, counters, has, served};
 use crate::common::{Pool, run_ok, text_of};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// Compiles a C program of `tests/preload`.
-fn compile(pool: &Pool, name: &str, options: &[&str]) -> PathBuf {
+pub(super) fn compile(pool: &Pool, name: &str, options: &[&str]) -> PathBuf {
     let program = pool.outside().join(format!("{name}{}", options.concat()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/preload/{name}.c"));
     run_ok(
@@ -20,7 +22,8 @@ fn compile(pool: &Pool, name: &str, options: &[&str]) -> PathBuf {
     program
 }
 
-/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it served.
+/// Compiles a C program of `tests/preload`, finds that it is content with another file system, and runs it
+/// served.
 fn run_c(pool: &Pool, name: &str) -> serde_json::Value {
     run_program(pool, &compile(pool, name, &[]), "")
 }
@@ -64,7 +67,8 @@ fn maps_that_only_read_are_as_the_kernel_makes_them() {
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// An empty one in memory; `None` where there can be none with these options, or this user may not mount. Says so.
+    /// An empty one in memory; `None` where there can be none with these options, or this user may not mount.
+    /// Says so.
     fn tmpfs(at: &Path, options: &str) -> Option<Self> {
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", options, "varve-test"])
@@ -184,6 +188,85 @@ fn descriptors_users_programs_and_nameless_files_are_as_the_kernel_has_them() {
 }
 
 #[test]
+fn what_the_kernel_refuses_is_refused_in_its_order() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "refused");
+    for call in ["getcwd", "truncate", "copy_file_range", "fallocate", "readahead"] {
+        assert!(counts["served"][call].as_u64() >= Some(1), "{call}: {counts}");
+    }
+    pool.fsck_clean();
+}
+
+#[test]
+fn bad_pointers_are_efault_and_faults_are_the_programs_own() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "faults");
+    assert!(counts["served"]["pwrite64"].as_u64() >= Some(10), "{counts}");
+    assert!(counts["served"]["newfstatat"].as_u64() >= Some(10), "{counts}");
+    pool.fsck_clean();
+}
+
+#[test]
+fn descriptors_inside_arguments_are_made_real() {
+    if cannot_run() || !has("cc") {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
+    let counts = run_c(&pool, "carried");
+    assert!(counts["fell_back"]["kcmp"].as_u64() >= Some(1), "{counts}");
+    pool.fsck_clean();
+}
+
+/// Who has no session, as another user, is the mount's at once, and the counters say so.
+#[test]
+fn a_program_that_gives_up_root_is_served_or_falls_back_at_once() {
+    if cannot_run() || !has("python3") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become another user");
+        return;
+    }
+    let mut pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0", "--allow-other"]);
+    std::fs::write(pool.mnt().join("all"), "read\n").expect("written");
+    std::fs::set_permissions(pool.outside(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
+    let script = "exec python3 -c 'import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); print(open(\"all\").read(), end=str())'";
+    for refused in [true, false] {
+        if !refused {
+            pool.down();
+            let settings = pool.dir().join("varve.toml");
+            let mut text = std::fs::read_to_string(&settings).expect("settings");
+            text.push_str("users = [65534]\n");
+            std::fs::write(&settings, text).expect("written");
+            pool.start();
+        }
+        let begun = Instant::now();
+        let output = run_ok(&mut served(&pool, script));
+        let took = begun.elapsed();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "read\n");
+        // It was 30 s.
+        assert!(took < Duration::from_secs(20), "{took:?}");
+        let counts = counters(&output);
+        assert_eq!(
+            counts["sessions"]["refused"].as_u64(),
+            Some(u64::from(refused)),
+            "{counts}"
+        );
+        assert_eq!(
+            counts["fell_back"]["openat"].as_u64().is_some(),
+            refused,
+            "{counts}"
+        );
+    }
+}
+
+#[test]
 fn directory_with_a_file_system_on_it_is_busy_and_free_again_afterwards() {
     if cannot_run() {
         return;
@@ -291,7 +374,7 @@ fn a_fortified_program_is_served_through_the_checking_variants() {
 }
 
 #[test]
-fn descriptors_of_the_library_lie_below_the_limit_and_cannot_be_closed_or_replaced() {
+fn descriptors_of_the_library_take_none_of_the_programs_and_cannot_be_closed_or_replaced() {
     if cannot_run() || !has("cc") {
         return;
     }

@@ -1,6 +1,7 @@
-//! A client that is broken on purpose, and the proof that it is found. The library is the real one; the fault is in the connection below it: of
-//! some of the leases that the daemon wants back, that connection says by itself that they were given back, and never tells the library, which
-//! goes on using them. What was logged until then is named rightly, so nothing is wrong but that.
+//! A client that is broken on purpose, and the proof that it is found. The library is the real one; the fault
+//! is in the connection below it: of some of the leases that the daemon wants back, that connection says by
+//! itself that they were given back, and never tells the library, which goes on using them. What was logged
+//! until then is named rightly, so nothing is wrong but that.
 
 use crate::run::Run;
 use crate::ways::Way;

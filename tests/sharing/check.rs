@@ -1,5 +1,6 @@
-//! Whether a history can have been: pure functions over records. An operation comes before another if it ended before the other began; all
-//! that this leaves open is allowed. What cannot have been is told with the records that prove it.
+//! Whether a history can have been: pure functions over records. An operation comes before another if it
+//! ended before the other began; all that this leaves open is allowed. What cannot have been is told with the
+//! records that prove it.
 
 use crate::record::{Kind, Record};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -26,9 +27,10 @@ struct Cluster {
     began_last: Record,
 }
 
-/// Writes of values that nobody else writes, and reads, of one register that is 0 at first: linearizable (Gibbons and Korach 1997, §4.2:
-/// no two forward zones overlap and none contains a backward one). A read that found two values counts as one of the first; of the other it
-/// is required that it was there at some moment of the read.
+/// Writes of values that nobody else writes, and reads, of one register that is 0 at first: linearizable
+/// (Gibbons and Korach 1997, §4.2: no two forward zones overlap and none contains a backward one). A read
+/// that found two values counts as one of the first; of the other it is required that it was there at some
+/// moment of the read.
 pub fn register(records: &[Record]) -> Vec<Fault> {
     let (mut faults, mut clusters) = (Vec::new(), HashMap::new());
     let is_write = |record: &Record| matches!(record.kind, Kind::RegWrite | Kind::Replace);
@@ -185,8 +187,8 @@ impl Name {
     }
 }
 
-/// A name that is made and taken away by turns, absent at first: the successful changes can be put into such an order, and who looked, or was
-/// told that it is there or not, was told so rightly.
+/// A name that is made and taken away by turns, absent at first: the successful changes can be put into such
+/// an order, and who looked, or was told that it is there or not, was told so rightly.
 pub fn name(records: &[Record]) -> Vec<Fault> {
     let changes: Vec<Record> = records
         .iter()
@@ -213,8 +215,8 @@ pub fn name(records: &[Record]) -> Vec<Fault> {
     faults
 }
 
-/// Whether the changes can have come by turns, a making first. Takes, of those that no other one is wholly before, the one that ended first: if
-/// any order is possible, one with this choice is.
+/// Whether the changes can have come by turns, a making first. Takes, of those that no other one is wholly
+/// before, the one that ended first: if any order is possible, one with this choice is.
 fn alternate(changes: &[Record]) -> Option<Fault> {
     let mut by_start: Vec<usize> = (0..changes.len()).collect();
     by_start.sort_by_key(|at| changes[*at].start);
@@ -287,7 +289,8 @@ pub fn holds(holds: &[Record]) -> Vec<Fault> {
     faults
 }
 
-/// Takes and hands of a token by turns, that process 0 has at first: who was handed it takes it at the next try.
+/// Takes and hands of a token by turns, that process 0 has at first: who was handed it takes it at the next
+/// try.
 pub fn token(records: &[Record]) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut hands: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
@@ -393,8 +396,8 @@ pub fn monotonic(looks: &[Record], of: impl Fn(&Record) -> u64, slack: u64, what
     faults
 }
 
-/// The mapped counter: each addition its own number, none left out, and reads as the times allow. A linked program (`object` 1) sees at
-/// least what was synced before.
+/// The mapped counter: each addition its own number, none left out, and reads as the times allow. A linked
+/// program (`object` 1) sees at least what was synced before.
 pub fn map(records: &[Record]) -> Vec<Fault> {
     let of = |kind: Kind, object: u8| -> Vec<Record> {
         let found = records
@@ -440,8 +443,8 @@ pub fn map(records: &[Record]) -> Vec<Fault> {
     faults
 }
 
-/// Errnos that no operation of its kind may have. A mount's open of a file that is replaced twice meanwhile may be `ESTALE`: the kernel looks
-/// the name up again once.
+/// Errnos that no operation of its kind may have. A mount's open of a file that is replaced twice meanwhile
+/// may be `ESTALE`: the kernel looks the name up again once.
 pub fn errnos(records: &[Record]) -> Vec<Fault> {
     let replaced_twice = |record: &Record, by: Kind| {
         let overlaps = |other: &&Record| {
@@ -467,8 +470,8 @@ pub fn errnos(records: &[Record]) -> Vec<Fault> {
         .collect()
 }
 
-/// Every part of a history. `log` is what the log holds in the end, `names` how many names there are (the last is the lock file), `dirs`
-/// those of them that a listing has.
+/// Every part of a history. `log` is what the log holds in the end, `names` how many names there are (the
+/// last is the lock file), `dirs` those of them that a listing has.
 pub fn all(records: &[Record], log: &[u64], entry: u64, lock_file: u8, mtime_slack: u64) -> Vec<Fault> {
     let mut faults = errnos(records);
     let of = |kinds: &[Kind], only_done: bool| -> Vec<Record> {

@@ -1,5 +1,6 @@
-//! Processes that share names and files by all ways in at once: the plain mount, `varve run`, and linked programs. Every operation is recorded
-//! with its times outside of the pool; the history is then checked: no stale read, no lost update, no two holders, nobody starves.
+//! Processes that share names and files by all ways in at once: the plain mount, `varve run`, and linked
+//! programs. Every operation is recorded with its times outside of the pool; the history is then checked: no
+//! stale read, no lost update, no two holders, nobody starves.
 //!
 //! `VARVE_SEED` chooses the operations, `VARVE_SHARING_SECS` how long.
 #![allow(clippy::unwrap_used, clippy::expect_used)]

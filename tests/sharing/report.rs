@@ -1,4 +1,5 @@
-//! What is printed of a history: how long the operations took by way and kind, what each process did, and faults with their proof.
+//! What is printed of a history: how long the operations took by way and kind, what each process did, and
+//! faults with their proof.
 
 use crate::check::Fault;
 use crate::record::{KINDS, Kind, Record};
@@ -121,8 +122,8 @@ pub fn fault(fault: &Fault, ways: &[Way]) -> String {
     out
 }
 
-/// Every process did some of every kind that its way has (but locks, if it is `lockless`), none did far less than the others, no operation took
-/// forever.
+/// Every process did some of every kind that its way has (but locks, if it is `lockless`), none did far less
+/// than the others, no operation took forever.
 pub fn nobody_starved(records: &[Record], ways: &[Way], lockless: &[usize], slowest: Duration, seed: u64) {
     let mut done = vec![0_u64; ways.len()];
     let mut kinds = vec![0_u32; ways.len()];

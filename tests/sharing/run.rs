@@ -1,5 +1,5 @@
-//! One run: a fresh pool, the processes that share it, and the history that they leave. Owns how they are started, told and ended; what they do
-//! is the worker's business, and whether it was right the checker's.
+//! One run: a fresh pool, the processes that share it, and the history that they leave. Owns how they are
+//! started, told and ended; what they do is the worker's business, and whether it was right the checker's.
 
 use crate::check::{self, Fault};
 use crate::common::{Pool, cannot_mount, run_ok, text_of, varve, wait_until};
@@ -16,7 +16,8 @@ pub const TIERS: [&str; 6] = ["--nvm", "shm:128M", "--ssd", "512M", "--hdd", "0"
 const SLOWEST: Duration = Duration::from_secs(30);
 /// How long after the time is over the processes may still write their histories.
 const LATE: Duration = Duration::from_secs(90);
-/// How much earlier a time of change may be than one that was seen before: the clock is coarse, and read before the change is done.
+/// How much earlier a time of change may be than one that was seen before: the clock is coarse, and read
+/// before the change is done.
 const MTIME_SLACK_NS: u64 = 20_000_000;
 /// Faults that are printed whole.
 const FAULTS_SHOWN: usize = 12;
@@ -68,10 +69,11 @@ impl Drop for Process {
     }
 }
 
-/// Processes that share a pool. What is dropped goes in this order: the processes are killed before the pool is taken down.
+/// Processes that share a pool. What is dropped goes in this order: the processes are killed before the pool
+/// is taken down.
 pub struct Run {
     processes: Vec<Process>,
-    company: Calls,
+    shared: Calls,
     pool: Pool,
     ways: Vec<Way>,
     lockless: Vec<usize>,
@@ -80,12 +82,14 @@ pub struct Run {
 }
 
 impl Run {
-    /// Starts processes of these ways, which wait; `None`, with the reason on standard error, where that cannot be.
+    /// Starts processes of these ways, which wait; `None`, with the reason on standard error, where that
+    /// cannot be.
     pub fn start(ways: &[Way], seed: u64) -> Option<Self> {
         Self::start_sparing(ways, seed, &[])
     }
 
-    /// The same, but these processes take none of the kernel's locks: whoever waits for a lock waits for its holder.
+    /// The same, but these processes take none of the kernel's locks: whoever waits for a lock waits for its
+    /// holder.
     pub fn start_sparing(ways: &[Way], seed: u64, lockless: &[usize]) -> Option<Self> {
         if !cfg!(all(
             target_arch = "x86_64",
@@ -100,12 +104,13 @@ impl Run {
         }
         let pool = Pool::up(&TIERS);
         worker::plant(&pool.mnt(), ways.len() as u8);
-        // The mount is in company before a file is opened: what it opened alone shows its own writes while they are under way.
-        let company = Calls::new(Way::Linked, &pool.dir());
+        // The mount is in company before a file is opened: what it opened alone shows its own writes while
+        // they are under way.
+        let shared = Calls::new(Way::Linked, &pool.dir());
         std::thread::sleep(Duration::from_millis(200));
         let mut run = Self {
             processes: Vec::new(),
-            company,
+            shared,
             pool,
             ways: ways.to_vec(),
             lockless: lockless.to_vec(),
@@ -174,7 +179,7 @@ impl Run {
             records.extend(record::load(&worker::history(self.pool.outside(), n)).expect("a history"));
         }
         let log = std::fs::read(self.pool.mnt().join("log")).expect("the log");
-        self.company.end();
+        self.shared.end();
         self.pool.down();
         run_ok(varve().arg("fsck").arg(self.pool.dir()));
         History {

@@ -1,5 +1,6 @@
-//! What the kernel still shows of a mount whose process is stopped: each case that docs/SEMANTICS.md admits, and that it ends there. Owns these
-//! cases; what programs that are stopped do is in [`stopped`](crate::stopped).
+//! What the kernel still shows of a mount whose process is stopped: each case that
+//! docs/reference/semantics.md admits, and that it ends there. Owns these cases; what programs that are
+//! stopped do is in [`stopped`](crate::stopped).
 
 use crate::common::{Pool, cannot_mount, wait_until};
 use crate::run::TIERS;
@@ -91,7 +92,8 @@ fn kernel_of_a_stopped_mount_shows_pages_that_it_has_until_the_mount_runs_again(
     let answer = aside(move || first_word(&reader, 0).expect("read"));
     let seen = answer.recv_timeout(PATIENCE);
     println!("the stopped mount's kernel shows {seen:?}");
-    // Where the kernel has given the page up, it waits; but nothing else than what was there once may be seen.
+    // Where the kernel has given the page up, it waits; but nothing else than what was there once may be
+    // seen.
     assert!(matches!(seen, Ok(1) | Err(_)), "{seen:?}");
     drop(stopped);
     let continued = Instant::now();

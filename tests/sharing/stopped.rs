@@ -1,5 +1,6 @@
-//! Processes that are stopped (SIGSTOP) amid a run for longer than a lease may be kept, and continued. Owns who is stopped and when, and what
-//! the others must not notice; the history is the checker's business, and nothing is excused in it.
+//! Processes that are stopped (SIGSTOP) amid a run for longer than a lease may be kept, and continued. Owns
+//! who is stopped and when, and what the others must not notice; the history is the checker's business, and
+//! nothing is excused in it.
 
 use crate::record::{Kind, Record};
 use crate::run::{History, Run};
@@ -31,13 +32,14 @@ const PROGRAMS_STOPPED: Duration = Duration::from_secs(5);
 const MOUNT_STOPPED: Duration = Duration::from_secs(3);
 /// How long those who were continued may take until they are seen at work again.
 const BACK: Duration = Duration::from_secs(3);
-/// Least operations that others together begin and end while somebody is stopped and sealed; hundreds are usual.
+/// Least operations that others together begin and end while somebody is stopped and sealed; hundreds are
+/// usual.
 const LEAST_MEANWHILE: usize = 20;
 /// Least operations of each one that was stopped, after it.
 const LEAST_AFTER: usize = 20;
 
-/// Stopped processes; they go on when this is dropped. Each must be a child that nobody has waited for, or the mount of a pool that is up, so
-/// that its number stays its own.
+/// Stopped processes; they go on when this is dropped. Each must be a child that nobody has waited for, or
+/// the mount of a pool that is up, so that its number stays its own.
 pub struct Stopped(Vec<Pid>);
 
 impl Stopped {
@@ -61,8 +63,8 @@ impl Drop for Stopped {
     }
 }
 
-/// Longest time that somebody who is not stopped may be kept waiting: a lease time until the one who is stopped is sealed, and the grace time
-/// on top of it for a second one, the digests and a busy machine.
+/// Longest time that somebody who is not stopped may be kept waiting: a lease time until the one who is
+/// stopped is sealed, and the grace time on top of it for a second one, the digests and a busy machine.
 pub fn bound() -> Duration {
     let config = Config::default();
     Duration::from_millis(config.lease_ms + config.grace_ms)
@@ -77,8 +79,8 @@ fn sessions(status: &Status, pids: &[u32]) -> BTreeSet<(u32, u64)> {
     of.map(|session| (session.pid, session.id)).collect()
 }
 
-/// Stops processes amid a run, and looks at the sessions: those that they had must be sealed meanwhile, and each has a new one afterwards.
-/// Answers from when until when they were stopped.
+/// Stops processes amid a run, and looks at the sessions: those that they had must be sealed meanwhile, and
+/// each has a new one afterwards. Answers from when until when they were stopped.
 fn interrupt(run: &Run, pids: &[u32], pause: Duration) -> Range<u64> {
     std::thread::sleep(BEFORE);
     let before = run.status();
@@ -119,8 +121,8 @@ struct Interrupted {
     pauses: Vec<Range<u64>>,
 }
 
-/// Runs, and stops `victims` again and again for `pause`. Processes that must go on meanwhile are `lockless`: a lock's holder may be stopped, or
-/// wait for who is.
+/// Runs, and stops `victims` again and again for `pause`. Processes that must go on meanwhile are `lockless`:
+/// a lock's holder may be stopped, or wait for who is.
 fn interrupted(
     victims: impl Fn(&Run) -> Vec<u32>,
     pause: Duration,
@@ -194,8 +196,8 @@ impl Interrupted {
     }
 }
 
-/// Whether an operation of a served process needs the mount: locks and maps are the kernel's, and a file that is open keeps a descriptor of the
-/// mount when its last name goes.
+/// Whether an operation of a served process needs the mount: locks and maps are the kernel's, and a file that
+/// is open keeps a descriptor of the mount when its last name goes.
 fn needs_the_mount(record: &Record) -> bool {
     let needs = matches!(
         record.kind,

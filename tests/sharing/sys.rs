@@ -73,7 +73,8 @@ impl Page {
 
     /// Adds one to the first word of what [`map`](Self::map) has mapped; what it was.
     pub fn add(&self) -> u64 {
-        // SAFETY: the page is mapped for writing until `self` is dropped, and aligned; others change it by the same atomic operation.
+        // SAFETY: the page is mapped for writing until `self` is dropped, and aligned; others change it by
+        // the same atomic operation.
         unsafe { AtomicU64::from_ptr(self.0.cast()) }.fetch_add(1, Ordering::SeqCst)
     }
 
@@ -89,7 +90,8 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this one's own and whole, and nothing refers to it: stores and `msync` are over when their calls return.
+        // SAFETY: the mapping is this one's own and whole, and nothing refers to it: stores and `msync` are
+        // over when their calls return.
         unsafe { libc::munmap(self.0, PAGE) };
     }
 }

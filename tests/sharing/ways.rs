@@ -1,5 +1,6 @@
-//! The ways in as one set of calls. What serves the mount serves `varve run` too: nothing but the standard library's calls, which are the C
-//! library's (`rustix` would make system calls that the preload library does not see).
+//! The ways in as one set of calls. What serves the mount serves `varve run` too: nothing but the standard
+//! library's calls, which are the C library's (`rustix` would make system calls that the preload library does
+//! not see).
 
 use crate::broken;
 use crate::sys::record_lock;

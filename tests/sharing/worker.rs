@@ -1,5 +1,5 @@
-//! One process: random operations until the time is over, each recorded. Owns what an operation is; whether its answer is right is the
-//! checker's business.
+//! One process: random operations until the time is over, each recorded. Owns what an operation is; whether
+//! its answer is right is the checker's business.
 
 use crate::record::{Kind, Record};
 use crate::sys::{PAGE, Page};
@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use varve_testkit::workload::Rng;
 
-/// Tells a test process that it is a worker: `WAY POOL OUTSIDE SEED PROCESS PROCESSES LOCKS`, a word a line; the last says whether it takes the
-/// kernel's locks.
+/// Tells a test process that it is a worker: `WAY POOL OUTSIDE SEED PROCESS PROCESSES LOCKS`, a word a line;
+/// the last says whether it takes the kernel's locks.
 pub const ENV: &str = "VARVE_SHARING_WORKER";
 /// Bytes of each register.
 pub const REGISTERS: [usize; 6] = [8, 8, 4096, 4096, 20_000, 65_536];
@@ -178,7 +178,8 @@ struct Worker {
     locked: Option<(Open, Open)>,
     /// Not of a linked program.
     mapped: Option<Page>,
-    /// Maps of the first registers, to read only; not of a linked program. Under `varve run` they show copies that the process keeps.
+    /// Maps of the first registers, to read only; not of a linked program. Under `varve run` they show copies
+    /// that the process keeps.
     views: Vec<Page>,
     map: Open,
     kept: BTreeMap<u64, Open>,

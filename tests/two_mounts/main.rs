@@ -1,5 +1,5 @@
-//! Two mounts of one pool and a linked program beside them, on the same names and files: what one did, the others see as soon as its call
-//! has returned; what they do at once, none of them tears.
+//! Two mounts of one pool and a linked program beside them, on the same names and files: what one did, the
+//! others see as soon as its call has returned; what they do at once, none of them tears.
 //!
 //! `VARVE_SEED` chooses the steps, `VARVE_TWO_MOUNTS_STEPS` their number (600 if not given).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -438,7 +438,8 @@ fn mapping_of_one_way_shows_what_another_wrote() {
                     is.iter().zip(&must).position(|(a, b)| a != b)
                 };
                 let Some(first) = wrong() else { continue };
-                // A lease goes without waiting for the kernel when the machine gets to nothing within half its time: then a moment later.
+                // A lease goes without waiting for the kernel when the machine gets to nothing within half
+                // its time: then a moment later.
                 let since = Instant::now();
                 while wrong().is_some() && since.elapsed() < LATE {
                     std::thread::sleep(Duration::from_millis(1));

@@ -1,5 +1,6 @@
-//! What an ordinary user's process does to get at what is another one's: by what it was given, by paths, by processes, by requests, by its
-//! own log. Answers what it should not have got. Owns the attempts; what became of what it logged is looked at by the test.
+//! What an ordinary user's process does to get at what is another one's: by what it was given, by paths, by
+//! processes, by requests, by its own log. Answers what it should not have got. Owns the attempts; what
+//! became of what it logged is looked at by the test.
 
 use crate::SECRET;
 use crate::client::{Given, Wire};
@@ -13,7 +14,7 @@ use std::time::Duration;
 use varve_format::log::{EntryMeta, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{FileBlock, Ino, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
 use varve_ipc::{
-    ClientKind, Cred, Hello, IpcError, LeaseMode, MediatedOp, NEAR_MAX, Near, PROTOCOL_VERSION, Request,
+    ClientKind, Cred, ForwardedOp, Hello, IpcError, LeaseMode, NEAR_MAX, Near, PROTOCOL_VERSION, Request,
     Response, Want, Welcome,
 };
 use zerocopy::IntoBytes;
@@ -343,7 +344,8 @@ fn processes(job: &Job, found: &mut Found) {
             iov_base: std::ptr::dangling_mut::<u8>().cast(),
             iov_len: bytes.len(),
         };
-        // SAFETY: the local part is a buffer that lives through the call; the remote one is another process' business.
+        // SAFETY: the local part is a buffer that lives through the call; the remote one is another process'
+        // business.
         let read =
             unsafe { libc::process_vm_readv(pid as i32, &raw const local, 1, &raw const remote, 1, 0) };
         let errno = std::io::Error::last_os_error().raw_os_error();
@@ -459,14 +461,15 @@ fn requests(job: &Job, session: &mut Session, found: &mut Found) {
     let mut entry = Vec::new();
     op.encode_body(&mut entry);
     let header = op.header(&EntryMeta::default(), entry.len());
-    let op = MediatedOp {
+    let op = ForwardedOp {
         entry: [header.as_bytes(), &entry].concat(),
         append: false,
         open: false,
+        whiteout: false,
         cred: Cred::root(),
         number: 1,
     };
-    let answer = session.ask(&Request::Mediate(op));
+    let answer = session.ask(&Request::Forward(op));
     found.if_so(answer.is_ok(), "the daemon's hand, in root's name");
 }
 
@@ -570,7 +573,8 @@ fn logs(job: &Job, found: &mut Found) {
     for op in &forbidden {
         session.log(op);
     }
-    // This it may do: its group may write the program. That it does not go on running as B is the daemon's to see to.
+    // This it may do: its group may write the program. That it does not go on running as B is the daemon's to
+    // see to.
     session.log(&write(program, b"A's program"));
     session.log(&made(6, mine, b"control", 0o100_600, uid, uid));
     session.log(&write(numbers[6].0, b"logged by hand"));

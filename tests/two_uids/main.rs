@@ -1,6 +1,7 @@
-//! Two ordinary users of one pool. Each has sessions of its own; what one has, the other tries to get at: its files, logs, pages, segments
-//! and processes; descriptors that it was given itself, and its own log, it turns against the daemon. And what either may do works as it
-//! does on any file system. Needs root, to become the two.
+//! Two ordinary users of one pool. Each has sessions of its own; what one has, the other tries to get at: its
+//! files, logs, pages, segments and processes; descriptors that it was given itself, and its own log, it
+//! turns against the daemon. And what either may do works as it does on any file system. Needs root, to
+//! become the two.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../common/mod.rs"]
@@ -279,7 +280,8 @@ fn user_gets_at_nothing_of_another_one_when_the_pool_is_in_memory() {
     }
 }
 
-/// A's files are read in A's segments; nothing of B's comes into them, whatever becomes of the files, and whatever A has kept.
+/// A's files are read in A's segments; nothing of B's comes into them, whatever becomes of the files, and
+/// whatever A has kept.
 fn segments(nvm: &str) {
     let place = Place::new("users = \"all\"\nuser_bytes = 4194304", nvm);
     let mut daemon = place.start();
@@ -344,7 +346,8 @@ fn segments(nvm: &str) {
     assert!(segments_of(B));
     common::wait_until("the end of A's segments", || !segments_of(A));
 
-    // More than fits, of both at once, written anew and deleted: each finds its own in its own, and the blocks of one become the other's.
+    // More than fits, of both at once, written anew and deleted: each finds its own in its own, and the
+    // blocks of one become the other's.
     let mut a = Person::start(&place, Role::user(A));
     for round in 0..3 {
         let mine = format!("what A wrote in round {round};");
@@ -397,7 +400,8 @@ fn segments_of_a_user_hold_that_users_files_only_when_the_pool_is_in_memory() {
     }
 }
 
-/// Of each file an ordinary user's session is told the map by windows (256 KiB): extents begin and end anywhere in them.
+/// Of each file an ordinary user's session is told the map by windows (256 KiB): extents begin and end
+/// anywhere in them.
 #[test]
 fn long_files_of_ordinary_users_are_read_as_they_were_written() {
     if cannot() {

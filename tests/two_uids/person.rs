@@ -1,5 +1,5 @@
-//! An ordinary user's process: takes a command a line, does it through LibFS (or by hand, see [`attack`](crate::attack)), and answers in a
-//! line. Owns that language.
+//! An ordinary user's process: takes a command a line, does it through LibFS (or by hand, see
+//! [`attack`](crate::attack)), and answers in a line. Owns that language.
 
 use crate::attack;
 use crate::place::Place;
@@ -14,7 +14,8 @@ use varve_format::InodeKey;
 use varve_ipc::Admin;
 use varve_libfs::{Errno, Fs, FsOptions, Posix, SocketConnector};
 
-/// Two users that nobody is, and one that has no right to the pool in some tests; each with a group of its number.
+/// Two users that nobody is, and one that has no right to the pool in some tests; each with a group of its
+/// number.
 pub const A: u32 = 64_501;
 pub const B: u32 = 64_502;
 pub const C: u32 = 64_503;
@@ -122,14 +123,16 @@ pub fn live() {
     let Ok(role) = std::env::var(ENV) else { return };
     let (uid, socket) = role.split_once('\n').expect("two words");
     let uid: u32 = uid.parse().unwrap();
-    // SAFETY: plain calls on this process' own credentials; all its threads change with them (the C library sees to that).
+    // SAFETY: plain calls on this process' own credentials; all its threads change with them (the C library
+    // sees to that).
     let dropped = unsafe {
         libc::setgroups(0, std::ptr::null()) == 0
             && libc::setresgid(uid, uid, uid) == 0
             && libc::setresuid(uid, uid, uid) == 0
     };
     assert!(dropped, "cannot become user {uid}");
-    // As a program that was started by that user: else its own descriptors would be closed to it, and its memory to others, for no reason of ours.
+    // As a program that was started by that user: else its own descriptors would be closed to it, and its
+    // memory to others, for no reason of ours.
     // SAFETY: a flag of this process.
     let plain = unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
     assert_eq!(plain, 0);

@@ -2,7 +2,7 @@
 //
 // Calls are those of POSIX with the connection as their first argument. They fail as those do: -1 (or NULL) and `errno`, with the numbers that
 // Linux gives; NULL for a handle is EINVAL, NULL for a path or buffer EFAULT, a handle that is not (or no more) one EBADF. What they
-// promise is in docs/SEMANTICS.md: a call that returned survives the end of any process; `varve_fsync` makes it survive power loss
+// promise is in docs/reference/semantics.md: a call that returned survives the end of any process; `varve_fsync` makes it survive power loss
 // (at once, with VARVE_SYNC_ALWAYS).
 //
 // Every function may be called from several threads at once, on the same handles too. Paths are NUL-terminated bytes and start at the pool's
@@ -124,19 +124,15 @@ int varve_fallocate(varve_fs *fs,
 // As fstat(2); `st_dev` is 0.
 int varve_fstat(varve_fs *fs, int fd, struct stat *out);
 
-// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked programs have the same ones. ENOLCK
-// without a mount (set VARVE_DEBUG in the environment for the cause in words); the first lock call on a descriptor opens the file on
-// the mount, and fails as that does.
-int varve_flock(varve_fs *fs,
-                int fd,
-                int operation);
+// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked
+// programs have the same ones. ENOLCK without a mount (set VARVE_DEBUG in the environment for the cause in
+// words); the first lock call on a descriptor opens the file on the mount, and fails as that does.
+int varve_flock(varve_fs *fs, int fd, int operation);
 
-// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other commands. ENOLCK as for varve_flock.
-// Locks of the process (those without OFD) on a file go when any descriptor of it is closed, by varve_close or close(2).
-int varve_fcntl_lock(varve_fs *fs,
-                     int fd,
-                     int command,
-                     struct flock *lock);
+// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other
+// commands. ENOLCK as for varve_flock. Locks of the process (those without OFD) on a file go when any
+// descriptor of it is closed, by varve_close or close(2).
+int varve_fcntl_lock(varve_fs *fs, int fd, int command, struct flock *lock);
 
 // As stat(2); `st_dev` is 0.
 int varve_stat(varve_fs *fs, const char *path, struct stat *out);
@@ -177,26 +173,23 @@ int varve_chmod(varve_fs *fs, const char *path, mode_t mode);
 // As chown(2); an id of -1 stays as it is.
 int varve_chown(varve_fs *fs, const char *path, uid_t uid, gid_t gid);
 
-// Connects to the daemon that serves `pool` (its directory or its TOML file), with the rights of the calling process. NULL and errno on
-// failure: ENOENT if there is no pool, ECONNREFUSED if no daemon serves it.
-varve_fs *varve_connect(const char *pool,
-                        uint32_t flags);
+// Connects to the daemon that serves `pool` (its directory or its TOML file), with the rights of the calling
+// process. NULL and errno on failure: ENOENT if there is no pool, ECONNREFUSED if no daemon serves it.
+varve_fs *varve_connect(const char *pool, uint32_t flags);
 
-// Serves the pool in directory `pool` from within this process, until `varve_disconnect`, and connects to it. Others (a mount, `varve status`)
-// may connect meanwhile. EWOULDBLOCK or EINVAL if another process serves it; set VARVE_DEBUG in the environment for the cause in
-// words.
-varve_fs *varve_embed(const char *pool,
-                      uint32_t flags);
+// Serves the pool in directory `pool` from within this process, until `varve_disconnect`, and connects to
+// it. Others (a mount, `varve status`) may connect meanwhile. EWOULDBLOCK or EINVAL if another process
+// serves it; set VARVE_DEBUG in the environment for the cause in words.
+varve_fs *varve_embed(const char *pool, uint32_t flags);
 
-// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in memory only) or "0" (no such tier);
-// NULL for the defaults. EEXIST if there is something already, EINVAL for sizes that cannot be.
-int varve_mkpool(const char *dir,
-                 const char *nvm,
-                 const char *ssd,
-                 const char *hdd);
+// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in
+// memory only) or "0" (no such tier); NULL for the defaults. EEXIST if there is something already, EINVAL
+// for sizes that cannot be.
+int varve_mkpool(const char *dir, const char *nvm, const char *ssd, const char *hdd);
 
-// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it are closed, and their locks go;
-// directories and transactions of it fail from now on. The handle is gone, whatever this returns.
+// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it
+// are closed, and their locks go; directories and transactions of it fail from now on. The handle is gone,
+// whatever this returns.
 int varve_disconnect(varve_fs *fs);
 
 // Makes everything that returned before durable against power loss.

@@ -43,7 +43,8 @@ pub(crate) struct Handles<T> {
     objects: RwLock<Option<HashMap<usize, Arc<T>>>>,
 }
 
-/// Numbers of one kind are this far apart, so that no number is of two kinds and none looks like a small integer.
+/// Numbers of one kind are this far apart, so that no number is of two kinds and none looks like a small
+/// integer.
 const STEP: usize = 16;
 const FIRST: usize = 1 << 20;
 

@@ -1,4 +1,5 @@
-//! The example in C, compiled with the header and linked with the library as a user would, and run on a pool of its own and on a daemon's.
+//! The example in C, compiled with the header and linked with the library as a user would, and run on a pool
+//! of its own and on a daemon's.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -67,13 +68,14 @@ fn pkg_config_file_names_every_place_it_is_asked_for() {
     assert!(text.contains("-lvarve"));
 }
 
-/// Installed under a prefix, the library is found by pkg-config alone, by the compiler and when the program runs.
+/// Installed under a prefix, the library is found by pkg-config alone, by the compiler and when the program
+/// runs.
 #[test]
 fn installed_library_is_found_by_pkg_config() {
     let dir = tempfile::tempdir().unwrap();
     let prefix = dir.path().join("prefix");
     let words = ["--prefix".to_owned(), prefix.display().to_string()];
-    let options = install::Options::parse(words.into_iter()).unwrap();
+    let options = install::InstallOptions::parse(words.into_iter()).unwrap();
     install::library(&options, &library_dir().join("libvarve.so")).unwrap();
     let asked = Command::new("pkg-config")
         .args(["--cflags", "--libs", "varve"])

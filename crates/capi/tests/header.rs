@@ -1,5 +1,5 @@
-//! `include/varve.h` is what cbindgen makes of the sources, and says everything that the library exports. `VARVE_BLESS=1 cargo test -p
-//! varve-capi --test header` writes it anew.
+//! `include/varve.h` is what cbindgen makes of the sources, and says everything that the library exports.
+//! `VARVE_BLESS=1 cargo test -p varve-capi --test header` writes it anew.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;

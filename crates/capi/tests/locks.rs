@@ -1,4 +1,5 @@
-//! Locks as C programs have them: a program in C takes them by `varve.h`, and its children, plain programs, on the pool's mount.
+//! Locks as C programs have them: a program in C takes them by `varve.h`, and its children, plain programs,
+//! on the pool's mount.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use varve_embed::PoolHere;
 use varve_fuse_shim::{KernelCaches, MountRequest, check_host, mount};
 use varve_ipc::ClientKind;
-use varve_kernelfs::host::PoolSpec;
+use varve_kernelfs::pool::PoolSpec;
 use varve_libfs::{Fs, FsOptions};
 
 #[test]

@@ -1,7 +1,11 @@
-//! One file's data as a batch leaves it: what was written, what became a hole, how much of the old content still counts. Knows
-//! neither where the old content is nor where the new goes.
+//! One file's data as a batch leaves it: what was written, what became a hole, how much of the old content
+//! still counts. Knows neither where the old content is nor where the new goes.
+//!
+//! Which blocks hold data does not depend on where batches end: a block that was written to is a hole again
+//! only when one operation makes a hole of all of it, or cuts the file before it. LibFS answers `lseek` by
+//! the same rule from its log (`inode::overlay`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FallocateMode};
 
@@ -14,18 +18,27 @@ pub struct ByteRange {
     pub len: u64,
 }
 
+impl ByteRange {
+    /// Whether all of `other` lies in it.
+    #[must_use]
+    pub const fn covers(&self, other: &Self) -> bool {
+        self.offset <= other.offset
+            && other.offset.saturating_add(other.len) <= self.offset.saturating_add(self.len)
+    }
+}
+
 /// Bytes of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bytes<'a> {
     /// Copied out of the log, and what its writer wrote.
     Here(&'a [u8]),
     /// In the log still. What they are is seen when they are written to their place.
-    Left(Left),
+    LogResident(LogResident),
 }
 
 /// Bytes that were left in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
+pub struct LogResident {
     /// Which one of the batches that are folded together.
     pub source: u32,
     /// Index of the entry in that batch.
@@ -43,7 +56,7 @@ impl<'a> Bytes<'a> {
     pub const fn len(&self) -> usize {
         match self {
             Self::Here(data) => data.len(),
-            Self::Left(left) => left.len as usize,
+            Self::LogResident(left) => left.len as usize,
         }
     }
 
@@ -55,15 +68,15 @@ impl<'a> Bytes<'a> {
                 let (first, last) = data.split_at(mid);
                 (Self::Here(first), Self::Here(last))
             }
-            Self::Left(left) => {
+            Self::LogResident(left) => {
                 let mid = mid as u32;
-                let first = Left { len: mid, ..left };
-                let last = Left {
+                let first = LogResident { len: mid, ..left };
+                let last = LogResident {
                     skip: left.skip + mid,
                     len: left.len - mid,
                     ..left
                 };
-                (Self::Left(first), Self::Left(last))
+                (Self::LogResident(first), Self::LogResident(last))
             }
         }
     }
@@ -73,7 +86,7 @@ impl<'a> Bytes<'a> {
     pub const fn here(&self) -> Option<&'a [u8]> {
         match self {
             Self::Here(data) => Some(data),
-            Self::Left(_) => None,
+            Self::LogResident(_) => None,
         }
     }
 }
@@ -85,7 +98,8 @@ pub struct FilePlan<'a> {
     pub truncate: Option<u64>,
     /// Holes to make; never where `pieces` write.
     pub holes: Vec<ByteRange>,
-    /// Bytes to write, ascending, not overlapping.
+    /// Bytes to write, ascending, not overlapping. A zero may lie behind `size`, in the block of the end,
+    /// which holds data.
     pub pieces: Vec<(u64, Bytes<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
@@ -166,7 +180,12 @@ pub(crate) struct FileFold<'a> {
     bytes: u64,
     /// Segments that began where none ended, at the time; an estimate.
     stretches: u64,
+    /// Blocks that were written to, of which a part was cut or zeroed since.
+    kept: BTreeSet<u64>,
 }
+
+/// What a block is written with that holds data and has none of its own left.
+const ZERO: Bytes<'static> = Bytes::Here(&[0]);
 
 impl<'a> FileFold<'a> {
     pub(crate) fn write(&mut self, offset: u64, data: Bytes<'a>) {
@@ -184,6 +203,7 @@ impl<'a> FileFold<'a> {
         if new_size > size {
             return;
         }
+        self.keep_edges(new_size, u64::MAX);
         self.clear(new_size, u64::MAX);
         let before = self.truncate.filter(|_| !armed(Bug::CutForgotten));
         self.truncate = Some(before.map_or(new_size, |least| least.min(new_size)));
@@ -192,6 +212,9 @@ impl<'a> FileFold<'a> {
 
     pub(crate) fn fallocate(&mut self, mode: FallocateMode, offset: u64, len: u64) {
         let end = offset + len;
+        if !matches!(mode, FallocateMode::Allocate | FallocateMode::AllocateKeepSize) {
+            self.keep_edges(offset, end);
+        }
         match mode {
             FallocateMode::Allocate | FallocateMode::AllocateKeepSize => {}
             FallocateMode::PunchHole => {
@@ -210,6 +233,58 @@ impl<'a> FileFold<'a> {
             offset / BLOCK_BYTES,
             end.div_ceil(BLOCK_BYTES),
         );
+    }
+
+    /// `start..end` is about to become zeros: blocks that lie in it in part keep that they were written to,
+    /// whole ones do not.
+    fn keep_edges(&mut self, start: u64, end: u64) {
+        for at in [start, end] {
+            let block = at / BLOCK_BYTES;
+            if !at.is_multiple_of(BLOCK_BYTES) && self.has_data(block) {
+                self.kept.insert(block);
+            }
+        }
+        let (first, end) = (start.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+        if first < end && !self.kept.is_empty() {
+            self.kept.retain(|block| !(first..end).contains(block));
+        }
+    }
+
+    /// Whether a byte of the block was written to and is not overwritten with zeros.
+    fn has_data(&mut self, block: u64) -> bool {
+        let start = block.saturating_mul(BLOCK_BYTES);
+        let end = start.saturating_add(BLOCK_BYTES);
+        if self.segments.last().is_none_or(|last| last.end <= start) {
+            return false;
+        }
+        let segments = self.segments.mixed();
+        let overlaps = |(_, segment): &(&u64, &Segment<'_>)| segment.end > start && segment.data.is_some();
+        let before = segments.range(..start).next_back();
+        before.is_some_and(|one| overlaps(&one)) || segments.range(start..end).any(|one| overlaps(&one))
+    }
+
+    /// Zeros to write where a block was written to and nothing of that is left: a byte of it that is zero by
+    /// now, perhaps behind the end.
+    fn zeros_kept(&self, pieces: &[(u64, Bytes<'a>)], holes: &[(u64, u64)]) -> Vec<(u64, Bytes<'a>)> {
+        let mut zeros = Vec::new();
+        for block in &self.kept {
+            let (start, end) = (block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
+            let before = pieces.partition_point(|(at, _)| *at < end);
+            let last = before.checked_sub(1).and_then(|last| pieces.get(last));
+            if last.is_some_and(|(at, data)| at + data.len() as u64 > start) {
+                continue;
+            }
+            let after = holes.partition_point(|(_, hole_end)| *hole_end <= start);
+            let hole = holes.get(after).filter(|(at, _)| *at < end);
+            let zero = match (hole, self.truncate) {
+                (Some((at, _)), _) => (*at).max(start),
+                (None, Some(cut)) if cut < end => cut.max(start),
+                // It is in no hole and before all cuts: its data went with an older part of it.
+                _ => continue,
+            };
+            zeros.push((zero, ZERO));
+        }
+        zeros
     }
 
     /// Removes what lies in `start..end`.
@@ -240,7 +315,8 @@ impl<'a> FileFold<'a> {
             let before = |segments: &BTreeMap<u64, Segment<'a>>, at| {
                 segments.range(..at).next_back().map(|(_, before)| *before)
             };
-            // The last that begins before the end: one that ends before the start has nothing behind it to clear.
+            // The last that begins before the end: one that ends before the start has nothing behind it to
+            // clear.
             let mut last = before(self.segments.mixed(), end);
             if last.is_some_and(|last| last.end > start) {
                 self.clear(start, end);
@@ -263,7 +339,8 @@ impl<'a> FileFold<'a> {
         self.writes.saturating_sub(stretches)
     }
 
-    /// What to do with a file that had `old` bytes (`None`: it is new) and has `size` in the end; and the writes saved by merging.
+    /// What to do with a file that had `old` bytes (`None`: it is new) and has `size` in the end; and the
+    /// writes saved by merging.
     pub(crate) fn plan(&self, old: Option<u64>, size: u64) -> (FilePlan<'a>, u64) {
         let mut plan = FilePlan {
             truncate: old.and_then(|old| self.truncate.map(|to| to.min(old))),
@@ -280,6 +357,13 @@ impl<'a> FileFold<'a> {
                     len: segment.end - offset,
                 }),
             }
+        }
+        if !self.kept.is_empty() {
+            let holes = self.segments.iter().filter(|(_, segment)| segment.data.is_none());
+            let holes: Vec<_> = holes.map(|(at, segment)| (at, segment.end)).collect();
+            let zeros = self.zeros_kept(&plan.pieces, &holes);
+            plan.pieces.extend(zeros);
+            plan.pieces.sort_by_key(|(at, _)| *at);
         }
         let ranges = self.allocate.iter().map(|(&first, &end)| ByteRange {
             offset: first * BLOCK_BYTES,

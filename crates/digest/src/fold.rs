@@ -1,8 +1,8 @@
-//! The state of the inodes and names that a batch touches, as its operations change it one after another. Reads the digested state
-//! through a [`View`] when it meets something for the first time; writes nothing.
+//! The state of the inodes and names that a batch touches, as its operations change it one after another.
+//! Reads the digested state through a [`View`] when it meets something for the first time; writes nothing.
 //!
-//! An operation first checks everything and then changes; so a refused transaction of one entry leaves no trace by itself, one
-//! of several is undone from copies.
+//! An operation first checks everything and then changes; so a refused transaction of one entry leaves no
+//! trace by itself, one of several is undone from copies.
 
 use crate::bytes::FileFold;
 use crate::op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, Stop, View};
@@ -10,7 +10,7 @@ use hashbrown::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use varve_format::{
     BLOCK_BYTES, EntryFlags, FileKind, Generation, Ino, InodeAttr, InodeKey, LINK_MAX, LogOp, LogSeq,
-    SessionId, SetAttrMask, TimeNs,
+    SessionId, SetAttrMask, TimeNs, XATTR_CAPABILITY,
 };
 
 /// One inode as the batch leaves it.
@@ -29,6 +29,8 @@ pub(crate) struct Node<'a> {
     /// Sessions that closed it for the last time in this batch.
     pub(crate) left: Vec<SessionId>,
     pub(crate) changed: bool,
+    /// Surely has no file capabilities.
+    pub(crate) no_capability: bool,
     /// Bytes of journal record for what is not in `file`.
     pub(crate) more_bytes: u64,
 }
@@ -54,8 +56,8 @@ pub(crate) enum Known<'a> {
     Free,
     Reserved(Generation),
     Node(Box<Node<'a>>),
-    /// Made and deleted in this batch: only its reserved number is given back. Nothing else of it is kept, so that files that come and go in one
-    /// batch pass through the same memory.
+    /// Made and deleted in this batch: only its reserved number is given back. Nothing else of it is kept, so
+    /// that files that come and go in one batch pass through the same memory.
     Vanished(InodeKey),
 }
 
@@ -92,8 +94,9 @@ pub struct Fold<'a, V: View> {
     record_bytes: u64,
 }
 
-/// Bytes of journal record that one name, one inode, one that is made and deleted in one batch, one stretch of data and one attribute are
-/// taken to need: generous means. A batch that needs more all the same is cut smaller.
+/// Bytes of journal record that one name, one inode, one that is made and deleted in one batch, one stretch
+/// of data and one attribute are taken to need: generous means. A batch that needs more all the same is cut
+/// smaller.
 const NAME_BYTES: u64 = 768;
 const INODE_BYTES: u64 = 512;
 const VANISHED_BYTES: u64 = 320;
@@ -116,7 +119,7 @@ pub(crate) struct At<'g> {
 impl At<'_> {
     /// Somebody else has checked the caller's rights.
     pub(crate) const fn trusted(&self) -> bool {
-        self.actor.privileged || self.actor.mediated
+        self.actor.privileged || self.actor.forwarded
     }
 
     /// A file keeps the set-group-id bit only for its owner's own groups, as in chmod(2).
@@ -127,8 +130,8 @@ impl At<'_> {
         }
     }
 
-    /// What a change of data does to the set-id bits of a file with `mode`: what its writer says, and of an ordinary user's session what
-    /// the kernel would do whatever it says.
+    /// What a change of data does to the set-id bits of a file with `mode`: what its writer says, and of an
+    /// ordinary user's session what the kernel would do whatever it says.
     fn set_id_flags(&self, attr: &InodeAttr) -> EntryFlags {
         let mut flags = self.flags;
         if !self.actor.privileged {
@@ -141,7 +144,7 @@ impl At<'_> {
     }
 
     pub(crate) fn need(&self, key: InodeKey, need: Need) -> Result<(), Refusal> {
-        if self.actor.mediated || self.grants.allows(key, need, self.seq) {
+        if self.actor.forwarded || self.grants.allows(key, need, self.seq) {
             Ok(())
         } else {
             Err(Refusal::NoGrant)
@@ -175,7 +178,8 @@ impl<'a, V: View> Fold<'a, V> {
         grants: &dyn Grants,
         ops: &[Op<'a>],
     ) -> Result<Result<(), RefusedTx>, V::Error> {
-        // Writes change nothing that decides whether a later write is possible: they are checked before, and not undone.
+        // Writes change nothing that decides whether a later write is possible: they are checked before, and
+        // not undone.
         let only_writes = ops.iter().all(|op| matches!(op.op, LogOp::Write { .. }));
         if ops.len() > 1 {
             self.undo = Some(Undo {
@@ -238,8 +242,9 @@ impl<'a, V: View> Fold<'a, V> {
         refused
     }
 
-    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. What later operations undo is not
-    /// counted any more: files that come and go take no record, however many they are.
+    /// About how many bytes of journal record the plan will need, so that a batch can be cut in time. What
+    /// later operations undo is not counted any more: files that come and go take no record, however many
+    /// they are.
     #[must_use]
     pub const fn record_bytes(&self) -> u64 {
         self.record_bytes
@@ -314,6 +319,7 @@ impl<'a, V: View> Fold<'a, V> {
                     xattrs: BTreeMap::new(),
                     left: Vec::new(),
                     changed: false,
+                    no_capability: false,
                     more_bytes: 0,
                 })),
             }),
@@ -434,6 +440,37 @@ impl<'a, V: View> Fold<'a, V> {
         if let LogOp::Write { key, .. } = *op {
             at.need(key, Need::Write)?;
             self.live_file(key)?;
+            self.drop_capability(key)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the file capabilities of a file whose data or owner changes, whoever changes it
+    /// (capabilities(7)). The daemon does it whatever the log says, so that nobody gains rights by a log of
+    /// his own making.
+    fn drop_capability(&mut self, key: InodeKey) -> Step<(), V> {
+        let node = self.live(key)?;
+        if node.no_capability || node.attr.is_dir() {
+            return Ok(());
+        }
+        let there = match node.xattrs.get(XATTR_CAPABILITY) {
+            Some(value) => value.is_some(),
+            None => {
+                node.old.is_some()
+                    && self
+                        .view
+                        .has_xattr(key.ino, XATTR_CAPABILITY)
+                        .map_err(Stop::State)?
+            }
+        };
+        if there {
+            self.change(key.ino, |node| {
+                node.more_bytes += XATTR_BYTES;
+                node.xattrs.insert(XATTR_CAPABILITY, None);
+            });
+        }
+        if let Some(Known::Node(node)) = self.nodes.get_mut(&key.ino) {
+            node.no_capability = true;
         }
         Ok(())
     }
@@ -461,6 +498,7 @@ impl<'a, V: View> Fold<'a, V> {
             LogOp::Truncate { key, size } => {
                 at.need(key, Need::Write)?;
                 self.live_file(key)?;
+                self.drop_capability(key)?;
                 self.change(key.ino, |node| {
                     node.more_bytes += 4 * PIECE_BYTES;
                     node.file.truncate(node.attr.size_bytes, size);
@@ -477,6 +515,7 @@ impl<'a, V: View> Fold<'a, V> {
             } => {
                 at.need(key, Need::Write)?;
                 self.live_file(key)?;
+                self.drop_capability(key)?;
                 self.change(key.ino, |node| {
                     node.more_bytes += 4 * PIECE_BYTES + (len / BLOCK_BYTES).min(1 << 20) / 8;
                     node.file.fallocate(mode, offset, len);
@@ -493,6 +532,7 @@ impl<'a, V: View> Fold<'a, V> {
                 self.change(key.ino, |node| {
                     node.more_bytes += XATTR_BYTES;
                     node.xattrs.insert(name, Some(value));
+                    node.no_capability &= name != XATTR_CAPABILITY;
                     node.attr.ctime_ns = at.time_ns;
                 });
                 Ok(())
@@ -505,6 +545,10 @@ impl<'a, V: View> Fold<'a, V> {
                     None if node.old.is_none() => false,
                     None => self.view.has_xattr(key.ino, name).map_err(Stop::State)?,
                 };
+                if !there && name == XATTR_CAPABILITY {
+                    // A change of the data that came before it in the log took them.
+                    return Ok(());
+                }
                 if !there {
                     return Err(Refusal::NoXattr.into());
                 }
@@ -530,7 +574,8 @@ impl<'a, V: View> Fold<'a, V> {
         }
     }
 
-    /// `key` has lost its last name (or its last open in a session, if `closed`): it goes unless somebody holds it.
+    /// `key` has lost its last name (or its last open in a session, if `closed`): it goes unless somebody
+    /// holds it.
     pub(crate) fn leave(&mut self, at: &At<'_>, key: InodeKey, closed: bool) {
         self.change(key.ino, |node| {
             if closed && !node.left.contains(&at.actor.session) {
@@ -570,6 +615,9 @@ impl<'a, V: View> Fold<'a, V> {
             || (new.mask.contains(SetAttrMask::GID) && new.gid != old.gid && !at.grants.may_give(new.gid));
         if foreign && !at.trusted() {
             return Err(Refusal::NotPermitted.into());
+        }
+        if new.mask.intersects(SetAttrMask::UID | SetAttrMask::GID) {
+            self.drop_capability(key)?;
         }
         self.change(key.ino, |node| {
             let attr = &mut node.attr;

@@ -1,8 +1,10 @@
-//! What a digest does before it writes anything: find the entries of a log, decide which ones count, and fold them into a plan.
+//! What a digest does before it writes anything: find the entries of a log, decide which ones count, and fold
+//! them into a plan.
 //!
-//! Pure: no I/O, no clock, no locks (but one around spare memory). Bytes of logs come through [`LogBytes`], the digested state through [`View`], rights through
-//! [`Grants`]; all three are implemented by the daemon. Nothing that a client wrote is trusted, and nothing in it can make this
-//! crate panic, loop without bound or hold more memory than its limits say.
+//! Pure: no I/O, no clock, no locks (but one around spare memory). Bytes of logs come through [`LogBytes`],
+//! the digested state through [`View`], rights through [`Grants`]; all three are implemented by the daemon.
+//! Nothing that a client wrote is trusted, and nothing in it can make this crate panic, loop without bound or
+//! hold more memory than its limits say.
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -12,13 +14,13 @@ mod op;
 mod plan;
 mod scan;
 
-pub use bytes::{ByteRange, Bytes, FilePlan, Left};
+pub use bytes::{ByteRange, Bytes, FilePlan, LogResident};
 pub use fold::Fold;
 pub use op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, View};
 pub use plan::{Fate, InodePlan, NameChange, Plan};
 pub use scan::{
-    Batch, Cursors, Cut, Damage, Entry, GatherLimits, LogBytes, NewestTx, Refused, ScanError, SealScan,
-    Transaction, gather, pending_bytes, seal_scan,
+    Batch, BatchLimit, Cursors, Damage, Entry, GatherLimits, LogBytes, NewestTx, Refused, ScanError,
+    SealScan, Transaction, gather, newest_entry, pending_bytes, seal_scan,
 };
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! The operations on names: create, link, unlink, rename. Link counts, parents and times of all inodes concerned are computed here.
+//! The operations on names: create, link, unlink, rename. Link counts, parents and times of all inodes
+//! concerned are computed here.
 
 use crate::bytes::FileFold;
 use crate::fold::{At, Fold, Known, Node, Step, can_link, links};
 use crate::op::{Need, Refusal, Stop, View};
 use std::collections::BTreeMap;
 use varve_format::seeded::{Bug, armed};
-use varve_format::{DIR_SIZE, FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO};
+use varve_format::{DIR_SIZE, FileKind, Ino, InodeAttr, InodeKey, LogOp, ROOT_INO, is_whiteout};
 
 /// Most directories above one another that an ancestor check walks.
 const DEPTH_MAX: usize = 1 << 16;
@@ -93,12 +94,13 @@ impl<'a, V: View> Fold<'a, V> {
         if uid != at.actor.uid && !at.trusted() {
             return Err(Refusal::NotPermitted.into());
         }
-        // A directory with the set-group-id bit hands its group on; any other group must be one of the user's.
+        // A directory with the set-group-id bit hands its group on; any other group must be one of the
+        // user's.
         let handed_on = parent.mode & 0o2000 != 0 && gid == parent.gid;
         let device = matches!(
             FileKind::from_mode(mode),
             Some(FileKind::CharDevice | FileKind::BlockDevice)
-        );
+        ) && !is_whiteout(mode, rdev);
         if !at.actor.privileged && (device || !(handed_on || at.grants.may_give(gid))) {
             return Err(Refusal::NotPermitted.into());
         }
@@ -143,6 +145,7 @@ impl<'a, V: View> Fold<'a, V> {
             xattrs: BTreeMap::new(),
             left: Vec::new(),
             changed: true,
+            no_capability: true,
             more_bytes: 0,
         });
         Ok(())
@@ -255,7 +258,7 @@ impl<'a, V: View> Fold<'a, V> {
         if !is_dir || from == to {
             return Ok(());
         }
-        if !at.actor.mediated {
+        if !at.actor.forwarded {
             return Err(Refusal::DirectoryMove.into());
         }
         let mut above = to.ino;

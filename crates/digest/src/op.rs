@@ -1,6 +1,7 @@
-//! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses. No logic.
+//! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses.
+//! No logic.
 
-use crate::bytes::{Bytes, Left};
+use crate::bytes::{Bytes, LogResident};
 use varve_format::log::LogFormatError;
 use varve_format::{
     EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs, charge, charge_write,
@@ -18,7 +19,7 @@ pub struct Op<'a> {
     /// What it does.
     pub op: LogOp<'a>,
     /// Of a write whose bytes are in its log still: which they are. `op` has none then.
-    pub left: Option<Left>,
+    pub left: Option<LogResident>,
 }
 
 impl<'a> Op<'a> {
@@ -26,7 +27,7 @@ impl<'a> Op<'a> {
     #[must_use]
     pub const fn bytes(&self) -> Bytes<'a> {
         match (self.left, self.op) {
-            (Some(left), _) => Bytes::Left(left),
+            (Some(left), _) => Bytes::LogResident(left),
             (None, LogOp::Write { data, .. }) => Bytes::Here(data),
             (None, _) => Bytes::Here(&[]),
         }
@@ -52,7 +53,7 @@ pub struct Actor {
     /// Acts for any credentials.
     pub privileged: bool,
     /// The daemon itself does it: rights were checked before, and directories may move.
-    pub mediated: bool,
+    pub forwarded: bool,
 }
 
 /// What an operation needs a grant for.
@@ -71,13 +72,15 @@ pub trait Grants {
     /// Whether the session may do at `seq` what needs `need` on `key`.
     fn allows(&self, key: InodeKey, need: Need, seq: LogSeq) -> bool;
 
-    /// Whether the session's user is known to be in this group. If not, the session gives files no other group, and no set-group-id bit.
+    /// Whether the session's user is known to be in this group. If not, the session gives files no other
+    /// group, and no set-group-id bit.
     fn in_group(&self, _gid: u32) -> bool {
         false
     }
 
-    /// Whether the user may give a file this group: as [`in_group`](Self::in_group), but true where the user's groups are not known any more
-    /// (the daemon was started since): what was acknowledged is not lost for that.
+    /// Whether the user may give a file this group: as [`in_group`](Self::in_group), but true where the
+    /// user's groups are not known any more (the daemon was started since): what was acknowledged is not lost
+    /// for that.
     fn may_give(&self, gid: u32) -> bool {
         self.in_group(gid)
     }

@@ -1,4 +1,5 @@
-//! The result of a fold: what is to be written, each thing once. No I/O; the daemon carries it out in one transaction.
+//! The result of a fold: what is to be written, each thing once. No I/O; the daemon carries it out in one
+//! transaction.
 
 use crate::bytes::FilePlan;
 use crate::fold::{Fold, Known, Node};
@@ -55,7 +56,8 @@ pub struct Plan<'a> {
     pub names: Vec<NameChange>,
     /// Inodes, by number.
     pub inodes: Vec<InodePlan<'a>>,
-    /// Inodes that were made and deleted in this batch, by number: only their reserved numbers are given back.
+    /// Inodes that were made and deleted in this batch, by number: only their reserved numbers are given
+    /// back.
     pub vanished: Vec<InodeKey>,
     /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,

@@ -1,13 +1,15 @@
-//! A pool of files on this host, served by this process: no daemon to start, and yet others may come (a mount, `varve status`).
+//! A pool of files on this host, served by this process: no daemon to start, and yet others may come (a
+//! mount, `varve status`).
 
 use std::path::Path;
 use std::sync::Arc;
 use varve_ipc::ClientKind;
 use varve_kernelfs::KernelError;
-use varve_kernelfs::host::{HostDaemon, HostPool, PoolSpec, TOML, create_pool};
+use varve_kernelfs::pool::{HostDaemon, HostPool, PoolSpec, TOML, create_pool};
 use varve_libfs::{Connector, Fs, FsOptions, MountError, SocketConnector};
 
-/// A pool directory that this process serves until [`stop`](Self::stop). A drop leaves the logs to the next start.
+/// A pool directory that this process serves until [`stop`](Self::stop). A drop leaves the logs to the next
+/// start.
 pub struct PoolHere {
     daemon: HostDaemon,
     pool: HostPool,

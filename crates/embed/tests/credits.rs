@@ -1,4 +1,5 @@
-//! Space that is promised to a session is used up by what it logs, and by nothing else; what it does not use is everybody's.
+//! Space that is promised to a session is used up by what it logs, and by nothing else; what it does not use
+//! is everybody's.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,8 @@ const SMALL: SimPool = SimPool {
 const BLOCK: u64 = 4096;
 /// Bytes of the pieces that the pool is filled with.
 const PIECE: usize = 256 << 10;
-/// Blocks that may be left when a piece finds no space: it and its trees' at most, with what others have under way.
+/// Blocks that may be left when a piece finds no space: it and its trees' at most, with what others have
+/// under way.
 const LEFT: u64 = PIECE as u64 / BLOCK + 8;
 
 fn open_small(world: &SimWorld) -> Embedded {
@@ -141,7 +143,8 @@ fn space_that_one_session_does_not_use_is_the_others_until_the_pool_is_full() {
     assert!(has + LEFT + before / 100 >= before, "{has} of {before} blocks");
     assert!(left(&embedded) <= LEFT);
     assert!(a.statfs().unwrap().blocks_available <= LEFT);
-    // Nobody has anything that another could not get: neither gets more, but for what the last digests have freed since.
+    // Nobody has anything that another could not get: neither gets more, but for what the last digests have
+    // freed since.
     let other = make(&a, b"other");
     let others = fill(&a, other, 2, 0, u64::MAX);
     let more = fill(&b, key, 1, pieces, u64::MAX);

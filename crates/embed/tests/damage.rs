@@ -1,5 +1,5 @@
-//! `fsck` on pools damaged at random: it never panics, finds what matters, mends what can be mended, says what was lost, makes nothing
-//! worse, and is clean when it is run again.
+//! `fsck` on pools damaged at random: it never panics, finds what matters, mends what can be mended, says
+//! what was lost, makes nothing worse, and is clean when it is run again.
 //!
 //! `VARVE_DAMAGE_IMAGES=1000` runs the long form; `VARVE_DAMAGE_SEED=n` runs one image and says more.
 #![allow(clippy::unwrap_used)]

@@ -1,7 +1,9 @@
-//! One flipped bit in each kind of structure, while the daemon serves the pool: what reads, changes, the digest and the checks say then, and
-//! the next start. Never other bytes than were written without a word, but where ADR 16 says so; no name is silently gone.
+//! One flipped bit in each kind of structure, while the daemon serves the pool: what reads, changes, the
+//! digest and the checks say then, and the next start. Never other bytes than were written without a word,
+//! but where ADR 16 says so; no name is silently gone.
 //!
-//! Prints the table of `docs/results/media-faults.md`. `VARVE_FLIPS=n` flips more bits of each kind, `VARVE_SEED=n` others.
+//! Prints the table of `docs/results/media-faults.md`. `VARVE_FLIPS=n` flips more bits of each kind,
+//! `VARVE_SEED=n` others.
 #![allow(clippy::unwrap_used)]
 
 mod damaged_pool;
@@ -277,7 +279,7 @@ fn check_stopped(world: &SimWorld) -> String {
 
 fn serve(world: &SimWorld, verify: bool) -> Result<(Embedded, Posix), String> {
     let config = Config {
-        verify_nvm_reads: verify,
+        verify_nvm_reads: verify.into(),
         // What is not to be had is not waited for long.
         lease_ms: 100,
         wait_ms: 100,

@@ -46,8 +46,8 @@ fn digested(embedded: &Embedded) -> u64 {
     embedded.kernel().status().digest.batches
 }
 
-/// Files come, go and are renamed between the pages that one mount lists; another mount, which makes the first give its leases back, sees the
-/// same entries with the same cookies in the same order.
+/// Files come, go and are renamed between the pages that one mount lists; another mount, which makes the
+/// first give its leases back, sees the same entries with the same cookies in the same order.
 #[test]
 fn directory_is_listed_without_a_digest_and_as_the_pool_lists_it() {
     let world = SimWorld::new();
@@ -80,7 +80,8 @@ fn directory_is_listed_without_a_digest_and_as_the_pool_lists_it() {
     embedded.shutdown().unwrap();
 }
 
-/// A directory that others made is read once, and known then; what is made in it afterwards is listed too, by the cookies that it will have.
+/// A directory that others made is read once, and known then; what is made in it afterwards is listed too, by
+/// the cookies that it will have.
 #[test]
 fn directory_that_was_read_is_known() {
     let world = SimWorld::new();

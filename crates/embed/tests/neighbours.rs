@@ -69,7 +69,8 @@ fn going_through_files_asks_for_many_leases_at_once() {
     embedded.shutdown().unwrap();
 }
 
-/// Takes what was listed in the order in which it is gone through by who lists much before he looks: that of the numbers.
+/// Takes what was listed in the order in which it is gone through by who lists much before he looks: that of
+/// the numbers.
 fn by_number(listed: &[varve_ipc::DirEntry]) -> Vec<varve_ipc::DirEntry> {
     let mut sorted = listed.to_vec();
     sorted.sort_by_key(|entry| entry.key.ino);
@@ -82,8 +83,8 @@ fn going_through_a_part_of_a_directory_asks_for_what_was_listed() {
     let me = Cred::root();
     let fs = embedded.mount().unwrap();
     let dir = many(&fs);
-    // As `find` does in a directory with more files than it lists at once: the order of names is that of their hashes, so each part is
-    // scattered over all numbers, and of the next numbers few are wanted.
+    // As `find` does in a directory with more files than it lists at once: the order of names is that of
+    // their hashes, so each part is scattered over all numbers, and of the next numbers few are wanted.
     let (mut cookie, mut seen, mut asked) = (0, 0, 0);
     loop {
         let part = fs.readdir(dir, cookie, 200).unwrap();
@@ -126,7 +127,8 @@ fn leases_that_came_ahead_hide_nothing_that_others_change() {
     let dir = many(&a);
     let look = |fs: &Fs, n: u64| fs.lookup(dir, name(n).as_bytes(), &me);
     for round in 0..6_u64 {
-        // One goes through all of them, so that leases come ahead; the other changes, here and there, what the first may have leases on.
+        // One goes through all of them, so that leases come ahead; the other changes, here and there, what
+        // the first may have leases on.
         std::thread::scope(|scope| {
             let walk = scope.spawn(|| {
                 // Every other time they come as they were listed, else by the next numbers.

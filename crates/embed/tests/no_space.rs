@@ -1,4 +1,5 @@
-//! A digest that finds no space: nothing is lost, nothing is latched, and it goes on when there is space again.
+//! A digest that finds no space: nothing is lost, nothing is latched, and it goes on when there is space
+//! again.
 #![allow(clippy::unwrap_used)]
 
 use varve_embed::{Embedded, SimPool};

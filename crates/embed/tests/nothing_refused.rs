@@ -1,4 +1,5 @@
-//! Threads that open, change, unlink and close the same few names: whatever the client logs, the digest takes.
+//! Threads that open, change, unlink and close the same few names: whatever the client logs, the digest
+//! takes.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! A pool that was shut down is opened again at once in the same process, while threads of its mounts may still be at their last requests.
+//! A pool that was shut down is opened again at once in the same process, while threads of its mounts may
+//! still be at their last requests.
 #![allow(clippy::unwrap_used)]
 
 use varve_embed::{Embedded, SimPool};
@@ -26,7 +27,8 @@ fn open(world: &SimWorld) -> Embedded {
     POOL.open(world, config).unwrap()
 }
 
-/// The logs of mounts that are dropped are digested by whoever comes to it; a daemon that had ended went on writing beside the next one.
+/// The logs of mounts that are dropped are digested by whoever comes to it; a daemon that had ended went on
+/// writing beside the next one.
 #[test]
 fn pool_that_is_opened_again_at_once_is_whole_though_its_mounts_were_only_dropped() {
     let world = SimWorld::new();

@@ -1,4 +1,5 @@
-//! Data many times the NVM, through real clients: it spills to every tier, the end of space is told before anything is lost.
+//! Data many times the NVM, through real clients: it spills to every tier, the end of space is told before
+//! anything is lost.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

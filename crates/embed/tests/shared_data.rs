@@ -1,4 +1,5 @@
-//! Two mounts that write and read one file: nobody sees a block that is torn, foreign, or older than what had returned before.
+//! Two mounts that write and read one file: nobody sees a block that is torn, foreign, or older than what had
+//! returned before.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Several mounts that fight over a few names of one directory tree: all calls end, and all see the same in the end.
+//! Several mounts that fight over a few names of one directory tree: all calls end, and all see the same in
+//! the end.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -165,7 +166,8 @@ fn creations_in_a_directory_from_before_soon_ask_nothing() {
     embedded.shutdown().unwrap();
 }
 
-/// The daemon forgets a directory as soon as its removal is digested, perhaps while another thread is about to remove it too.
+/// The daemon forgets a directory as soon as its removal is digested, perhaps while another thread is about
+/// to remove it too.
 #[test]
 fn threads_of_one_mount_that_remove_the_same_directory_see_it_or_not() {
     let world = SimWorld::new();

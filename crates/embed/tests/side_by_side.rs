@@ -1,4 +1,5 @@
-//! Logs of several sessions digested side by side while the pool's metadata goes down and comes up under all of them.
+//! Logs of several sessions digested side by side while the pool's metadata goes down and comes up under all
+//! of them.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,8 @@ fn is_shared(file: usize) -> bool {
     file.is_multiple_of(3)
 }
 
-/// Files are made in one's own directory. Some go to the shared one, some are removed, the others are written.
+/// Files are made in one's own directory. Some go to the shared one, some are removed, the others are
+/// written.
 fn run(fs: &Fs, mount: usize, own: InodeKey, shared: InodeKey) {
     let me = Cred::root();
     for file in 0..FILES {
@@ -84,7 +86,7 @@ fn metadata_goes_down_and_comes_up_under_several_digests() {
         // Whatever room there is.
         scope.spawn(move || {
             while !over.load(Ordering::Acquire) {
-                store.cool(64).unwrap();
+                store.demote(64).unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
@@ -101,7 +103,7 @@ fn metadata_goes_down_and_comes_up_under_several_digests() {
     });
     drop(mounts);
     embedded.kernel().digest_all().unwrap();
-    let moved = embedded.kernel().store().cooled();
+    let moved = embedded.kernel().store().demotion_stats();
     assert!(moved.away > 100 && moved.back > 0, "{moved:?}");
     assert_eq!(embedded.kernel().status().digest.refused, 0);
     embedded.shutdown().unwrap();

@@ -1,4 +1,5 @@
-//! Groups of calls that persist as one, on pools in this process: what is seen when, what fails and leaves nothing, bounds, threads, sessions.
+//! Groups of calls that persist as one, on pools in this process: what is seen when, what fails and leaves
+//! nothing, bounds, threads, sessions.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -267,7 +268,8 @@ fn temporary_name_and_unnamed_file_take_the_place_of_another() {
     old.read_at(0, &mut bytes).unwrap();
     assert_eq!((&bytes, old.getattr().unwrap().nlink), (b"old", 0));
     old.append(b"!", &me).unwrap();
-    // What is made and removed in a group takes nothing afterwards, instead of the whole being refused by the digest.
+    // What is made and removed in a group takes nothing afterwards, instead of the whole being refused by the
+    // digest.
     let mut group = fs.transaction(&me);
     let gone = group.create(root, b"gone", 0o644).unwrap();
     group.unlink(root, b"gone").unwrap();

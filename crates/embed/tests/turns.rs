@@ -1,4 +1,5 @@
-//! Two sessions that take strict turns at a file, by a token that they rename: what a turn costs, and that nobody starves.
+//! Two sessions that take strict turns at a file, by a token that they rename: what a turn costs, and that
+//! nobody starves.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -20,7 +21,8 @@ const RW: OpenFlags = OpenFlags {
     direct: false,
 };
 
-/// A pool whose time stands still: nothing is contended for less long, and nobody waits for less long, because a machine is slow.
+/// A pool whose time stands still: nothing is contended for less long, and nobody waits for less long,
+/// because a machine is slow.
 fn pool(clock: &Arc<ManualClock>) -> Embedded {
     let world = SimWorld::new();
     SimPool::default().mkfs(&world).unwrap();
@@ -105,7 +107,7 @@ fn turns_are_mediated_and_leases_return_when_one_is_left() {
         assert!(players[0].turn() && players[1].turn());
     }
     for (before, after) in before.iter().zip(totals()) {
-        assert_eq!(after.mediated - before.mediated, 50 * 3, "renames and writes");
+        assert_eq!(after.forwarded - before.forwarded, 50 * 3, "renames and writes");
         // The file is read under a lease, which goes back for the write. Nothing else is asked for.
         assert_eq!(after.acquires - before.acquires, 50);
         assert_eq!(after.names_missed, before.names_missed);
@@ -126,8 +128,8 @@ fn turns_are_mediated_and_leases_return_when_one_is_left() {
     }
     let after = left.fs.counters();
     assert_eq!(
-        (after.mediated, after.acquires),
-        (before.mediated, before.acquires)
+        (after.forwarded, after.acquires),
+        (before.forwarded, before.acquires)
     );
     assert_eq!(after.logged - before.logged, 150);
     // And the other is not shut out.

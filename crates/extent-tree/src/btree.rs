@@ -1,13 +1,13 @@
-//! A B+tree of records with 64-bit keys, changed in place: what the extent trees and the name indexes share. Knows nothing of
-//! what the records mean.
+//! A B+tree of records with 64-bit keys, changed in place: what the extent trees and the name indexes share.
+//! Knows nothing of what the records mean.
 //!
-//! The first key of an inner node is always 0 and stands for the node's own lower bound, so the loss of a first child touches
-//! only its parent. Leaves have no links to each other: an iteration descends again by the next separator, and so a change
-//! never has to touch a neighbour. A node that is less than a quarter full joins a neighbour if both then fill at most three
-//! quarters of one; empty nodes are freed at once.
+//! The first key of an inner node is always 0 and stands for the node's own lower bound, so the loss of a
+//! first child touches only its parent. Leaves have no links to each other: an iteration descends again by
+//! the next separator, and so a change never has to touch a neighbour. A node that is less than a quarter
+//! full joins a neighbour if both then fill at most three quarters of one; empty nodes are freed at once.
 
 mod change;
-mod cold;
+mod demotion;
 mod walk;
 
 use crate::{Fault, MetaIo, MetaRead, TreeError};
@@ -152,7 +152,8 @@ impl BTree {
             return Ok(None);
         }
         let mut key = key;
-        // A leaf may have lost its first records, so the answer can be the last of the leaf before; none is empty.
+        // A leaf may have lost its first records, so the answer can be the last of the leaf before; none is
+        // empty.
         for _ in 0..2 {
             let place = self.seek(io, top, key)?;
             let found = self.view(io, place.leaf, 0, |node| {
@@ -173,7 +174,8 @@ impl BTree {
         Err(self.corrupt(place.leaf, Fault::Empty).into())
     }
 
-    /// Calls `visit` with the records whose keys are in `range`, ascending, until it breaks. The leaf is being read meanwhile.
+    /// Calls `visit` with the records whose keys are in `range`, ascending, until it breaks. The leaf is
+    /// being read meanwhile.
     pub(crate) fn scan<M: MetaRead>(
         &self,
         io: &M,

@@ -16,13 +16,14 @@ pub struct DirEntry {
     pub key: InodeKey,
     /// Its kind.
     pub kind: FileKind,
-    /// Where an iteration goes on after this entry: at least [`COOKIE_MIN`](varve_format::COOKIE_MIN), below 2^63. The entry
-    /// keeps it as long as it exists.
+    /// Where an iteration goes on after this entry: at least [`COOKIE_MIN`](varve_format::COOKIE_MIN), below
+    /// 2^63. The entry keeps it as long as it exists.
     pub cookie: u64,
 }
 
-/// The index of one directory. Holds only the owner's number and the pool's key: the root, a part of the inode image, is passed
-/// in; functions that take it as `&mut` leave it as it must be stored in the same transaction.
+/// The index of one directory. Holds only the owner's number and the pool's key: the root, a part of the
+/// inode image, is passed in; functions that take it as `&mut` leave it as it must be stored in the same
+/// transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Directory {
     tree: BTree,
@@ -90,8 +91,8 @@ impl Directory {
     /// Adds a name. Returns the entry's cookie.
     ///
     /// # Errors
-    /// [`TreeError::Exists`], [`TreeError::BadName`] and [`TreeError::HashFull`] with nothing changed; corruption, and the
-    /// errors of `io`.
+    /// [`TreeError::Exists`], [`TreeError::BadName`] and [`TreeError::HashFull`] with nothing changed;
+    /// corruption, and the errors of `io`.
     pub fn insert<M: MetaIo>(
         &self,
         io: &mut M,
@@ -114,7 +115,8 @@ impl Directory {
     /// Removes a name. Returns what it stood for.
     ///
     /// # Errors
-    /// [`TreeError::NotFound`] and [`TreeError::BadName`] with nothing changed; corruption, and the errors of `io`.
+    /// [`TreeError::NotFound`] and [`TreeError::BadName`] with nothing changed; corruption, and the errors of
+    /// `io`.
     pub fn remove<M: MetaIo>(
         &self,
         io: &mut M,
@@ -128,7 +130,8 @@ impl Directory {
         Ok(found)
     }
 
-    /// A root whose counter has come to zero before its last name, or the other way round, would be refused later.
+    /// A root whose counter has come to zero before its last name, or the other way round, would be refused
+    /// later.
     fn root_after(&self, top: &Top, entries: u64) -> Result<DirRoot, TreeError> {
         let root = DirRoot::new(top, entries);
         self.top(&root).map(|_| root)
@@ -153,8 +156,9 @@ impl Directory {
         Ok(found)
     }
 
-    /// Calls `visit(cookie, entry)` for each entry whose cookie is above `after` (0: from the start), until it breaks. An entry
-    /// that exists all along is visited exactly once, however often the iteration is broken off and taken up with the last cookie.
+    /// Calls `visit(cookie, entry)` for each entry whose cookie is above `after` (0: from the start), until
+    /// it breaks. An entry that exists all along is visited exactly once, however often the iteration is
+    /// broken off and taken up with the last cookie.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -173,8 +177,8 @@ impl Directory {
             })
     }
 
-    /// Forgets at most `max` entries, the last cookies first, and frees the blocks that they leave. Goes on from the root as it
-    /// is; `Done` when the index is empty.
+    /// Forgets at most `max` entries, the last cookies first, and frees the blocks that they leave. Goes on
+    /// from the root as it is; `Done` when the index is empty.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -197,18 +201,19 @@ impl Directory {
         Ok(Progress::More)
     }
 
-    /// Sends the nodes of the index to slower tiers, as long as `more` says so. Returns the root to be stored.
+    /// Sends the nodes of the index to slower tiers, as long as `more` says so. Returns the root to be
+    /// stored.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
-    pub fn cool<M: MetaIo>(
+    pub fn demote<M: MetaIo>(
         &self,
         io: &mut M,
         root: &DirRoot,
         more: &mut dyn FnMut(&mut M) -> bool,
     ) -> Result<DirRoot, M::Error> {
         let mut top = self.top(root)?;
-        self.tree.cool(io, &mut top, more)?;
+        self.tree.demote(io, &mut top, more)?;
         Ok(DirRoot::new(&top, root.entries()))
     }
 
@@ -221,8 +226,8 @@ impl Directory {
         Ok(top.height == 0 || top.block.is_cold())
     }
 
-    /// Walks the whole index: tells `visitor` of every node and every fault, and `on_entry` of every sound entry and its cookie.
-    /// Reads each node once; memory grows with the number of nodes.
+    /// Walks the whole index: tells `visitor` of every node and every fault, and `on_entry` of every sound
+    /// entry and its cookie. Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,

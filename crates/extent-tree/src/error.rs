@@ -129,6 +129,7 @@ pub trait CheckVisitor<E> {
     fn block(&mut self, block: BlockNo, kind: BlockKind);
     /// Something is wrong; the walk leaves out what hangs below and goes on.
     fn fault(&mut self, error: TreeError);
-    /// A block that should be there could not be read (bad checksum, device error); the walk goes on without it.
+    /// A block that should be there could not be read (bad checksum, device error); the walk goes on without
+    /// it.
     fn unreadable(&mut self, block: BlockNo, error: E);
 }

@@ -15,7 +15,8 @@ use varve_format::{
 };
 use zerocopy::IntoBytes;
 
-/// A tree of one leaf with no more extents than this goes back into the inode: fewer than fit, so that it does not go to and fro.
+/// A tree of one leaf with no more extents than this goes back into the inode: fewer than fit, so that it
+/// does not go to and fro.
 const INLINE_AGAIN: u64 = INLINE_EXTENTS as u64 / 2;
 
 /// A run of blocks on a tier.
@@ -51,8 +52,8 @@ pub enum Mapping {
     },
 }
 
-/// The extent tree of one inode. Holds only the owner's number: the root, a part of the inode image, is passed in; functions
-/// that take it as `&mut` leave it as it must be stored in the same transaction.
+/// The extent tree of one inode. Holds only the owner's number: the root, a part of the inode image, is
+/// passed in; functions that take it as `&mut` leave it as it must be stored in the same transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct ExtentTree {
     tree: BTree,
@@ -177,11 +178,13 @@ impl ExtentTree {
         Ok(found)
     }
 
-    /// Unmaps `range` and maps `new`, ascending extents within it, instead. Returns what was unmapped, in the order of the
-    /// file; a block that `new` maps again is in it all the same. What is free to be used again, and when, is the caller's business.
+    /// Unmaps `range` and maps `new`, ascending extents within it, instead. Returns what was unmapped, in the
+    /// order of the file; a block that `new` maps again is in it all the same. What is free to be used again,
+    /// and when, is the caller's business.
     ///
     /// # Errors
-    /// [`TreeError::BadExtent`] and [`TreeError::BadOrder`] with nothing changed; corruption, and the errors of `io`.
+    /// [`TreeError::BadExtent`] and [`TreeError::BadOrder`] with nothing changed; corruption, and the errors
+    /// of `io`.
     pub fn replace<M: MetaIo>(
         &self,
         io: &mut M,
@@ -211,7 +214,8 @@ impl ExtentTree {
         self.replace(io, root, range, &[])
     }
 
-    /// Unmaps at most the first `max` extents of `range`; for ranges of any size, one transaction after the other.
+    /// Unmaps at most the first `max` extents of `range`; for ranges of any size, one transaction after the
+    /// other.
     ///
     /// # Errors
     /// As [`replace`](Self::replace).
@@ -266,9 +270,9 @@ impl ExtentTree {
         self.replace(io, root, range, &written).map(|_| ())
     }
 
-    /// If all of `range` lies in one run that begins at `from`, maps it to the run at `to`, flags unchanged, and returns true;
-    /// else changes nothing and returns false (the mapping changed while the data was being copied). What happens to the old
-    /// blocks, and on true to the new, is the caller's business.
+    /// If all of `range` lies in one run that begins at `from`, maps it to the run at `to`, flags unchanged,
+    /// and returns true; else changes nothing and returns false (the mapping changed while the data was being
+    /// copied). What happens to the old blocks, and on true to the new, is the caller's business.
     ///
     /// # Errors
     /// As [`replace`](Self::replace).
@@ -302,7 +306,7 @@ impl ExtentTree {
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
-    pub fn cool<M: MetaIo>(
+    pub fn demote<M: MetaIo>(
         &self,
         io: &mut M,
         root: &TreeRoot,
@@ -311,7 +315,7 @@ impl ExtentTree {
         match self.form(root)? {
             TreeForm::Inline(_) => Ok(*root),
             TreeForm::Nodes(mut top, counts) => {
-                self.tree.cool(io, &mut top, more)?;
+                self.tree.demote(io, &mut top, more)?;
                 Ok(TreeRoot::nodes(&top, &counts))
             }
         }
@@ -350,8 +354,9 @@ impl ExtentTree {
         })
     }
 
-    /// Unmaps at most `max` extents, from the end of the file, and frees the nodes that they leave. Goes on from the root as
-    /// it is; `Done` when the tree is empty. Each call with `max > 0` makes progress and touches one leaf for each 144 extents.
+    /// Unmaps at most `max` extents, from the end of the file, and frees the nodes that they leave. Goes on
+    /// from the root as it is; `Done` when the tree is empty. Each call with `max > 0` makes progress and
+    /// touches one leaf for each 144 extents.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -386,8 +391,8 @@ impl ExtentTree {
         Ok((runs, progress(root)))
     }
 
-    /// Walks the whole tree: tells `visitor` of every node and every fault, and `on_extent` of every sound extent.
-    /// Reads each node once; memory grows with the number of nodes.
+    /// Walks the whole tree: tells `visitor` of every node and every fault, and `on_extent` of every sound
+    /// extent. Reads each node once; memory grows with the number of nodes.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,

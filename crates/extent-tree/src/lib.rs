@@ -7,6 +7,7 @@ mod error;
 mod extents;
 mod io;
 mod names;
+mod progress;
 #[cfg(test)]
 mod testing;
 mod xattr;
@@ -15,13 +16,5 @@ pub use dir::{DirEntry, Directory};
 pub use error::{CheckVisitor, Fault, TreeError};
 pub use extents::{ExtentTree, Mapping, Run};
 pub use io::{MetaIo, MetaRead};
+pub use progress::Progress;
 pub use xattr::Xattrs;
-
-/// How far an operation that is cut into bounded steps has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
-    /// Call again, in this transaction or a later one, with the root as it now is.
-    More,
-    /// All is done.
-    Done,
-}

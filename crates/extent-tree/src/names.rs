@@ -1,9 +1,9 @@
 //! What directories and attributes share: records found by the hash of their name.
 //!
-//! A record's key is its name's 48-bit hash and a 15-bit ordinal that tells names of one hash apart, given at insertion and kept
-//! until removal. So keys are of one size (inner nodes too), a key serves as a readdir cookie that no other name's coming or
-//! going changes, and any collision works; 32,768 names of one hash, which nobody can make who does not know the pool's key,
-//! are refused beyond.
+//! A record's key is its name's 48-bit hash and a 15-bit ordinal that tells names of one hash apart, given at
+//! insertion and kept until removal. So keys are of one size (inner nodes too), a key serves as a readdir
+//! cookie that no other name's coming or going changes, and any collision works; 32,768 names of one hash,
+//! which nobody can make who does not know the pool's key, are refused beyond.
 
 use crate::btree::BTree;
 use crate::{Fault, MetaRead, TreeError};

@@ -1,4 +1,5 @@
-//! Metadata blocks in memory for tests: counts reads, refuses double frees, finds leaks, and breaks blocks on purpose.
+//! Metadata blocks in memory for tests: counts reads, refuses double frees, finds leaks, and breaks blocks on
+//! purpose.
 
 #![allow(clippy::unwrap_used)]
 
@@ -59,7 +60,7 @@ impl MemIo {
         self.blocks.get_mut(&block).unwrap()
     }
 
-    /// For `cool`: so many blocks, of which every third stays.
+    /// For `demote`: so many blocks, of which every third stays.
     pub(crate) fn some(max: u16) -> impl FnMut(&mut Self) -> bool {
         let mut left = max;
         move |io| {
@@ -136,7 +137,7 @@ impl MetaIo for MemIo {
         Ok(())
     }
 
-    fn warm(&mut self, block: BlockNo) -> Result<BlockNo, MemError> {
+    fn promote(&mut self, block: BlockNo) -> Result<BlockNo, MemError> {
         assert!(block.is_cold(), "{block} is brought back from nowhere");
         let header = BlockHeader::of(self.blocks.get(&block).ok_or(MemError::NoBlock(block))?);
         let (kind, owner) = (
@@ -148,7 +149,7 @@ impl MetaIo for MemIo {
         Ok(new)
     }
 
-    fn cool(&mut self, block: BlockNo) -> Result<Option<BlockNo>, MemError> {
+    fn demote(&mut self, block: BlockNo) -> Result<Option<BlockNo>, MemError> {
         assert!(!block.is_cold(), "{block} is sent away twice");
         self.asked += 1;
         if self.keep_each > 0 && self.asked.is_multiple_of(self.keep_each) {

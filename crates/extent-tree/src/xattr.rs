@@ -28,8 +28,9 @@ impl From<XattrValue<'_>> for Value {
     }
 }
 
-/// The extended attributes of one inode. Holds only the owner's number and the pool's key: the root, a part of the inode image,
-/// is passed in; functions that take it as `&mut` leave it as it must be stored in the same transaction.
+/// The extended attributes of one inode. Holds only the owner's number and the pool's key: the root, a part
+/// of the inode image, is passed in; functions that take it as `&mut` leave it as it must be stored in the
+/// same transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct Xattrs {
     tree: BTree,
@@ -101,12 +102,12 @@ impl Xattrs {
         }
     }
 
-    /// Creates or replaces `name`. Returns whether it was there. `XATTR_CREATE` and `XATTR_REPLACE` are decided by the caller,
-    /// who asks first.
+    /// Creates or replaces `name`. Returns whether it was there. `XATTR_CREATE` and `XATTR_REPLACE` are
+    /// decided by the caller, who asks first.
     ///
     /// # Errors
-    /// [`TreeError::BadName`] if name or value are too long, [`TreeError::HashFull`], both with nothing changed; corruption, and
-    /// the errors of `io`.
+    /// [`TreeError::BadName`] if name or value are too long, [`TreeError::HashFull`], both with nothing
+    /// changed; corruption, and the errors of `io`.
     pub fn set<M: MetaIo>(
         &self,
         io: &mut M,
@@ -236,8 +237,8 @@ impl Xattrs {
         Ok(names)
     }
 
-    /// Forgets at most `max` attributes and frees the blocks that they leave. Goes on from the root as it is; `Done` when none
-    /// is left.
+    /// Forgets at most `max` attributes and frees the blocks that they leave. Goes on from the root as it is;
+    /// `Done` when none is left.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
@@ -266,11 +267,12 @@ impl Xattrs {
         Ok(Progress::More)
     }
 
-    /// Sends the nodes of the index and the blocks of values to slower tiers, as long as `more` says so. Returns the root to be stored.
+    /// Sends the nodes of the index and the blocks of values to slower tiers, as long as `more` says so.
+    /// Returns the root to be stored.
     ///
     /// # Errors
     /// Corruption, and the errors of `io`.
-    pub fn cool<M: MetaIo>(
+    pub fn demote<M: MetaIo>(
         &self,
         io: &mut M,
         root: &XattrRoot,
@@ -280,15 +282,15 @@ impl Xattrs {
         // Below nodes that are away, all is.
         if top.height > 0 && !top.block.is_cold() {
             // Values before the leaves that name them.
-            if self.cool_values(io, &mut top, more)? {
-                self.tree.cool(io, &mut top, more)?;
+            if self.demote_values(io, &mut top, more)? {
+                self.tree.demote(io, &mut top, more)?;
             }
         }
         Ok(XattrRoot::new(&top, root.entries(), root.value_blocks()))
     }
 
     /// Sends the blocks of values away; whether all are.
-    fn cool_values<M: MetaIo>(
+    fn demote_values<M: MetaIo>(
         &self,
         io: &mut M,
         top: &mut Top,
@@ -310,7 +312,7 @@ impl Xattrs {
                 let new = if more(io) {
                     io.read(*block, |bytes| self.value_block(bytes, *block, |_| ()))?
                         .map_err(|fault| self.tree.corrupt(*block, fault))?;
-                    io.cool(*block)?
+                    io.demote(*block)?
                 } else {
                     None
                 };
@@ -332,8 +334,8 @@ impl Xattrs {
         Ok(top.height == 0 || top.block.is_cold())
     }
 
-    /// Walks all attributes: tells `visitor` of every block and every fault, and `on_attr` of every sound name with the length of
-    /// its value. Reads each block once.
+    /// Walks all attributes: tells `visitor` of every block and every fault, and `on_attr` of every sound
+    /// name with the length of its value. Reads each block once.
     pub fn check<M: MetaRead>(
         &self,
         io: &M,

@@ -30,6 +30,14 @@ pub const MODE_KIND_MASK: u32 = 0o170_000;
 /// Permission, set-id and sticky bits of a mode.
 pub const MODE_PERM_MASK: u32 = 0o7777;
 
+/// Whether an inode of this `mode` and device number is a whiteout: a character device 0:0, by which an
+/// overlay's upper layer hides a name of the lower ones. No driver answers for that number, so anybody may
+/// make one where he may make a file.
+#[must_use]
+pub const fn is_whiteout(mode: u32, rdev: u32) -> bool {
+    mode & MODE_KIND_MASK == 0o020_000 && rdev == 0
+}
+
 impl FileKind {
     /// The kind that `mode` names, if it names one.
     #[must_use]
@@ -93,7 +101,8 @@ pub struct InodeAttr {
 }
 
 impl InodeAttr {
-    /// A new, empty inode of root's, made at `now_ns`; its first name is counted. A directory's parent is the caller's to set.
+    /// A new, empty inode of root's, made at `now_ns`; its first name is counted. A directory's parent is the
+    /// caller's to set.
     #[must_use]
     pub const fn new(key: InodeKey, mode: u32, now_ns: TimeNs) -> Self {
         let nlink = if matches!(FileKind::from_mode(mode), Some(FileKind::Directory)) {

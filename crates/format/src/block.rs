@@ -220,8 +220,9 @@ pub fn seal_block(block: &mut Block) {
     block[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// What a tier's checksum table has of a metadata block whose bytes have the checksum `crc`: another number than data of the same bytes would have,
-/// so that the two are told apart where nothing leads to a block any more.
+/// What a tier's checksum table has of a metadata block whose bytes have the checksum `crc`: another number
+/// than data of the same bytes would have, so that the two are told apart where nothing leads to a block any
+/// more.
 #[must_use]
 pub const fn sum_of_metadata(crc: u32) -> u32 {
     !crc

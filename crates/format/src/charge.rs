@@ -1,4 +1,5 @@
-//! Space credits: how many blocks an operation may cost at most. Used by LibFS before it logs and by the daemon after it digested.
+//! Space credits: how many blocks an operation may cost at most. Used by LibFS before it logs and by the
+//! daemon after it digested.
 
 use crate::{BLOCK_BYTES, LogOp};
 
@@ -23,7 +24,8 @@ pub fn charge_write(offset: u64, len: u64) -> u32 {
     span(offset, len) + TREE_BLOCKS
 }
 
-/// Most blocks that the digest of `op` allocates. Operations that free space cost nothing: they run on the reserve.
+/// Most blocks that the digest of `op` allocates. Operations that free space cost nothing: they run on the
+/// reserve.
 #[must_use]
 pub fn charge(op: &LogOp<'_>) -> u32 {
     match op {

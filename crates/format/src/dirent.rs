@@ -1,4 +1,5 @@
-//! Directory entries and extended attributes as records of nodes, their roots in the inode image, and the keyed hash of names.
+//! Directory entries and extended attributes as records of nodes, their roots in the inode image, and the
+//! keyed hash of names.
 
 use crate::{BlockNo, FileKind, Generation, Ino, InodeKey, NAME_MAX, ROOT_SIZE, Top, XATTR_VALUE_MAX};
 use std::mem::offset_of;
@@ -227,7 +228,8 @@ const XATTR_IN_BLOCKS: u8 = 1;
 pub enum XattrValue<'a> {
     /// Beside the name.
     Inline(&'a [u8]),
-    /// In blocks of kind `XattrValue`, [`BLOCK_BODY_SIZE`](crate::BLOCK_BODY_SIZE) bytes in each but the last.
+    /// In blocks of kind `XattrValue`, [`BLOCK_BODY_SIZE`](crate::BLOCK_BODY_SIZE) bytes in each but the
+    /// last.
     Blocks {
         /// Bytes of the value.
         len: usize,

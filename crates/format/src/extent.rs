@@ -82,7 +82,8 @@ impl Extent {
         })
     }
 
-    /// Whether `next` goes on where this one ends, in the file and on the tier, so that one extent can stand for both.
+    /// Whether `next` goes on where this one ends, in the file and on the tier, so that one extent can stand
+    /// for both.
     #[must_use]
     pub const fn joins(&self, next: &Self) -> bool {
         self.end().0 == next.file_block.0

@@ -1,4 +1,5 @@
-//! Numbers with a meaning: inode, generation, block, sequence, session, transaction. No arithmetic beyond what each needs.
+//! Numbers with a meaning: inode, generation, block, sequence, session, transaction. No arithmetic beyond
+//! what each needs.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -7,7 +8,8 @@ use std::fmt;
 pub const BLOCK_SIZE: usize = 4096;
 /// [`BLOCK_SIZE`] as an offset type.
 pub const BLOCK_BYTES: u64 = BLOCK_SIZE as u64;
-/// What a directory's size is said to be, whatever it holds: who changes it under a lease could not know another.
+/// What a directory's size is said to be, whatever it holds: who changes it under a lease could not know
+/// another.
 pub const DIR_SIZE: u64 = BLOCK_BYTES;
 /// The root directory's inode number.
 pub const ROOT_INO: Ino = Ino(1);
@@ -19,6 +21,9 @@ pub const SYMLINK_MAX: usize = BLOCK_SIZE - 32;
 pub const LINK_MAX: u32 = 65_000;
 /// Longest value of an extended attribute, in bytes.
 pub const XATTR_VALUE_MAX: usize = 65_536;
+/// The attribute that holds file capabilities (capabilities(7)). It goes with each change of the data or the
+/// owner.
+pub const XATTR_CAPABILITY: &[u8] = b"security.capability";
 /// Largest file, in bytes (2^60).
 pub const FILE_SIZE_MAX: u64 = 1 << 60;
 
@@ -43,8 +48,8 @@ number!(
     /// How many times an inode number has been given out; tells a file from its predecessor.
     Generation(u32)
 );
-/// Block of [`BLOCK_SIZE`] bytes on one tier. Where the tier does not follow from elsewhere, as in a pointer to metadata, bits 56 and above name it;
-/// NVM is 0 there.
+/// Block of [`BLOCK_SIZE`] bytes on one tier. Where the tier does not follow from elsewhere, as in a pointer
+/// to metadata, bits 56 and above name it; NVM is 0 there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct BlockNo(pub u64);
 
@@ -159,13 +164,28 @@ impl InodeKey {
         }
     }
 
-    /// The file's number as programs and kernels see it (`st_ino`, `d_ino`, a node of FUSE): the inode number, and above its [`INO_BITS`] how often it was
-    /// used before (modulo 2^23). So a number that is used again is another one to them. A kernel must never hear of two files under one number: an answer
-    /// about the older one may be on its way into it when it hears of the newer one, and would have it fail that one's calls with `EIO`.
+    /// The file's number as programs and kernels see it (`st_ino`, `d_ino`, a node of FUSE): the inode
+    /// number, and above its [`INO_BITS`] how often it was used before (modulo 2^23). So a number that is
+    /// used again is another one to them. A kernel must never hear of two files under one number: an answer
+    /// about the older one may be on its way into it when it hears of the newer one, and would have it fail
+    /// that one's calls with `EIO`.
     #[must_use]
     pub const fn number(self) -> u64 {
         let lives = self.generation.0.saturating_sub(1) as u64 & ((1 << GENERATION_BITS) - 1);
         self.ino.0 | lives << INO_BITS
+    }
+}
+
+impl InodeKey {
+    /// The key that [`number`](Self::number) is of, if that number had no more lives than it tells apart;
+    /// else an earlier life's, which is over.
+    #[must_use]
+    pub const fn of_number(number: u64) -> Self {
+        let lives = (number >> INO_BITS) as u32 & ((1 << GENERATION_BITS) - 1);
+        Self {
+            ino: Ino::of_number(number),
+            generation: Generation(lives + 1),
+        }
     }
 }
 
@@ -238,7 +258,8 @@ pub const SEAL_MISSING_MAX: usize = 64;
 pub struct Seal {
     /// Highest sequence number that counts.
     pub last: LogSeq,
-    /// Numbers below `last` that do not count (their writers had not committed); ascending, at most [`SEAL_MISSING_MAX`].
+    /// Numbers below `last` that do not count (their writers had not committed); ascending, at most
+    /// [`SEAL_MISSING_MAX`].
     pub missing: Vec<SeqRange>,
 }
 
@@ -279,5 +300,10 @@ mod tests {
             assert_eq!(Ino::of_number(number), Ino((1 << INO_BITS) - 1));
             assert!(i64::try_from(number).is_ok(), "programs take it for signed");
         }
+        for key in [InodeKey::ROOT, InodeKey::new(7, 3), InodeKey::new(9, 1 << 23)] {
+            assert_eq!(InodeKey::of_number(key.number()), key);
+        }
+        let late = InodeKey::new(9, 5 + (1 << 23));
+        assert_eq!(InodeKey::of_number(late.number()), InodeKey::new(9, 5));
     }
 }

@@ -1,4 +1,5 @@
-//! The 256-byte image of an inode, sixteen to a block of the inode file. Each image checks itself; the blocks have no header.
+//! The 256-byte image of an inode, sixteen to a block of the inode file. Each image checks itself; the blocks
+//! have no header.
 
 use crate::{
     BLOCK_BYTES, BlockNo, DirRoot, FileKind, Generation, Ino, InodeAttr, InodeKey, ROOT_SIZE, TreeForm,

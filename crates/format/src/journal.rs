@@ -1,7 +1,8 @@
-//! The metadata journal: two header copies, then a ring of redo records. Encodes and checks; knows nothing of what is redone.
+//! The metadata journal: two header copies, then a ring of redo records. Encodes and checks; knows nothing of
+//! what is redone.
 //!
-//! A record starts at a multiple of [`RECORD_ALIGN`] and never wraps: one that does not fit before the end of the ring starts at
-//! [`RING_START`]. Its payload is a list of [`RangeHeader`]s, each followed by its bytes.
+//! A record starts at a multiple of [`RECORD_ALIGN`] and never wraps: one that does not fit before the end of
+//! the ring starts at [`RING_START`]. Its payload is a list of [`RangeHeader`]s, each followed by its bytes.
 
 use crate::seeded::{Bug, armed};
 use crate::{BLOCK_SIZE, BlockNo, TxId};

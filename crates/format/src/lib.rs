@@ -1,7 +1,8 @@
-//! The bytes of a Varve pool, version 1: identifiers, attributes, the update log, and every structure of the shared area.
+//! The bytes of a Varve pool, version 1: identifiers, attributes, the update log, and every structure of the
+//! shared area.
 //!
-//! No I/O and no policy here: encode, parse, check. Everything is little-endian with explicit padding; sizes are asserted at
-//! compile time; `docs/FORMAT.md` draws every byte.
+//! No I/O and no policy here: encode, parse, check. Everything is little-endian with explicit padding; sizes
+//! are asserted at compile time; `docs/reference/format.md` draws every byte.
 #![forbid(unsafe_code)]
 
 mod attr;
@@ -20,7 +21,7 @@ pub mod space;
 pub mod state;
 pub mod superblock;
 
-pub use attr::{FileKind, InodeAttr, MODE_KIND_MASK, MODE_PERM_MASK, TimeNs};
+pub use attr::{FileKind, InodeAttr, MODE_KIND_MASK, MODE_PERM_MASK, TimeNs, is_whiteout};
 pub use block::{
     BLOCK_BODY_SIZE, BLOCK_HEADER_SIZE, BLOCK_MAGIC, Block, BlockHeader, BlockKind, HeaderFault, init_block,
     move_block, seal_block, sum_of_metadata, verify_block,
@@ -37,8 +38,8 @@ pub use extent::{
 pub use ids::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, DIR_SIZE, FILE_SIZE_MAX, FileBlock, Generation, INO_BITS, Ino,
     InodeKey, LINK_MAX, LeaseNo, LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange,
-    SessionId, Tier, TxId, XATTR_VALUE_MAX,
+    SessionId, Tier, TxId, XATTR_CAPABILITY, XATTR_VALUE_MAX,
 };
 pub use log::{EntryFlags, EntryHeader, EntryMeta, FallocateMode, LogOp, OpCode, SetAttr, SetAttrMask};
 pub use node::{NODE_CAPACITY, NodeFault, NodeMut, NodeRef, RECORD_OVERHEAD};
-pub use session::LastMediated;
+pub use session::LastForwarded;

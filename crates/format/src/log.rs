@@ -1,8 +1,9 @@
-//! The update log: 64-byte entry headers and the operations in them. Encodes and parses; never decides whether an entry counts.
+//! The update log: 64-byte entry headers and the operations in them. Encodes and parses; never decides
+//! whether an entry counts.
 //!
-//! An entry is a header of [`HEADER_SIZE`] bytes at a multiple of 64, its *body* (fixed fields and names of the operation) and its
-//! *data* (the bytes of a write, or an attribute's value), padded to 64. `crc32c` covers the session id (as a seed), body and data
-//! without padding, then header bytes 4..64.
+//! An entry is a header of [`HEADER_SIZE`] bytes at a multiple of 64, its *body* (fixed fields and names of
+//! the operation) and its *data* (the bytes of a write, or an attribute's value), padded to 64. `crc32c`
+//! covers the session id (as a seed), body and data without padding, then header bytes 4..64.
 
 mod op;
 #[cfg(test)]
@@ -174,7 +175,8 @@ bitflags::bitflags! {
     /// Flags of an entry.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct EntryFlags: u8 {
-        /// The change clears the set-user-id bit (a write or truncate by somebody without the right to keep it).
+        /// The change clears the set-user-id bit (a write or truncate by somebody without the right to keep
+        /// it).
         const CLEAR_SUID = 1;
         /// The change clears the set-group-id bit.
         const CLEAR_SGID = 2;
@@ -233,8 +235,8 @@ pub fn crc_seed(session: SessionId) -> u32 {
     crc32c::crc32c(&session.0.to_le_bytes())
 }
 
-/// Checksum of an entry, given the checksum of its payload seeded with [`crc_seed`]: the header's bytes 4..64 go last, so that a
-/// payload can be checksummed while it is copied, before its sequence number is known.
+/// Checksum of an entry, given the checksum of its payload seeded with [`crc_seed`]: the header's bytes 4..64
+/// go last, so that a payload can be checksummed while it is copied, before its sequence number is known.
 #[must_use]
 pub fn entry_crc(payload_crc: u32, header: &EntryHeader) -> u32 {
     crc32c::crc32c_append(payload_crc, &header.as_bytes()[4..])

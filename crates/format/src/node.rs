@@ -1,8 +1,9 @@
 //! A node of a tree: records of a 64-bit key and some bytes, in the order of their keys, found through slots.
 //!
-//! After the block header: level, record count, start of the heap, unused bytes in the heap; then the slots (offset and length
-//! of a record, 4 bytes each) upward, and the records downward from the end. An insertion moves slots, not records: a journal
-//! of changed bytes stays small. No bytes are trusted here: every access is bounded.
+//! After the block header: level, record count, start of the heap, unused bytes in the heap; then the slots
+//! (offset and length of a record, 4 bytes each) upward, and the records downward from the end. An insertion
+//! moves slots, not records: a journal of changed bytes stays small. No bytes are trusted here: every access
+//! is bounded.
 
 use crate::{BLOCK_HEADER_SIZE, BLOCK_SIZE, Block};
 
@@ -129,7 +130,8 @@ impl<'a> NodeRef<'a> {
         self.record(index).map(|(key, _)| key)
     }
 
-    /// How many of the first records have keys below `key`; all others are above or equal if the node is in order.
+    /// How many of the first records have keys below `key`; all others are above or equal if the node is in
+    /// order.
     ///
     /// # Errors
     /// As [`record`](Self::record).

@@ -1,7 +1,8 @@
-//! Bugs on demand, to prove that the tests find them. Compiled in with the feature `test-support` and debug assertions only; else no bug can
-//! be armed and every question is answered `false` at compile time. Owns the list and the switch; each bug is where its name says.
+//! Bugs on demand, to prove that the tests find them. Compiled in with the feature `test-support` and debug
+//! assertions only; else no bug can be armed and every question is answered `false` at compile time. Owns the
+//! list and the switch; each bug is where its name says.
 
-/// A bug that can be armed. The table in `docs/TESTING.md` says more.
+/// A bug that can be armed. The table in `docs/internals/testing.md` says more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A call returns without the fence that makes its entries durable.
@@ -10,7 +11,8 @@ pub enum Bug {
     NoSyncAtFsync,
     /// A call does not look whether its session was sealed.
     AckWithoutPageCheck,
-    /// A lease counts as given back only when its release is put together, not when nobody was seen to use it.
+    /// A lease counts as given back only when its release is put together, not when nobody was seen to use
+    /// it.
     GivenBackLate,
     /// What was cached under a lease is believed under the next one.
     CacheKeptAfterRevocation,
@@ -65,7 +67,7 @@ pub enum Bug {
     /// Recovery's replayed ranges and the empty journal have one fence.
     ReplayInSameFence,
     /// A write of a mount that the daemon carries out leaves what the kernel copied into its pages.
-    KernelPagesMediated,
+    KernelPagesForwarded,
     /// A lease of a mount goes without a look at what the kernel read while it dropped its pages.
     KernelReadMissed,
     /// The page that a waiting write of the kernel ends in stays, also when it is up to date.
@@ -108,7 +110,8 @@ pub enum Bug {
     TransactionInParts,
     /// A full chunk is used again without a look at what is digested.
     ChunkBackEarly,
-    /// A lease passes on when its holder's log is digested up to the entry before the last one about the inode.
+    /// A lease passes on when its holder's log is digested up to the entry before the last one about the
+    /// inode.
     HandOverShort,
     /// The row of a lease that is given back goes in a transaction of its own, before the digest.
     RowGoneBeforeDigest,
@@ -206,9 +209,9 @@ mod switch {
 
 pub use switch::{arm, armed, current};
 
-/// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random schedules and such by
-/// priorities, until one fails. Prints how many it took. The bound is far beyond what any of the bugs needs; it is there so that a bug nobody
-/// finds ends too.
+/// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random
+/// schedules and such by priorities, until one fails. Prints how many it took. The bound is far beyond what
+/// any of the bugs needs; it is there so that a bug nobody finds ends too.
 #[cfg(feature = "shuttle")]
 pub fn is_found<W: Fn() + Copy + Send + Sync + std::panic::UnwindSafe + 'static>(
     bug: Bug,

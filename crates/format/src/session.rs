@@ -27,9 +27,10 @@ pub enum SessionState {
     Ended(Seal),
 }
 
-/// The last operation that the daemon did for a session, and what the answer to it says that is found nowhere else: its client may not have got it.
+/// The last operation that the daemon did for a session, and what the answer to it says that is found nowhere
+/// else: its client may not have got it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastMediated {
+pub struct LastForwarded {
     /// Its number; 0: there was none.
     pub number: u64,
     /// The inode that it made.
@@ -57,8 +58,8 @@ pub struct SessionRow {
     pub state: SessionState,
     /// Everything up to here is digested.
     pub digested: LogSeq,
-    /// Last mediated operation that was carried out.
-    pub last_mediated: LastMediated,
+    /// Last forwarded operation that was carried out.
+    pub last_forwarded: LastForwarded,
     /// Bytes of its log.
     pub log_bytes: u64,
     /// When it was opened, nanoseconds since 1970.
@@ -87,14 +88,14 @@ struct SessionBytes {
     reserved0: U16,
     flags: U32,
     digested: U64,
-    last_mediated: U64,
+    last_forwarded: U64,
     log_bytes: U64,
     created_ns: I64,
     seal_last: U64,
     made_ino: U64,
     made_generation: U32,
     made_open: U32,
-    mediated_offset: U64,
+    forwarded_offset: U64,
     reserved: [u8; 136],
     runs: [MissingBytes; SEAL_MISSING_MAX],
 }
@@ -114,7 +115,8 @@ impl SessionRow {
     /// The row's bytes.
     ///
     /// # Errors
-    /// [`BadRow`] if the id is 0 or the seal names more than [`SEAL_MISSING_MAX`] runs, or one of 2^32 numbers or more.
+    /// [`BadRow`] if the id is 0 or the seal names more than [`SEAL_MISSING_MAX`] runs, or one of 2^32
+    /// numbers or more.
     pub fn encode(&self) -> Result<[u8; SESSION_ROW_SIZE], BadRow> {
         let none = Seal::default();
         let (state, seal) = match &self.state {
@@ -125,7 +127,7 @@ impl SessionRow {
         if self.id.0 == 0 || seal.missing.len() > SEAL_MISSING_MAX {
             return Err(BadRow);
         }
-        let made = self.last_mediated.made.unwrap_or(InodeKey::new(0, 0));
+        let made = self.last_forwarded.made.unwrap_or(InodeKey::new(0, 0));
         let empty = MissingBytes {
             first: U64::new(0),
             len: U32::new(0),
@@ -147,14 +149,14 @@ impl SessionRow {
             reserved0: U16::new(0),
             flags: U32::new(self.flags),
             digested: U64::new(self.digested.0),
-            last_mediated: U64::new(self.last_mediated.number),
+            last_forwarded: U64::new(self.last_forwarded.number),
             log_bytes: U64::new(self.log_bytes),
             created_ns: I64::new(self.created_ns),
             seal_last: U64::new(seal.last.0),
             made_ino: U64::new(made.ino.0),
             made_generation: U32::new(made.generation.0),
-            made_open: U32::new(self.last_mediated.open.into()),
-            mediated_offset: U64::new(self.last_mediated.offset),
+            made_open: U32::new(self.last_forwarded.open.into()),
+            forwarded_offset: U64::new(self.last_forwarded.offset),
             reserved: [0; 136],
             runs,
         };
@@ -206,12 +208,12 @@ impl SessionRow {
             token: u128::from_le_bytes(row.token),
             state,
             digested: LogSeq(row.digested.get()),
-            last_mediated: LastMediated {
-                number: row.last_mediated.get(),
+            last_forwarded: LastForwarded {
+                number: row.last_forwarded.get(),
                 made: (row.made_ino.get() != 0)
                     .then(|| InodeKey::new(row.made_ino.get(), row.made_generation.get())),
                 open: row.made_open.get() != 0,
-                offset: row.mediated_offset.get(),
+                offset: row.forwarded_offset.get(),
             },
             log_bytes: row.log_bytes.get(),
             created_ns: row.created_ns.get(),
@@ -328,7 +330,7 @@ mod tests {
                 token: u128::MAX - 5,
                 state,
                 digested: LogSeq(12),
-                last_mediated: LastMediated {
+                last_forwarded: LastForwarded {
                     number: 4,
                     made: Some(InodeKey::new(18, 3)),
                     open: true,
@@ -371,7 +373,7 @@ mod tests {
                 missing: vec![run; 65],
             }),
             digested: LogSeq(0),
-            last_mediated: LastMediated::default(),
+            last_forwarded: LastForwarded::default(),
             log_bytes: 0,
             created_ns: 0,
             flags: 0,

@@ -41,8 +41,8 @@ impl UnitRow {
     pub const OPEN: u8 = 1;
     /// Written: its checksums are in one of its footers.
     pub const SEALED: u8 = 2;
-    /// Places for a footer in a unit. A unit may be opened and sealed again in one transaction: it writes the place that does not count,
-    /// so that the committed one stays whole until the commit.
+    /// Places for a footer in a unit. A unit may be opened and sealed again in one transaction: it writes the
+    /// place that does not count, so that the committed one stays whole until the commit.
     pub const FOOTERS: u64 = 2;
 }
 

@@ -1,4 +1,5 @@
-//! The superblock: what a pool is made of and where its fixed areas lie. Everything that changes often is in the pool state block.
+//! The superblock: what a pool is made of and where its fixed areas lie. Everything that changes often is in
+//! the pool state block.
 
 use crate::{BLOCK_SIZE, Tier};
 use std::mem::{offset_of, size_of};

@@ -1,4 +1,5 @@
-//! The kernel's caches as LibFS sees them: how file data is taken out of them. How long the kernel may believe the rest: `varve_libfs::Answer`.
+//! The kernel's page cache as LibFS sees it: how file data is taken out of it. Timeouts of dentries and
+//! attributes are those of `varve_libfs::Answer`.
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockWriteGuard};
@@ -34,7 +35,8 @@ pub(crate) struct Still<'c> {
 }
 
 impl KernelCaches {
-    /// Caches of a mount that is not mounted yet; until [`attach`](Self::attach) there is nothing to invalidate.
+    /// Caches of a mount that is not mounted yet; until [`attach`](Self::attach) there is nothing to
+    /// invalidate.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -50,9 +52,10 @@ impl KernelCaches {
         *self.notifier.write() = None;
     }
 
-    /// Lets the drops under way end and no other begin. An unmount waits in the kernel for drops, without a time and through every signal; a drop
-    /// waits likewise for a page that a read of this process is to fill. A process that is killed amid both would stay for ever, since
-    /// its threads that read are gone and its connection ends only with the last thread. `None`: a drop takes too long.
+    /// Lets the drops under way end and no other begin. An unmount waits in the kernel for drops, without a
+    /// time and through every signal; a drop waits likewise for a page that a read of this process is to
+    /// fill. A process that is killed amid both would stay for ever, since its threads that read are gone and
+    /// its connection ends only with the last thread. `None`: a drop takes too long.
     pub(crate) fn still(&self) -> Option<Still<'_>> {
         let drops = self.drops.try_write_for(STILL_MOST)?;
         Some(Still { _drops: drops })
@@ -68,7 +71,8 @@ struct Waiter {
 }
 
 impl Waiter {
-    /// Whether the thread sleeps uninterruptibly, as it does for a locked page; not so when it only has no processor.
+    /// Whether the thread sleeps uninterruptibly, as it does for a locked page; not so when it only has no
+    /// processor.
     fn is_waiting_in_kernel(&self) -> bool {
         let thread = self.thread.load(Ordering::SeqCst);
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));

@@ -2,13 +2,14 @@
 //!
 //! Architecture invariants:
 //! - Every request is served by `varve_libfs::Fs`; nothing here touches media or talks to the daemon.
-//! - Names and attributes are cached by the kernel only while this mount is alone in its pool (time-outs of [`SOLO_TTL`](varve_ipc::SOLO_TTL)); in
-//!   company time-outs are zero. So no name is ever invalidated by a notification, and no deadlock with the kernel's directory
-//!   locks is possible.
-//! - File data may be in the kernel's page cache as long as LibFS holds a lease on the file; LibFS' worker thread calls
-//!   [`KernelCaches`] before it lets a lease go. No request thread ever sends a notification.
-//! - Never the kernel's write-back cache; `O_APPEND` writes go to the server's end of file whatever offset the kernel sent.
-#![forbid(unsafe_code)]
+//! - Names and attributes are cached by the kernel only while this mount is alone in its pool (time-outs of
+//!   [`SOLO_TTL`](varve_ipc::SOLO_TTL)); in shared mode time-outs are zero. So no name is ever invalidated by
+//!   a notification, and no deadlock with the kernel's directory locks is possible.
+//! - File data may be in the kernel's page cache as long as LibFS holds a lease on the file; LibFS' worker
+//!   thread calls [`KernelCaches`] before it lets a lease go. No request thread ever sends a notification.
+//! - Never the kernel's write-back cache; `O_APPEND` writes go to the server's end of file whatever offset
+//!   the kernel sent.
+#![deny(unsafe_code)]
 
 mod caches;
 mod convert;
@@ -16,9 +17,13 @@ mod handles;
 mod mount;
 mod nodes;
 mod null;
-mod shim;
+mod ops;
+#[expect(unsafe_code, reason = "the one module that makes raw system calls")]
+mod sys;
+mod transport;
+mod watches;
 
 pub use caches::KernelCaches;
 pub use mount::{MountError, MountRequest, Mounted, check_host, mount};
 pub use null::{NullFs, mount_null};
-pub use shim::Shim;
+pub use ops::Shim;

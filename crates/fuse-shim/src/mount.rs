@@ -1,15 +1,17 @@
 //! Mounting and unmounting, and the reasons why it cannot be done, said so that a person knows what to do.
 
 use crate::caches::KernelCaches;
-use crate::shim::Shim;
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use crate::ops::{DATA_MAX, Shim};
+use crate::transport::{Served, Session};
+use crate::watches::Looker;
+use fuser::{Config, MountOption, SessionACL};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_libfs::Fs;
 
 /// Threads that serve requests. A request may wait for a lease, so there are more than processors.
-const THREADS: usize = 10;
+pub(crate) const THREADS: usize = 10;
 
 /// What to mount where.
 #[derive(Debug, Clone)]
@@ -70,19 +72,23 @@ pub enum MountError {
 
 /// A mount that is served by this process. Dropping it unmounts.
 pub struct Mounted {
-    session: Option<Box<BackgroundSession>>,
+    session: Option<Served>,
+    /// Looks for marks; none above a null file system.
+    _looker: Option<Looker>,
     caches: Arc<KernelCaches>,
     mountpoint: PathBuf,
 }
 
 impl Mounted {
-    pub(crate) fn from_session(
-        session: BackgroundSession,
+    pub(crate) fn new(
+        session: Served,
+        looker: Option<Looker>,
         caches: Arc<KernelCaches>,
         request: &MountRequest,
     ) -> Self {
         Self {
-            session: Some(Box::new(session)),
+            session: Some(session),
+            _looker: looker,
             caches,
             mountpoint: request.mountpoint.clone(),
         }
@@ -97,9 +103,7 @@ impl Mounted {
     /// Whether the mount has ended by itself (`umount`, `fusermount3 -u`).
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.session
-            .as_ref()
-            .is_none_or(|session| session.guard.is_finished())
+        self.session.as_ref().is_none_or(Served::is_finished)
     }
 
     /// Unmounts and waits until the last request is answered.
@@ -116,7 +120,7 @@ impl Mounted {
                 return Err((self, error));
             }
         }
-        let joined = self.session.take().map_or(Ok(()), |session| session.join());
+        let joined = self.session.take().map_or(Ok(()), Served::join);
         joined.map_err(|error| (self, error))
     }
 }
@@ -126,7 +130,7 @@ impl Drop for Mounted {
         if self
             .session
             .as_ref()
-            .is_some_and(|session| !session.guard.is_finished())
+            .is_some_and(|session| !session.is_finished())
         {
             let _still = self.caches.still();
             let _ = unmount_path(&self.mountpoint, true);
@@ -134,7 +138,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts `path`: by the system call where that is allowed, else through `fusermount3`. `lazy` detaches a busy mount.
+/// Unmounts `path`: by the system call where that is allowed, else through `fusermount3`. `lazy` detaches a
+/// busy mount.
 fn unmount_path(path: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy {
         rustix::mount::UnmountFlags::DETACH
@@ -236,9 +241,14 @@ pub(crate) fn config(request: &MountRequest) -> Config {
     } else {
         SessionACL::Owner
     };
-    config.n_threads = Some(THREADS);
-    config.clone_fd = true;
     config
+}
+
+/// Major and minor number of the mount at `path`, which is not asked for them: nobody answers it yet.
+fn device_of(path: &Path) -> io::Result<(u32, u32)> {
+    let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(rustix::fs::CWD, path, flags, rustix::fs::StatxFlags::TYPE)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor))
 }
 
 /// Mounts `fs`, whose observer must be `caches`, and serves it from threads of this process.
@@ -253,10 +263,13 @@ pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Resul
         source,
     };
     let shim = Shim::new(fs, Arc::clone(&caches));
+    let watches = shim.watches();
     let session = Session::new(shim, &request.mountpoint, &config(request)).map_err(failed)?;
     caches.attach(session.notifier());
-    let session = session.spawn().map_err(failed)?;
-    Ok(Mounted::from_session(session, caches, request))
+    let device = device_of(&request.mountpoint).map_err(failed)?;
+    let served = session.spawn(THREADS, DATA_MAX).map_err(failed)?;
+    let looker = watches.start(device).map_err(failed)?;
+    Ok(Mounted::new(served, Some(looker), caches, request))
 }
 
 #[cfg(test)]

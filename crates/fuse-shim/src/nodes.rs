@@ -1,4 +1,5 @@
-//! Which inodes the kernel knows, by the [number](InodeKey::number) that names each there, and how often it was looked up.
+//! Which inodes the kernel knows, by the [number](InodeKey::number) that names each there, and how often it
+//! was looked up.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

@@ -2,11 +2,15 @@
 //!
 //! One file `data` of [`NULL_FILE_BYTES`] zeros; writes vanish; creates and unlinks are accepted.
 
-use crate::mount::{MountError, MountRequest, Mounted};
+use crate::mount::{MountError, MountRequest, Mounted, THREADS};
+use crate::ops::DATA_MAX;
+use crate::transport::{
+    AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, XattrRequests,
+};
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, Session, WriteFlags,
+    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, WriteFlags,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -63,7 +67,7 @@ fn attr_of(ino: u64) -> FileAttr {
 }
 
 impl Filesystem for NullFs {
-    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+    fn init(&self, config: &mut KernelConfig) {
         for flag in [
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
@@ -72,12 +76,13 @@ impl Filesystem for NullFs {
         ] {
             let _ = config.add_capabilities(flag);
         }
-        let _ = config.set_max_write(1 << 20);
+        let _ = config.set_max_write(DATA_MAX as u32);
         let _ = config.set_max_background(64);
-        Ok(())
     }
+}
 
-    fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+impl LookupRequests for NullFs {
+    fn lookup(&self, _request: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
         if name == "data" {
             reply.entry(&TTL, &attr_of(DATA_INO), Generation(0));
         } else {
@@ -85,11 +90,19 @@ impl Filesystem for NullFs {
         }
     }
 
-    fn getattr(&self, _request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty<'_>) {
+        reply.ok();
+    }
+}
+
+impl AttrRequests for NullFs {
+    fn getattr(&self, ino: INodeNo, reply: ReplyAttr<'_>) {
         reply.attr(&TTL, &attr_of(ino.0));
     }
+}
 
-    fn open(&self, _request: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+impl DataRequests for NullFs {
+    fn open(&self, _request: &Request, _ino: INodeNo, flags: OpenFlags, reply: ReplyOpen<'_>) {
         let direct = flags.0 & libc::O_DIRECT != 0;
         let how = if direct {
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
@@ -105,9 +118,8 @@ impl Filesystem for NullFs {
         _parent: INodeNo,
         _name: &OsStr,
         _mode: u32,
-        _umask: u32,
         _flags: i32,
-        reply: ReplyCreate,
+        reply: ReplyCreate<'_>,
     ) {
         let ino = self.next.fetch_add(1, Ordering::Relaxed);
         reply.created(
@@ -119,10 +131,6 @@ impl Filesystem for NullFs {
         );
     }
 
-    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
     fn read(
         &self,
         _request: &Request,
@@ -130,9 +138,8 @@ impl Filesystem for NullFs {
         _fh: FileHandle,
         _offset: u64,
         size: u32,
-        _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
+        reply: ReplyData<'_>,
     ) {
         reply.data(&self.zeros[..(size as usize).min(self.zeros.len())]);
     }
@@ -140,47 +147,35 @@ impl Filesystem for NullFs {
     fn write(
         &self,
         _request: &Request,
-        _ino: INodeNo,
         _fh: FileHandle,
         _offset: u64,
         data: &[u8],
         _write_flags: WriteFlags,
         _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
+        reply: ReplyWrite<'_>,
     ) {
         reply.written(data.len() as u32);
     }
 
-    fn flush(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
+    fn flush(&self, reply: ReplyEmpty<'_>) {
         reply.ok();
     }
 
-    fn fsync(&self, _request: &Request, _ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsync(&self, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty<'_>) {
         reply.ok();
     }
+}
 
-    fn readdir(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
+impl DirRequests for NullFs {
+    fn readdir(&self, _ino: INodeNo, offset: u64, mut reply: ReplyDirectory<'_>) {
         if offset == 0 {
             let _ = reply.add(INodeNo(DATA_INO), 1, FileType::RegularFile, "data");
         }
         reply.ok();
     }
 }
+
+impl XattrRequests for NullFs {}
 
 /// Mounts a [`NullFs`] with the options of a Varve mount.
 ///
@@ -198,6 +193,6 @@ pub fn mount_null(request: &MountRequest) -> Result<Mounted, MountError> {
         &crate::mount::config(request),
     )
     .map_err(failed)?;
-    let session = session.spawn().map_err(failed)?;
-    Ok(Mounted::from_session(session, Arc::default(), request))
+    let served = session.spawn(THREADS, DATA_MAX).map_err(failed)?;
+    Ok(Mounted::new(served, None, Arc::default(), request))
 }

@@ -1,6 +1,5 @@
 //! Clocks: the system's, and one that tests move. Owns no policy about time.
 
-use crate::Clock;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -11,6 +10,43 @@ use varve_format::TimeNs;
 pub(crate) fn since_start() -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
+}
+
+/// The *clock* seam: what time it is, and how threads wait.
+pub trait Clock: Send + Sync {
+    /// Wall-clock time, nanoseconds since 1970 (coarse is enough).
+    fn now_ns(&self) -> TimeNs;
+    /// Monotonic time in milliseconds.
+    fn monotonic_ms(&self) -> u64;
+
+    /// Time from some moment on, to measure a wait by. Goes on also where a test's clock stands still, unless
+    /// threads take turns.
+    fn moment(&self) -> Duration {
+        since_start()
+    }
+
+    /// Lets others go on for so long, or less. Who waits for something that another thread does looks for it,
+    /// pauses, and looks again.
+    fn pause(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
+    /// Whether exactly one thread runs at a time, and another one only when that pauses: a deterministic
+    /// test's. Then nobody may wait for another thread in any other way than with [`pause`](Self::pause).
+    fn takes_turns(&self) -> bool {
+        false
+    }
+
+    /// Starts a thread that nobody waits for.
+    ///
+    /// # Errors
+    /// The system has none to spare.
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(work)
+            .map(drop)
+    }
 }
 
 /// The system's clocks; the wall clock is the coarse one (6 ns to read, a few milliseconds fine).
@@ -31,7 +67,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until a test moves it. Each reading of the wall clock is one nanosecond later than the one before.
+/// A clock that stands still until a test moves it. Each reading of the wall clock is one nanosecond later
+/// than the one before.
 #[derive(Debug)]
 pub struct ManualClock {
     wall_ns: AtomicI64,
@@ -68,8 +105,7 @@ impl Clock for ManualClock {
 
 #[cfg(test)]
 mod tests {
-    use super::{ManualClock, SystemClock};
-    use crate::Clock;
+    use super::{Clock, ManualClock, SystemClock};
 
     #[test]
     fn manual_clock_moves_only_when_told() {

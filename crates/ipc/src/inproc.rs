@@ -32,7 +32,8 @@ impl InprocLink {
         self.session
     }
 
-    /// Cuts the link as if the other side had died: every later call fails with `Gone`. The daemon learns of it.
+    /// Cuts the link as if the other side had died: every later call fails with `Gone`. The daemon learns of
+    /// it.
     pub fn cut(&self) {
         if !self.cut.swap(true, Ordering::AcqRel) {
             self.upcalls.close();

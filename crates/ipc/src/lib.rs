@@ -1,8 +1,9 @@
 //! The only contract between LibFS and KernelFS: messages, the session page, links, transports and the clock.
 //!
-//! Three seams take a test double: the medium (elsewhere), the [`Clock`] and the message ([`Link`]). A daemon is a [`Service`]; it is
-//! reached within the process ([`InprocLink`]) or over a Unix socket ([`socket`]).
+//! Three seams take a test double: the medium (elsewhere), the [`Clock`] and the message ([`Link`]). A daemon
+//! is a [`Service`]; it is reached within the process ([`InprocLink`]) or over a Unix socket ([`socket`]).
 
+mod blob;
 mod clock;
 mod inproc;
 mod messages;
@@ -12,20 +13,21 @@ pub mod socket;
 pub mod sync;
 mod wire;
 
-pub use clock::{ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, SystemClock};
 pub use inproc::InprocLink;
 pub use messages::{
-    Admin, ClientKind, Clock, CopiesAt, Cred, DATA_MAX, DirEntry, Grant, HELD_MAX, Hello, ITEMS_MAX,
-    IpcError, LeaseMode, Link, MappedExtent, MediatedOp, MediatedResult, NEAR_MAX, NUMBERS_MAX, Near,
-    PROTOCOL_VERSION, RELEASED_MAX, ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, Trouble, Upcall,
-    WINDOW_BLOCKS, Want, Welcome,
+    Admin, ClientKind, CopiesAt, Cred, DATA_MAX, DirEntry, ForwardedOp, ForwardedResult, Grant, HELD_MAX,
+    Hello, ITEMS_MAX, IpcError, LeaseMode, Link, MappedExtent, NEAR_MAX, NUMBERS_MAX, Near, PROTOCOL_VERSION,
+    RELEASED_MAX, ReleaseItem, Request, Response, SYNC_RANGES_MAX, StatFs, Trouble, Upcall, WATCHED_MAX,
+    WINDOW_BLOCKS, Want, Watched, Welcome,
 };
 pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;
 
-/// How long the kernel above a mount is told that it may believe names and attributes, while the mount is alone in its pool.
+/// How long the kernel above a mount is told that it may believe names and attributes, while the mount is
+/// alone in its pool.
 pub const SOLO_TTL: std::time::Duration = std::time::Duration::from_millis(800);
-/// What was answered is believed no more so long after the answer is out. The kernel counts from when the thread that asked runs again, so there
-/// is a quarter of a second for that.
+/// What was answered is believed no more so long after the answer is out. The kernel counts from when the
+/// thread that asked runs again, so there is a quarter of a second for that.
 pub const BELIEVED_MOST: std::time::Duration = std::time::Duration::from_millis(1_050);

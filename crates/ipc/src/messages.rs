@@ -4,12 +4,12 @@
 
 use serde::{Deserialize, Serialize};
 use varve_format::{
-    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastMediated, LeaseNo, LogSeq, Seal,
-    SessionId, Tier, TimeNs, TxId,
+    BlockNo, FileBlock, FileKind, HashKey, Ino, InodeAttr, InodeKey, LastForwarded, LeaseNo, LogSeq, Seal,
+    SessionId, Tier, TxId,
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 11;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -26,7 +26,10 @@ pub const WINDOW_BLOCKS: u64 = 64;
 pub const NEAR_MAX: u16 = 128;
 /// Most bytes of file data in one message.
 pub const DATA_MAX: usize = 1 << 20;
-/// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in [`Request::Hold`].
+/// Most inodes of one [`Watched`] that are named; where there are more, all are watched.
+pub const WATCHED_MAX: usize = 4096;
+/// Most inodes that a resuming client can name as held open in one [`Hello`]; more follow in
+/// [`Request::Hold`].
 pub const HELD_MAX: usize = 4096;
 
 /// Who asks: the caller of a file-system call.
@@ -95,24 +98,27 @@ pub struct Welcome {
     pub root: InodeAttr,
     /// May act for other credentials (root or the pool's owner), and reads data directly.
     pub privileged: bool,
-    /// Whom the session acts for if it is not privileged, as far as the daemon could see. What anybody else might do, or a member of further
-    /// groups, is not to be logged: it would be refused later.
+    /// Whom the session acts for if it is not privileged, as far as the daemon could see. What anybody else
+    /// might do, or a member of further groups, is not to be logged: it would be refused later.
     pub acts_for: Option<Cred>,
     /// No log, no changes: the client asked so, or the pool is latched read-only.
     pub read_only: bool,
     /// Why the pool is latched, if it is.
     pub latched: Option<String>,
     /// Another session is there: a shim starts with zero time-outs.
-    pub company: bool,
+    pub shared: bool,
     /// Bytes of the log at first.
     pub log_bytes: u64,
     /// Most bytes the log may grow to.
     pub log_max_bytes: u64,
-    /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's segments for another.
+    /// Bytes of the region from which data is read directly: the NVM for a privileged session, its user's
+    /// segments for another.
     pub nvm_bytes: u64,
-    /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them. Laid out as NVM's checksum table
-    /// in a pool's format.
+    /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them.
+    /// Laid out as NVM's checksum table in a pool's format.
     pub nvm_sums: Option<u64>,
+    /// A block is compared when the session first reads it, and not again.
+    pub nvm_sums_once: bool,
     /// The pool's NVM is to be slowed down to a model: the client does so with what it maps.
     pub nvm_emulated: bool,
     /// Time to give a lease back, in milliseconds.
@@ -125,24 +131,29 @@ pub struct Welcome {
     pub read_ahead_bytes: u64,
     /// Background sync of the log, in milliseconds; 0: none is needed.
     pub sync_ms: u64,
-    /// The log must be written back for power cuts: by the client to the backing file, or with [`Request::SyncLog`] where it was given none.
+    /// The log must be written back for power cuts: by the client to the backing file, or with
+    /// [`Request::SyncLog`] where it was given none.
     pub needs_sync: bool,
     /// Seal of the session that this one continues.
     pub seal: Option<Seal>,
-    /// Last [`Request::Mediate`] of the old session that was carried out. If what it made is open, it is held open for the new session.
-    pub last_mediated: LastMediated,
+    /// Last [`Request::Forward`] of the old session that was carried out. If what it made is open, it is held
+    /// open for the new session.
+    pub last_forwarded: LastForwarded,
     /// Most leases that one session should keep.
     pub leases_max: u32,
-    /// What orders the names of directories, so that the session can list one that it knows all names of. A privileged session's alone, which
-    /// could read it from the pool: who does not know it cannot make names that collide.
+    /// What orders the names of directories, so that the session can list one that it knows all names of. A
+    /// privileged session's alone, which could read it from the pool: who does not know it cannot make names
+    /// that collide.
     pub name_hash: Option<HashKey>,
-    /// Where the client may keep copies of what it reads beyond its calls. A privileged session's of a linked program alone.
+    /// Where the client may keep copies of what it reads beyond its calls. A privileged session's of a linked
+    /// program alone.
     pub copies_at: Option<CopiesAt>,
 }
 
-/// A file of memory in which a process keeps copies of files' pages, for its maps. The client makes it, owned as its directory is. The daemon
-/// empties it whenever a session of the process ends, before anybody else is given its leases, and removes it when the process is gone: so
-/// whoever is stopped keeps nothing that others may have changed.
+/// A file of memory in which a process keeps copies of files' pages, for its maps. The client makes it, owned
+/// as its directory is. The daemon empties it whenever a session of the process ends, before anybody else is
+/// given its leases, and removes it when the process is gone: so whoever is stopped keeps nothing that others
+/// may have changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopiesAt {
     /// Its directory's path.
@@ -210,8 +221,8 @@ pub struct ReleaseItem {
     pub last_seq: LogSeq,
     /// Whether the client still has it open (it stays held).
     pub open: bool,
-    /// How many changes were logged under it; [`u32::MAX`]: they were not counted. Tells leases that are worth their way from those
-    /// that only go to and fro.
+    /// How many changes were logged under it; [`u32::MAX`]: they were not counted. Tells leases that are
+    /// worth their way from those that only go to and fro.
     pub changes: u32,
 }
 
@@ -237,8 +248,8 @@ pub struct MappedExtent {
     pub file_block: FileBlock,
     /// Blocks.
     pub len: u32,
-    /// Medium. In a session that is not privileged NVM stands for its user's segments; what is not there has another one, and is read by
-    /// message.
+    /// Medium. In a session that is not privileged NVM stands for its user's segments; what is not there has
+    /// another one, and is read by message.
     pub tier: Tier,
     /// First block on it.
     pub block: BlockNo,
@@ -246,37 +257,60 @@ pub struct MappedExtent {
     pub unwritten: bool,
 }
 
-/// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload, unsigned, seq 0); the daemon
-/// checks names, permissions (with `cred`) and limits itself.
+/// An operation done by the daemon for a client. `entry` is an encoded log entry (header and payload,
+/// unsigned, seq 0); the daemon checks names, permissions (with `cred`) and limits itself.
 ///
-/// A rename of inode number 0, with nothing to be replaced, is *by name*: the daemon finds what has the name. It is done in contended directories
-/// only, where no client knows the names; EAGAIN says that it is to be done under leases, or that there is something to be replaced.
+/// A rename of inode number 0, with nothing to be replaced, is *by name*: the daemon finds what has the name.
+/// It is done in contended directories only, where no client knows the names; EAGAIN says that it is to be
+/// done under leases, or that there is something to be replaced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MediatedOp {
+pub struct ForwardedOp {
     /// 64 header bytes and the payload.
-    #[serde(with = "crate::wire::bytes")]
+    #[serde(with = "crate::blob")]
     pub entry: Vec<u8>,
     /// A write goes to the end of the file, wherever that is.
     pub append: bool,
-    /// A creation: the session has what is made open from the moment on that others can find it, as after [`Request::Hold`].
+    /// A creation: the session has what is made open from the moment on that others can find it, as after
+    /// [`Request::Hold`].
     pub open: bool,
+    /// A rename that leaves a whiteout under the old name, in the same record.
+    pub whiteout: bool,
     /// Whose right it is.
     pub cred: Cred,
     /// Grows by one with each mediated operation of the session.
     pub number: u64,
 }
 
-/// Answer to [`Request::Mediate`].
+/// Answer to [`Request::Forward`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct MediatedResult {
+pub struct ForwardedResult {
     /// Attributes afterwards of the inode acted on.
     pub attr: Option<InodeAttr>,
     /// Offset that an append was written at.
     pub offset: u64,
     /// Inode whose name was removed or replaced, if any.
     pub victim: Option<InodeKey>,
-    /// Of the inodes that the operation changed, those that are contended now: what comes next on them soon is to be mediated too.
+    /// Of the inodes that the operation changed, those that are contended now: what comes next on them soon
+    /// is to be mediated too.
     pub contended: Vec<InodeKey>,
+}
+
+/// Inodes that carry marks of `inotify` or `fanotify` in a mount's kernel. The kernel makes events of what is
+/// done through the mount only.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Watched {
+    /// A whole mount or file system carries a mark, or more inodes than [`WATCHED_MAX`] do.
+    pub all: bool,
+    /// Inode numbers as `st_ino` shows them, sorted, without repetition.
+    pub numbers: Vec<u64>,
+}
+
+impl Watched {
+    /// Whether nothing is watched.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        !self.all && self.numbers.is_empty()
+    }
 }
 
 /// What a client asks.
@@ -284,8 +318,8 @@ pub struct MediatedResult {
 pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
-    /// The shim's kernel caches have run out after [`Upcall::Company`].
-    CompanyAck,
+    /// The shim's kernel caches have run out after [`Upcall::Sharing`].
+    SharingAck,
     /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).
     Lookup {
         /// Directory.
@@ -303,7 +337,8 @@ pub enum Request {
         /// Wishes; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
     },
-    /// As `Acquire`, and with it leases of neighbours: those that nobody has or waits for, so that nothing is asked back for them.
+    /// As `Acquire`, and with it leases of neighbours: those that nobody has or waits for, so that nothing is
+    /// asked back for them.
     AcquireNear {
         /// Wishes; at most [`ITEMS_MAX`].
         wants: Vec<Want>,
@@ -332,7 +367,8 @@ pub enum Request {
         /// How many, 1 to [`NUMBERS_MAX`].
         count: u16,
     },
-    /// A page of a directory, as digested. Needs a lease on `dir`; the client has its own changes digested before.
+    /// A page of a directory, as digested. Needs a lease on `dir`; the client has its own changes digested
+    /// before.
     ReadDir {
         /// Directory.
         dir: InodeKey,
@@ -376,12 +412,15 @@ pub enum Request {
         /// Wished length in bytes, a multiple of the chunk size.
         len_bytes: u64,
     },
-    /// Makes ranges of the session's log durable against a power cut: for a session that was given no backing file. Durable when it is
-    /// answered.
+    /// Makes ranges of the session's log durable against a power cut: for a session that was given no backing
+    /// file. Durable when it is answered.
     SyncLog {
         /// First byte and length of each, in bytes; at most [`SYNC_RANGES_MAX`].
         ranges: Vec<(u64, u64)>,
     },
+    /// Makes durable against a power cut what all other sessions have logged: their logs are digested. The
+    /// caller makes its own durable before. Durable when it is answered; an error says that not all is.
+    SyncAll,
     /// Space credits.
     Credits {
         /// Blocks wished for.
@@ -389,12 +428,13 @@ pub enum Request {
         /// Least number that helps; fewer is an error.
         least: u32,
     },
-    /// Gives credits back that are not used: what they stood for is in no log and will be in none. Asked for or not.
+    /// Gives credits back that are not used: what they stood for is in no log and will be in none. Asked for
+    /// or not.
     CreditsBack {
         /// Blocks; of more than the session has, all are taken.
         blocks: u64,
-        /// Of how many that the session was ever granted the answers had come when it was looked what is left. Fewer than were granted: an
-        /// answer is under way, and the session is asked again.
+        /// Of how many that the session was ever granted the answers had come when it was looked what is
+        /// left. Fewer than were granted: an answer is under way, and the session is asked again.
         of: u64,
     },
     /// Digests this session's log.
@@ -405,7 +445,7 @@ pub enum Request {
         wait: bool,
     },
     /// An operation by the daemon.
-    Mediate(MediatedOp),
+    Forward(ForwardedOp),
     /// Says that a [`Upcall::Barrier`] was obeyed.
     BarrierAck {
         /// Its transaction.
@@ -413,6 +453,11 @@ pub enum Request {
     },
     /// Free and total space.
     StatFs,
+    /// A mount says which inodes are watched in its kernel, in place of what it said before. Forgotten when
+    /// the session ends. Privileged sessions of mounts alone.
+    SetWatched(Watched),
+    /// Asks what is watched in the kernels of all mounts.
+    Watched,
     /// Tells the daemon what it cannot see; for its status.
     Trouble(Trouble),
     /// Closes the session in order: everything is committed; the log is digested behind.
@@ -448,6 +493,8 @@ pub enum Admin {
     Status,
     /// Digests all logs.
     DigestAll,
+    /// Makes durable what all sessions have logged: see [`Request::SyncAll`].
+    Sync,
     /// Checks the structures of the running pool.
     Fsck,
     /// Verifies all data against its checksums.
@@ -465,8 +512,8 @@ pub struct StatFs {
     pub blocks: u64,
     /// Free blocks.
     pub blocks_free: u64,
-    /// Free blocks that may be written: with what is promised to other sessions, and without what is promised to the one that asks, which
-    /// knows what of that is left.
+    /// Free blocks that may be written: with what is promised to other sessions, and without what is promised
+    /// to the one that asks, which knows what of that is left.
     pub blocks_available: u64,
     /// Inodes in use.
     pub inodes_used: u64,
@@ -492,7 +539,7 @@ pub enum Response {
     /// To [`Request::ReadDir`]; an empty list is the end.
     Entries(Vec<DirEntry>),
     /// To [`Request::ReadLink`] and [`Request::ReadData`] (short at the end of the file).
-    Bytes(#[serde(with = "crate::wire::bytes")] Vec<u8>),
+    Bytes(#[serde(with = "crate::blob")] Vec<u8>),
     /// To [`Request::Xattrs`]: names and values.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
     /// To [`Request::MapExtents`]: runs in order, holes left out; the flag says that there is nothing beyond.
@@ -503,8 +550,11 @@ pub enum Response {
     Credits(u32),
     /// To [`Request::Digest`]: digested up to here.
     Digested(LogSeq),
-    /// To [`Request::Mediate`].
-    Mediated(MediatedResult),
+    /// To [`Request::Forward`].
+    Forwarded(ForwardedResult),
+    /// To [`Request::Watched`]: what [`SessionPage::watched`](crate::SessionPage::watched) says meanwhile,
+    /// and the inodes.
+    Watched(u64, Watched),
     /// To [`Request::StatFs`].
     StatFs(StatFs),
     /// To [`Request::Admin`].
@@ -530,10 +580,11 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::CompanyAck`].
-    Company,
-    /// Space is short: give unused credits back with [`Request::CreditsBack`] within `lease_ms`, also if there are none.
-    CreditsWanted,
+    /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::SharingAck`].
+    Sharing,
+    /// Space is short: give unused credits back with [`Request::CreditsBack`] within `lease_ms`, also if
+    /// there are none.
+    ReclaimReservations,
     /// Alone again.
     Solo,
     /// The session is sealed: resume.
@@ -549,9 +600,9 @@ pub enum IpcError {
     /// The session is over; resume.
     #[error("the session was sealed")]
     Sealed,
-    /// The inode is contended: send the operation as [`Request::Mediate`].
+    /// The inode is contended: send the operation as [`Request::Forward`].
     #[error("contended: to be mediated")]
-    Mediate,
+    Forward,
     /// The daemon is not there.
     #[error("the daemon is away: {0}")]
     Gone(String),
@@ -574,41 +625,7 @@ pub trait Link: Send + Sync {
     /// `Gone` when the connection is over.
     fn upcall(&self, timeout: std::time::Duration) -> Result<Option<Upcall>, IpcError>;
 
-    /// The session is over: gives back what the link takes, here and in the daemon, though somebody may refer to it still.
+    /// The session is over: gives back what the link takes, here and in the daemon, though somebody may refer
+    /// to it still.
     fn close(&self) {}
-}
-
-/// The *clock* seam: what time it is, and how threads wait.
-pub trait Clock: Send + Sync {
-    /// Wall-clock time, nanoseconds since 1970 (coarse is enough).
-    fn now_ns(&self) -> TimeNs;
-    /// Monotonic time in milliseconds.
-    fn monotonic_ms(&self) -> u64;
-
-    /// Time from some moment on, to measure a wait by. Goes on also where a test's clock stands still, unless threads take turns.
-    fn moment(&self) -> std::time::Duration {
-        crate::clock::since_start()
-    }
-
-    /// Lets others go on for so long, or less. Who waits for something that another thread does looks for it, pauses, and looks again.
-    fn pause(&self, time: std::time::Duration) {
-        std::thread::sleep(time);
-    }
-
-    /// Whether exactly one thread runs at a time, and another one only when that pauses: a deterministic test's. Then nobody may wait for
-    /// another thread in any other way than with [`pause`](Self::pause).
-    fn takes_turns(&self) -> bool {
-        false
-    }
-
-    /// Starts a thread that nobody waits for.
-    ///
-    /// # Errors
-    /// The system has none to spare.
-    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
-        std::thread::Builder::new()
-            .name(name.into())
-            .spawn(work)
-            .map(drop)
-    }
 }

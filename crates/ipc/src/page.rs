@@ -1,12 +1,12 @@
-//! The session page: the few words that the daemon shows a session, read by the client without a call. Owns their layout, their
-//! mapping and the barrier that goes with them; refuses to know why a word changes.
+//! The session page: the few words that the daemon shows a session, read by the client without a call. Owns
+//! their layout, their mapping and the barrier that goes with them; refuses to know why a word changes.
 //!
-//! The daemon maps the page read-write, the client read-only; both touch it through atomics only. The daemon never believes a word
-//! that it finds there: it only writes.
+//! The daemon maps the page read-write, the client read-only; both touch it through atomics only. The daemon
+//! never believes a word that it finds there: it only writes.
 //!
-//! *Act, then check*: a client makes its entry durable (fence), then loads [`SessionPage::state`]. The daemon stores `Sealed`, calls
-//! [`membarrier`], then reads the log's tail. The barrier runs on every thread of every registered process, so an entry whose writer
-//! saw `Live` is in memory before the tail is read.
+//! *Act, then check*: a client makes its entry durable (fence), then loads [`SessionPage::state`]. The daemon
+//! stores `Sealed`, calls [`membarrier`], then reads the log's tail. The barrier runs on every thread of
+//! every registered process, so an entry whose writer saw `Live` is in memory before the tail is read.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -42,6 +42,9 @@ pub trait SessionPage: Send + Sync {
     fn digested(&self) -> LogSeq;
     /// Newest journal transaction: the base of operations that begin now.
     fn committed_tx(&self) -> TxId;
+    /// 0 while no inode of the pool is watched in a mount's kernel (see [`Watched`](crate::Watched)); else
+    /// another number after each change of what is.
+    fn watched(&self) -> u64;
 }
 
 #[repr(C)]
@@ -52,6 +55,7 @@ struct Words {
     committed_tx: AtomicU64,
     state: AtomicU32,
     reserved: AtomicU32,
+    watched: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Words>() <= PAGE_BYTES);
@@ -83,6 +87,7 @@ impl Page {
                 committed_tx: AtomicU64::new(0),
                 state: AtomicU32::new(LIVE),
                 reserved: AtomicU32::new(0),
+                watched: AtomicU64::new(0),
             })),
         }
     }
@@ -121,7 +126,8 @@ impl Page {
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
     }
 
-    /// Maps a descriptor that the daemon passed, read-only, and registers this process for the daemon's barriers.
+    /// Maps a descriptor that the daemon passed, read-only, and registers this process for the daemon's
+    /// barriers.
     ///
     /// # Errors
     /// Of mapping; `InvalidData` if it is not a page.
@@ -147,8 +153,9 @@ impl Page {
         if writable {
             prot |= ProtFlags::WRITE;
         }
-        // SAFETY: the kernel chooses the address, so nothing that is mapped already is touched; the result is owned by the value
-        // built below. The file is in the daemon's own directory and clients hold it read-only, so it does not shrink.
+        // SAFETY: the kernel chooses the address, so nothing that is mapped already is touched; the result is
+        // owned by the value built below. The file is in the daemon's own directory and clients hold it
+        // read-only, so it does not shrink.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, prot, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast::<Words>()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -160,8 +167,9 @@ impl Page {
     fn words(&self) -> &Words {
         match &self.backing {
             Backing::Heap(words) => words,
-            // SAFETY: a whole page is mapped at `base` (checked in `map`), page-aligned, until drop; every field is an atomic, for
-            // which any bit pattern is valid and concurrent change by another process is defined.
+            // SAFETY: a whole page is mapped at `base` (checked in `map`), page-aligned, until drop; every
+            // field is an atomic, for which any bit pattern is valid and concurrent change by another process
+            // is defined.
             Backing::Mapped { base, .. } => unsafe { base.as_ref() },
         }
     }
@@ -179,7 +187,8 @@ impl Page {
         SessionId(self.words().session.load(Ordering::Relaxed))
     }
 
-    /// Daemon: ends the session. Call [`membarrier`] before the log's tail is read. Nothing happens on a client's mapping.
+    /// Daemon: ends the session. Call [`membarrier`] before the log's tail is read. Nothing happens on a
+    /// client's mapping.
     pub fn seal(&self) {
         if let Some(words) = self.writable() {
             words.state.store(SEALED, Ordering::SeqCst);
@@ -190,6 +199,13 @@ impl Page {
     pub fn set_digested(&self, seq: LogSeq) {
         if let Some(words) = self.writable() {
             words.digested.store(seq.0, Ordering::Release);
+        }
+    }
+
+    /// Daemon: what is watched has changed.
+    pub fn set_watched(&self, generation: u64) {
+        if let Some(words) = self.writable() {
+            words.watched.store(generation, Ordering::Release);
         }
     }
 
@@ -217,6 +233,10 @@ impl SessionPage for Page {
     fn committed_tx(&self) -> TxId {
         TxId(self.words().committed_tx.load(Ordering::Acquire))
     }
+
+    fn watched(&self) -> u64 {
+        self.words().watched.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Page {
@@ -239,8 +259,8 @@ fn membarrier_command(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Makes every running thread of every registered process pass a full memory barrier before this returns. Where the kernel lacks the
-/// quick command the slow one is used (all processes, milliseconds).
+/// Makes every running thread of every registered process pass a full memory barrier before this returns.
+/// Where the kernel lacks the quick command the slow one is used (all processes, milliseconds).
 pub fn membarrier() {
     if !membarrier_command(CMD_GLOBAL_EXPEDITED) {
         membarrier_command(CMD_GLOBAL);
@@ -248,22 +268,24 @@ pub fn membarrier() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Registers this process for [`membarrier`] of others and for its own barriers; cheap when repeated, and the first time if the process has
-/// one thread. With several, the kernel waits until all processors have passed, some 10 ms.
+/// Registers this process for [`membarrier`] of others and for its own barriers; cheap when repeated, and the
+/// first time if the process has one thread. With several, the kernel waits until all processors have passed,
+/// some 10 ms.
 pub fn register_for_membarrier() {
     membarrier_command(CMD_REGISTER_GLOBAL_EXPEDITED);
     barriers_are_asymmetric();
 }
 
-/// Whether [`heavy_barrier`] makes the other threads of this process pass a barrier, so that [`light_barrier`] need not be one. Found
-/// once, before the first of either.
+/// Whether [`heavy_barrier`] makes the other threads of this process pass a barrier, so that
+/// [`light_barrier`] need not be one. Found once, before the first of either.
 fn barriers_are_asymmetric() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| membarrier_command(CMD_REGISTER_PRIVATE_EXPEDITED))
 }
 
-/// The cheap half of a pair of barriers between threads of this process: a thread stores, passes this, loads; another stores, passes
-/// [`heavy_barrier`], loads. At least one of them sees what the other stored. Costs nothing where the kernel helps.
+/// The cheap half of a pair of barriers between threads of this process: a thread stores, passes this, loads;
+/// another stores, passes [`heavy_barrier`], loads. At least one of them sees what the other stored. Costs
+/// nothing where the kernel helps.
 #[inline]
 pub fn light_barrier() {
     if barriers_are_asymmetric() {

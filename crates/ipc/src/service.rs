@@ -1,4 +1,5 @@
-//! What a transport needs of a daemon, and the queue that upcalls wait in. Refuses to know what the daemon does.
+//! What a transport needs of a daemon, and the queue that upcalls wait in. Refuses to know what the daemon
+//! does.
 
 use crate::sync::{Condvar, Mutex, lock};
 use crate::{Admin, Hello, IpcError, Request, Response, Upcall, Welcome};
@@ -175,8 +176,9 @@ impl UpcallQueue {
 }
 
 #[cfg(all(test, feature = "shuttle"))]
-mod driven {
-    //! The queue under a scheduler that tries interleavings; a wait never times out there, so one that nobody ends is a deadlock.
+mod interleavings {
+    //! The queue under a scheduler that tries interleavings; a wait never times out there, so one that nobody
+    //! ends is a deadlock.
     #![allow(clippy::unwrap_used)]
 
     use super::UpcallQueue;
@@ -207,8 +209,8 @@ mod driven {
         }
     }
 
-    /// Two threads add upcalls, one closes the queue meanwhile, and one takes them: exactly those that were accepted, in order, and then the
-    /// end.
+    /// Two threads add upcalls, one closes the queue meanwhile, and one takes them: exactly those that were
+    /// accepted, in order, and then the end.
     fn accepted_is_taken_once_and_in_order() {
         let queue = Arc::new(UpcallQueue::new());
         let taker = {
@@ -282,12 +284,12 @@ mod tests {
     #[test]
     fn queue_keeps_order_and_refuses_more_than_its_bound() {
         let queue = UpcallQueue::new();
-        assert!(queue.push(Upcall::Company));
+        assert!(queue.push(Upcall::Sharing));
         for _ in 1..UPCALLS_MAX {
             assert!(queue.push(Upcall::Solo));
         }
         assert!(!queue.push(Upcall::Solo));
-        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Company));
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Sharing));
         assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Solo));
     }
 

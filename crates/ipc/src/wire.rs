@@ -1,5 +1,5 @@
-//! Frames of the socket transport: a little-endian `u32` length and that many bytes of postcard. Owns bounds and encoding; refuses to
-//! know sockets' life.
+//! Frames of the socket transport: a little-endian `u32` length and that many bytes of postcard. Owns bounds
+//! and encoding; refuses to know sockets' life.
 
 use crate::{DATA_MAX, IpcError, Request, Response, Upcall, Welcome};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -19,7 +19,8 @@ pub(crate) struct CallFrame {
 /// From the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ServerFrame {
-    /// To the first frame, if it was a `Hello`; `descriptors` is a mask of the kinds that come with it, in ascending order.
+    /// To the first frame, if it was a `Hello`; `descriptors` is a mask of the kinds that come with it, in
+    /// ascending order.
     Opened {
         result: Result<Box<Welcome>, IpcError>,
         descriptors: u8,
@@ -31,38 +32,6 @@ pub(crate) enum ServerFrame {
     },
     /// Asked by the daemon.
     Upcall(Upcall),
-}
-
-/// Bytes as one block, not as a sequence of numbers.
-pub(crate) mod bytes {
-    use serde::de::{Error, Visitor};
-    use serde::{Deserializer, Serializer};
-
-    pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(bytes)
-    }
-
-    struct Bytes;
-
-    impl Visitor<'_> for Bytes {
-        type Value = Vec<u8>;
-
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("bytes")
-        }
-
-        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
-            Ok(bytes.to_vec())
-        }
-
-        fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Vec<u8>, E> {
-            Ok(bytes)
-        }
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        deserializer.deserialize_bytes(Bytes)
-    }
 }
 
 fn protocol(error: impl std::fmt::Display) -> io::Error {
@@ -128,7 +97,8 @@ pub(crate) fn read<T: DeserializeOwned>(mut stream: impl Read) -> io::Result<T> 
 /// Length of a buffer for [`read_alone`] when it is not in use.
 const ALONE_BYTES: usize = 16 << 10;
 
-/// Reads one frame that nothing follows before it is answered, by one system call if it is short. `buffer` is used again and again.
+/// Reads one frame that nothing follows before it is answered, by one system call if it is short. `buffer` is
+/// used again and again.
 ///
 /// # Errors
 /// As [`read`].

@@ -1,4 +1,5 @@
-//! What can be set about a pool's daemon. Owns names, meanings, defaults and bounds; refuses to know who reads them.
+//! What can be set about a pool's daemon. Owns names, meanings, defaults and bounds; refuses to know who
+//! reads them.
 
 use serde::{Deserialize, Serialize};
 
@@ -82,14 +83,15 @@ pub enum Emulated {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Time that a client has to give a lease back before its session is sealed, in milliseconds. Default 2,000; 100 to 60,000.
+    /// Time that a client has to give a lease back before its session is sealed, in milliseconds. Default
+    /// 2,000; 100 to 60,000.
     pub lease_ms: u64,
     /// Least time that a lease is left to its holder, in milliseconds. Default 2; 0 to 100.
     pub min_hold_ms: u64,
     /// Bound of every wait, in milliseconds; then EIO. Default 30,000; `lease_ms` to 600,000.
     pub wait_ms: u64,
-    /// Time after a start in which inodes without a name are kept for clients that come back, in milliseconds. Default 5,000; 0 to
-    /// 600,000.
+    /// Time after a start in which inodes without a name are kept for clients that come back, in
+    /// milliseconds. Default 5,000; 0 to 600,000.
     pub grace_ms: u64,
     /// Share of its log at which a client asks for a digest, in percent. Default 30; 5 to 90.
     pub digest_percent: u8,
@@ -97,46 +99,122 @@ pub struct Config {
     pub digest_threads: u8,
     /// Bytes of a log at first. Default 4 MiB; 1 to 512 chunks of 2 MiB.
     pub log_initial_bytes: u64,
-    /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else `log_initial_bytes` to 16 GiB.
+    /// Most bytes that one log may grow to. Default 0: an eighth of the NVM, at most 1 GiB. Else
+    /// `log_initial_bytes` to 16 GiB.
     pub log_max_bytes: u64,
     /// Most sessions at once, those that ended and may be resumed included. Default 512; 1 to 4,096.
     pub sessions_max: u32,
-    /// Most leases of one session, four times as many of a mount of root's or the pool's owner (at most 1,048,576); beyond that it gives those
-    /// back that it used least. Default 16,384; 64 to 1,048,576.
+    /// Most leases of one session, four times as many of a mount of root's or the pool's owner (at most
+    /// 1,048,576); beyond that it gives those back that it used least. Default 16,384; 64 to 1,048,576.
     pub leases_max: u32,
     /// Most blocks of 4 KiB that one session has reserved. Default 262,144 (1 GiB); 256 to 16,777,216.
     pub credits_max_blocks: u64,
     /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
-    /// How often a client makes its log durable in the background, in milliseconds; only where that needs a write (`file`). Default
-    /// 1,000; 0 (never) to 60,000.
+    /// How often a client makes its log durable in the background, in milliseconds; only where that needs a
+    /// write (`file`). Default 1,000; 0 (never) to 60,000.
     pub sync_ms: u64,
-    /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always` does. Default false.
+    /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always`
+    /// does. Default false.
     pub sync_always: bool,
-    /// Whether reads of data on NVM are compared with its checksums, as those of SSD and HDD always are. Default false.
-    pub verify_nvm_reads: bool,
+    /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are: `false`,
+    /// `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where NVM is a file,
+    /// `false` where it is memory.
+    pub verify_nvm_reads: VerifyNvm,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
     pub o_direct: bool,
-    /// Tiers that are slowed down to a model of their medium, to see what a load would do there. Default none. `status` names them.
+    /// Tiers that are slowed down to a model of their medium, to see what a load would do there. Default
+    /// none. `status` names them.
     pub emulate: Vec<Emulated>,
-    /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to 3,600,000.
+    /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to
+    /// 3,600,000.
     pub solo_ms: u64,
     /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
     pub idle_digest_ms: u64,
-    /// How full a tier is when its coldest data begins to move down, in percent of what data may have of it. Default 95; 20 to 99.
+    /// How full a tier is when its coldest data begins to move down, in percent of what data may have of it.
+    /// Default 95; 20 to 99.
     pub placement_high_percent: u8,
     /// How full a tier is when it stops, in percent. Default 90; 10 to less than `placement_high_percent`.
     pub placement_low_percent: u8,
-    /// Most blocks of 4 KiB that move in one step of the background work; in between, others have their turn. Default 1,024; 64 to
-    /// 65,536.
+    /// Most blocks of 4 KiB that move in one step of the background work; in between, others have their turn.
+    /// Default 1,024; 64 to 65,536.
     pub placement_step_blocks: u64,
-    /// Who may open sessions besides root and the pool's owner: `"owner"` (nobody, the default), `"all"`, or a list of user ids.
+    /// Who may open sessions besides root and the pool's owner: `"owner"` (nobody, the default), `"all"`, or
+    /// a list of user ids.
     pub users: Users,
-    /// Most bytes of memory in which the processes of one ordinary user map its files. Default 64 MiB; 0 (none: data is read by message), or
-    /// 1 MiB to 16 GiB. Together they take at most a quarter of what holds the live directory.
+    /// Most bytes of memory in which the processes of one ordinary user map its files. Default 64 MiB; 0
+    /// (none: data is read by message), or 1 MiB to 16 GiB. Together they take at most a quarter of what
+    /// holds the live directory.
     pub user_bytes: u64,
+}
+
+/// When reads of data on NVM are compared with its checksums (ADR 16).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "VerifyNvmText", into = "VerifyNvmText")]
+pub enum VerifyNvm {
+    /// The first read where NVM is a file, whose medium is a disk; none where it is memory.
+    #[default]
+    ByMedium,
+    /// No read.
+    Never,
+    /// Each session's first read of a block.
+    First,
+    /// Each read.
+    Always,
+}
+
+/// As it stands in `varve.toml`.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum VerifyNvmText {
+    Each(bool),
+    Word(String),
+}
+
+impl TryFrom<VerifyNvmText> for VerifyNvm {
+    type Error = String;
+
+    fn try_from(text: VerifyNvmText) -> Result<Self, String> {
+        match text {
+            VerifyNvmText::Each(each) => Ok(each.into()),
+            VerifyNvmText::Word(word) if word == "first" => Ok(Self::First),
+            VerifyNvmText::Word(word) if word == "auto" => Ok(Self::ByMedium),
+            VerifyNvmText::Word(word) => Err(format!(
+                "verify_nvm_reads = \"{word}\": write true, false, \"first\" or \"auto\""
+            )),
+        }
+    }
+}
+
+impl From<VerifyNvm> for VerifyNvmText {
+    fn from(verify: VerifyNvm) -> Self {
+        match verify {
+            VerifyNvm::ByMedium => Self::Word("auto".into()),
+            VerifyNvm::First => Self::Word("first".into()),
+            VerifyNvm::Never => Self::Each(false),
+            VerifyNvm::Always => Self::Each(true),
+        }
+    }
+}
+
+impl From<bool> for VerifyNvm {
+    fn from(each: bool) -> Self {
+        if each { Self::Always } else { Self::Never }
+    }
+}
+
+impl VerifyNvm {
+    /// What it is where NVM lies `on_disk`: never [`ByMedium`](Self::ByMedium).
+    #[must_use]
+    pub const fn on(self, on_disk: bool) -> Self {
+        match self {
+            Self::ByMedium if on_disk => Self::First,
+            Self::ByMedium => Self::Never,
+            other => other,
+        }
+    }
 }
 
 impl Default for Config {
@@ -156,7 +234,7 @@ impl Default for Config {
             read_ahead_bytes: 256 << 10,
             sync_ms: 1_000,
             sync_always: false,
-            verify_nvm_reads: false,
+            verify_nvm_reads: VerifyNvm::ByMedium,
             io_uring: true,
             o_direct: true,
             emulate: Vec::new(),

@@ -13,8 +13,8 @@ const TICK_MS: u64 = 50;
 /// How long a thread that digests sleeps at most, in milliseconds: it is woken when there is work.
 const DIGEST_MS: u64 = 100;
 
-/// How long after a session has ended the memory that it leaves free is given back to the system, in milliseconds; sessions that end
-/// meanwhile wait for the same.
+/// How long after a session has ended the memory that it leaves free is given back to the system, in
+/// milliseconds; sessions that end meanwhile wait for the same.
 const GIVE_BACK_MS: u64 = 5_000;
 
 /// Pause between two steps of placement while there is something to move, in milliseconds.
@@ -38,7 +38,7 @@ impl Daemon {
             let (kernel, over) = (Arc::clone(&kernel), Arc::clone(&over));
             move || work(&kernel, &over)
         })?;
-        kernel.background.store(true, Ordering::Release);
+        kernel.lifecycle.background.store(true, Ordering::Release);
         // From here on the drop ends what was started.
         let mut daemon = Self {
             kernel: Arc::clone(&kernel),
@@ -67,13 +67,13 @@ impl Daemon {
     }
 
     fn join(&mut self) {
-        self.kernel.background.store(false, Ordering::Release);
+        self.kernel.lifecycle.background.store(false, Ordering::Release);
         self.over.store(true, Ordering::Release);
-        self.kernel.bell.ring();
+        self.kernel.lifecycle.bell.ring();
         self.kernel.placer.bell.ring();
         for thread in self.threads.drain(..) {
             // A ring wakes those that wait, and one of those that are about to.
-            self.kernel.digest_bell.ring();
+            self.kernel.lifecycle.digest_bell.ring();
             let _ = thread.join();
         }
     }
@@ -98,7 +98,7 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
     let mut idle_since_ms = kernel.now_ms();
     let mut memory = GiveBack::default();
     while !over.load(Ordering::Acquire) {
-        kernel.bell.wait(TICK_MS);
+        kernel.lifecycle.bell.wait(TICK_MS);
         kernel.tick();
         let now_ms = kernel.now_ms();
         if now_ms >= idle_since_ms + kernel.config().idle_digest_ms {
@@ -114,7 +114,7 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
 
 fn digest(kernel: &KernelFs, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
-        kernel.digest_bell.wait(DIGEST_MS);
+        kernel.lifecycle.digest_bell.wait(DIGEST_MS);
         kernel.digest_asked();
     }
 }
@@ -152,23 +152,23 @@ fn place(kernel: &KernelFs, over: &AtomicBool) {
 impl KernelFs {
     /// Every log is to be digested; nobody waits for it.
     fn ask_for_all(&self) {
-        let mut core = self.locked();
-        let core = &mut *core;
-        for id in core.members.keys() {
-            core.to_digest.ask(*id);
+        let mut sessions = self.locked();
+        let sessions = &mut *sessions;
+        for id in sessions.entries.keys() {
+            sessions.to_digest.ask(*id);
         }
-        self.digest_bell.ring();
+        self.lifecycle.digest_bell.ring();
     }
 
     /// Digests for those who asked and do not wait.
     fn digest_asked(&self) {
         loop {
             let (id, session) = {
-                let mut core = self.locked();
-                let Some(id) = core.to_digest.begin() else {
+                let mut sessions = self.locked();
+                let Some(id) = sessions.to_digest.begin() else {
                     return;
                 };
-                (id, core.live(id))
+                (id, sessions.live(id))
             };
             if let Some(session) = session {
                 // Noted and logged where it failed; the client hears of it at its next call.
@@ -181,7 +181,7 @@ impl KernelFs {
     /// Whether an operator has asked the daemon to end.
     #[must_use]
     pub fn shutdown_asked(&self) -> bool {
-        self.shutdown_asked.load(Ordering::Acquire)
+        self.lifecycle.shutdown_asked.load(Ordering::Acquire)
     }
 }
 

@@ -1,25 +1,32 @@
 //! The KernelFS daemon: sessions, leases, digest, recovery, placement.
 //!
-//! [`KernelFs`] is the daemon as an object; a transport of `varve_ipc` calls it, and [`Daemon`] adds its background threads.
+//! [`KernelFs`] is the daemon as an object; a transport of `varve_ipc` calls it, and [`Daemon`] adds its
+//! background threads.
+//!
+//! Modules from the ground up: nouns (`config`, `counters`, `logs`, `leases`, `placement`, `user_segments`,
+//! `watches`, `digest`, `health`, `session`), each with its own state; the object that holds them (`kernel`);
+//! one file for each thing that a client or the clock asks for (`ops`); `pool`, `service` and `daemon`.
 //!
 //! # Lock order
 //! A thread that holds a lock takes only those further down:
-//! 0. `KernelFs::space_turn`: alone while space is looked for (waits for clients, bounded by `lease_ms`, and for digests), shared for grants;
-//! 1. `KernelFs::rename`: one move of a directory at a time;
-//! 2. leases of a mediated operation (waits for clients, bounded by `wait_ms`);
+//! 0. `SpaceLimits::turn`: alone while space is looked for (waits for clients, bounded by `lease_ms`, and for
+//!    digests), shared for grants;
+//! 1. `Sessions::rename`: one move of a directory at a time;
+//! 2. leases of a forwarded operation (waits for clients, bounded by `wait_ms`);
 //! 3. `Session::row_changes` of one session;
 //! 4. `Session::reader` of one session: held while its log is scanned or digested;
 //! 5. a store transaction (the store has one at a time);
-//! 6. `KernelFs::core`: leases, holds, sessions. Held for table work only: never across media, a digest, or a wait other than on its own
-//!    condition variables;
+//! 6. `Sessions::table`: leases, holds, sessions. Held for table work only: never across media, a digest, or
+//!    a wait other than on its own condition variables;
 //! 7. leaves: `Session::turn`, upcall queues, `Bell`.
 //!
-//! A digest (4 to 6) waits for no client, so a release, which needs one, always ends: a client that obeys is never kept from giving back.
-//! Nothing waits for a session that is late: it is sealed by whoever notices (waiting threads do).
+//! A digest (4 to 6) waits for no client, so a release, which needs one, always ends: a client that obeys is
+//! never kept from giving back. Nothing waits for a session that is late: it is sealed by whoever notices
+//! (waiting threads do).
 //!
 //! # What a device's error does
-//! It makes the pool read-only (`latched`): waiting requests end with EIO, changes are refused with EROFS, reads and read-only sessions go
-//! on, logs keep what was not digested for the next start.
+//! It makes the pool read-only (`latched`): waiting requests end with EIO, changes are refused with EROFS,
+//! reads and read-only sessions go on, logs keep what was not digested for the next start.
 #![forbid(unsafe_code)]
 
 // The world of `tests/common` serves the tests in here, too.
@@ -29,44 +36,34 @@ mod common;
 #[cfg(test)]
 extern crate self as varve_kernelfs;
 
-mod ahead;
-mod asked;
+mod bell;
 pub mod config;
-mod core;
-mod credits;
+mod counters;
 mod daemon;
 pub mod digest;
-mod digesting;
-mod entries;
 mod error;
-mod hello;
-pub mod host;
+mod health;
 mod kernel;
 pub mod leases;
-mod leasing;
 pub mod logs;
-mod mediating;
+mod ops;
 pub mod placement;
+pub mod pool;
 mod process;
-mod reads;
-mod rows;
-mod sealing;
-mod segments;
 mod service;
 mod session;
-mod status;
-mod trouble;
-mod windows;
+mod user_segments;
+mod watches;
 
-pub use config::{Config, ConfigError, Users};
+pub use config::{Config, ConfigError, Users, VerifyNvm};
 pub use daemon::Daemon;
 pub use error::{KernelError, errno};
-pub use hello::LocalSession;
+pub use health::{HealthStatus, LogsStatus, MediumStatus};
 pub use kernel::{Hook, HostLeft, HostRoom, KernelFs, Parts, Tokens};
 pub use leases::{HolderStatus, LeaseDetail, WaitStatus};
 pub use logs::{LogStore, SessionArea, SimLogs};
+pub use ops::handshake::LocalSession;
+pub use ops::status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
 pub use placement::PlacementStatus;
 pub use process::ProcessId;
-pub use segments::SegmentFile;
-pub use status::{DigestStatus, LeaseStatus, SessionDetail, SessionStatus, Status, TierStatus};
-pub use trouble::{LogsStatus, MediumStatus, TroubleStatus};
+pub use user_segments::SegmentFile;

@@ -1,7 +1,8 @@
-//! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in [`crate::host`].
+//! Where sessions' logs and pages lie. Owns the interface and its simulated form; the host's files are in
+//! [`crate::pool`].
 
 use crate::process::ProcessId;
-use crate::segments::SegmentFile;
+use crate::user_segments::SegmentFile;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,7 +34,8 @@ pub trait LogStore: Send + Sync {
     /// Of the medium.
     fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError>;
 
-    /// The log of a session of an earlier daemon; `None` if there is none (the session never logged, or it ended).
+    /// The log of a session of an earlier daemon; `None` if there is none (the session never logged, or it
+    /// ended).
     ///
     /// # Errors
     /// Of the medium.
@@ -48,8 +50,9 @@ pub trait LogStore: Send + Sync {
     /// Removes log and page. A client that maps them keeps its mapping.
     fn remove(&self, session: SessionId);
 
-    /// Descriptors for a client in another process; none where that is not possible. One that is not `privileged` gets neither the NVM nor
-    /// its log's backing file: it could fill the host's disk through it. Its segments are added by others.
+    /// Descriptors for a client in another process; none where that is not possible. One that is not
+    /// `privileged` gets neither the NVM nor its log's backing file: it could fill the host's disk through
+    /// it. Its segments are added by others.
     ///
     /// # Errors
     /// Of the medium.
@@ -58,7 +61,8 @@ pub trait LogStore: Send + Sync {
         Ok(Descriptors::default())
     }
 
-    /// A new file of so many bytes for the segments of a user; `None` where there are none, or no more can be afforded.
+    /// A new file of so many bytes for the segments of a user; `None` where there are none, or no more can be
+    /// afforded.
     ///
     /// # Errors
     /// Of the medium.
@@ -73,7 +77,8 @@ pub trait LogStore: Send + Sync {
         None
     }
 
-    /// Empties the copies of a process, one of whose sessions was sealed. It shows nothing of that session when this returns.
+    /// Empties the copies of a process, one of whose sessions was sealed. It shows nothing of that session
+    /// when this returns.
     fn drop_copies(&self, process: ProcessId) {
         let _ = process;
     }
@@ -97,7 +102,8 @@ pub struct SimLogs {
     world: SimWorld,
     medium: SimMedium,
     pages: Mutex<HashMap<SessionId, Arc<Page>>>,
-    /// Logs that were removed: like a file that is still mapped, they take stores of clients that do not know yet.
+    /// Logs that were removed: like a file that is still mapped, they take stores of clients that do not know
+    /// yet.
     removed: Mutex<VecDeque<SessionId>>,
 }
 

@@ -38,8 +38,8 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Group and supplementary groups of a process, if it is one of user `uid`: the number of a process that connected and ended may be another user's by
-/// now.
+/// Group and supplementary groups of a process, if it is one of user `uid`: the number of a process that
+/// connected and ended may be another user's by now.
 #[must_use]
 pub fn groups_of(pid: u32, uid: u32) -> Option<(u32, Vec<u32>)> {
     groups_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, uid)

@@ -1,9 +1,10 @@
 //! The daemon behind a transport: who may ask what, and which module answers.
 
-use crate::core::Phase;
 use crate::error::no;
+use crate::health::Reporter;
 use crate::kernel::KernelFs;
-use crate::session::Session;
+use crate::session::state::Session;
+use crate::session::table::Phase;
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service};
@@ -12,7 +13,7 @@ impl KernelFs {
     /// Carries a request out.
     ///
     /// # Errors
-    /// An errno; `Sealed` when the session is over; `Mediate` when an inode is contended.
+    /// An errno; `Sealed` when the session is over; `Forward` when an inode is contended.
     pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
         let _entered = self.begin_request()?;
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
@@ -30,7 +31,7 @@ impl KernelFs {
     fn dispatch(&self, session: &Arc<Session>, request: Request) -> Result<Response, IpcError> {
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
-            Request::CompanyAck => {
+            Request::SharingAck => {
                 self.company_ack(session.id);
                 Ok(Response::Done)
             }
@@ -65,6 +66,7 @@ impl KernelFs {
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
+            Request::SyncAll => self.sync_all(Some(session.id)).map(|_| Response::Done),
             Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
             Request::CreditsBack { blocks, of } => {
                 self.credits_back(session, blocks, of);
@@ -73,14 +75,25 @@ impl KernelFs {
             Request::Digest { upto, wait } => {
                 self.digest_request(session, upto, wait).map(Response::Digested)
             }
-            Request::Mediate(op) => self.mediate(session, &op).map(Response::Mediated),
+            Request::Forward(op) => self.forward(session, &op).map(Response::Forwarded),
             Request::BarrierAck { tx } => {
                 self.barrier_ack(session, tx);
                 Ok(Response::Done)
             }
+            Request::SetWatched(watched) => self.set_watched(session, watched).map(|()| Response::Done),
+            Request::Watched => {
+                let (generation, watched) = self.watched();
+                Ok(Response::Watched(generation, watched))
+            }
             Request::StatFs => Ok(Response::StatFs(self.stat_fs(session.id))),
             Request::Trouble(trouble) => {
-                self.client_trouble(session, trouble);
+                let client = Reporter {
+                    id: session.id,
+                    pid: session.peer.pid,
+                    log: &session.log_trouble,
+                    privileged: session.privileged,
+                };
+                self.health.client_trouble(&self.store, &client, trouble);
                 Ok(Response::Done)
             }
             Request::Bye => {
@@ -108,7 +121,11 @@ impl KernelFs {
                 self.tick();
                 serde_json::to_string(&self.status().digest).map_err(|_| no(libc::EIO))?
             }
-            Admin::Fsck => match &self.fsck {
+            Admin::Sync => {
+                let synced = self.sync_all(None)?;
+                serde_json::to_string(&synced).map_err(|_| no(libc::EIO))?
+            }
+            Admin::Fsck => match &self.env.fsck {
                 Some(hook) => hook(self).map_err(IpcError::Protocol)?,
                 None => {
                     let findings = self.store.check().map_err(|error| self.refused(&error))?;
@@ -116,7 +133,7 @@ impl KernelFs {
                     serde_json::json!({ "clean": findings.is_empty(), "findings": findings }).to_string()
                 }
             },
-            Admin::Scrub => match &self.scrub {
+            Admin::Scrub => match &self.env.scrub {
                 Some(hook) => hook(self).map_err(IpcError::Protocol)?,
                 None => return Err(no(libc::ENOSYS)),
             },
@@ -125,9 +142,10 @@ impl KernelFs {
                 serde_json::to_string(&detail).map_err(|_| no(libc::EIO))?
             }
             Admin::Shutdown => {
-                self.shutdown_asked
+                self.lifecycle
+                    .shutdown_asked
                     .store(true, std::sync::atomic::Ordering::Release);
-                self.bell.ring();
+                self.lifecycle.bell.ring();
                 "{}".into()
             }
         };
@@ -137,14 +155,14 @@ impl KernelFs {
     /// Sessions at the moment, those that are being sealed included.
     #[must_use]
     pub fn sessions(&self) -> usize {
-        self.locked().members.len()
+        self.locked().entries.len()
     }
 
     /// Whether a session still counts.
     #[must_use]
     pub fn is_live(&self, id: SessionId) -> bool {
         self.locked()
-            .members
+            .entries
             .get(&id)
             .is_some_and(|member| member.phase == Phase::Live)
     }

@@ -1,4 +1,5 @@
-//! How long files without a name are there, and inodes that somebody has open: until nobody can ask for them any more.
+//! How long files without a name are there, and inodes that somebody has open: until nobody can ask for them
+//! any more.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -150,7 +151,8 @@ fn dead_client_is_digested_and_its_open_files_are_freed() {
     world.check();
 }
 
-/// Each in a transaction of its own kept the thread that ends sessions busy for minutes after a crash, on a slow disk.
+/// Each in a transaction of its own kept the thread that ends sessions busy for minutes after a crash, on a
+/// slow disk.
 #[test]
 fn open_files_of_a_dead_client_are_freed_many_at_once() {
     let world = World::new();
@@ -210,10 +212,10 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     let mut clients = [world.client(), world.client()];
     let create = make(b"f");
     let inodes = world.kernel.status().inodes_used;
-    let made = clients[0].mediate_open(&create).unwrap().attr.unwrap().key;
+    let made = clients[0].forward_open(&create).unwrap().attr.unwrap().key;
     let removal = unlink(b"f", made);
     assert_eq!(
-        clients[1].mediate_open(&removal),
+        clients[1].forward_open(&removal),
         Err(IpcError::Errno(libc::EINVAL)),
         "only what is made can be opened with it"
     );
@@ -221,7 +223,7 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     assert_eq!(clients[1].lookup(b"f").unwrap().key, made);
     let lease = clients[1].read_lease(ROOT).lease;
     clients[1].release(ROOT, lease, false);
-    clients[1].mediate(&removal).unwrap();
+    clients[1].forward(&removal).unwrap();
     let attr = |client: &Client| client.link.call(Request::GetAttr { key: made });
     let Ok(Response::Attr(left)) = attr(&clients[0]) else {
         panic!("{:?}", attr(&clients[0]))
@@ -235,8 +237,8 @@ fn file_made_by_the_daemon_to_be_opened_outlives_its_name() {
     assert_eq!(world.kernel.status().inodes_used, inodes);
     assert_eq!(attr(&clients[0]), Err(IpcError::Errno(libc::ESTALE)));
     // Made without being opened, it goes with its name.
-    let key = clients[0].mediate(&create).unwrap().attr.unwrap().key;
-    clients[1].mediate(&unlink(b"f", key)).unwrap();
+    let key = clients[0].forward(&create).unwrap().attr.unwrap().key;
+    clients[1].forward(&unlink(b"f", key)).unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes);
     world.check();
 }
@@ -249,16 +251,16 @@ fn what_was_made_and_opened_for_a_lost_session_is_kept_for_the_next() {
         let (mut a, mut b) = (world.client(), world.client());
         let inodes = world.kernel.status().inodes_used;
         let create = make(b"f");
-        let key = a.mediate_open(&create).unwrap().attr.unwrap().key;
+        let key = a.forward_open(&create).unwrap().attr.unwrap().key;
         if restarts {
             world = world.restart();
             b = b.resume(&world.kernel, Vec::new());
         } else {
             world.kernel.gone(a.id());
         }
-        b.mediate(&unlink(b"f", key)).unwrap();
+        b.forward(&unlink(b"f", key)).unwrap();
         let a = a.resume(&world.kernel, Vec::new());
-        let last = a.welcome.last_mediated;
+        let last = a.welcome.last_forwarded;
         assert_eq!((last.number, last.made, last.open), (1, Some(key), true));
         world.clock.advance_ms(world.config.grace_ms + 1);
         world.kernel.tick();
@@ -278,10 +280,10 @@ fn file_made_by_the_daemon_without_a_name_is_there_until_it_is_closed() {
     let mut clients = [world.client(), world.client()];
     let create = make(b"");
     let inodes = world.kernel.status().inodes_used;
-    let made = clients[0].mediate_open(&create).unwrap().attr.unwrap();
+    let made = clients[0].forward_open(&create).unwrap().attr.unwrap();
     assert_eq!(made.nlink, 0);
     // Another one's operation frees what nobody holds.
-    clients[1].mediate(&create).unwrap();
+    clients[1].forward(&create).unwrap();
     assert_eq!(world.kernel.status().inodes_used, inodes + 1);
     world.check();
     let link = LogOp::Link {
@@ -289,11 +291,11 @@ fn file_made_by_the_daemon_without_a_name_is_there_until_it_is_closed() {
         name: b"f",
         key: made.key,
     };
-    assert_eq!(clients[0].mediate(&link).unwrap().attr.unwrap().nlink, 1);
+    assert_eq!(clients[0].forward(&link).unwrap().attr.unwrap().nlink, 1);
     let keys = vec![made.key];
     assert_eq!(clients[0].link.call(Request::Drop { keys }), Ok(Response::Done));
     assert_eq!(world.kernel.status().inodes_used, inodes + 1, "it has a name now");
-    let key = clients[0].mediate_open(&create).unwrap().attr.unwrap().key;
+    let key = clients[0].forward_open(&create).unwrap().attr.unwrap().key;
     assert_eq!(world.kernel.status().inodes_used, inodes + 2);
     let keys = vec![key];
     assert_eq!(clients[0].link.call(Request::Drop { keys }), Ok(Response::Done));
@@ -314,7 +316,7 @@ fn file_that_nobody_holds_is_freed_after_the_grace_time_in_which_it_was_deleted(
     let lease = b.read_lease(ROOT).lease;
     let key = b.lookup(b"f").unwrap().key;
     b.release(ROOT, lease, false);
-    b.mediate(&unlink(b"f", key)).unwrap();
+    b.forward(&unlink(b"f", key)).unwrap();
     world.kernel.tick();
     assert_eq!(
         world.kernel.status().inodes_used,

@@ -1,4 +1,5 @@
-//! Numbers of inodes that a session did not use, when their blocks of the inode file are on flash and NVM has little room.
+//! Numbers of inodes that a session did not use, when their blocks of the inode file are on flash and NVM has
+//! little room.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -52,7 +53,7 @@ fn start_gives_back_more_numbers_than_nvm_has_room_for() {
     while numbers < (low + 60) * 16 {
         numbers += client.alloc(512).len() as u64;
     }
-    store.cool(u64::MAX).unwrap();
+    store.demote(u64::MAX).unwrap();
     fill(store, low + 20);
     let world = world.restart();
     assert_eq!(world.kernel.store().space().inodes_used, before + 1);

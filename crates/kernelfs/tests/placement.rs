@@ -1,4 +1,5 @@
-//! Placement over the tiers, step by step: what moves, that its content stays, what readers are told, what happens when all is full.
+//! Placement over the tiers, step by step: what moves, that its content stays, what readers are told, what
+//! happens when all is full.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -564,12 +564,12 @@ fn mount_gives_its_caches_up_before_a_second_session_is_welcomed() {
             ..hello()
         },
     );
-    assert!(!shim.welcome.company);
+    assert!(!shim.welcome.shared);
     std::thread::scope(|scope| {
         let second = scope.spawn(|| world.client());
-        assert_eq!(shim.upcall(), Upcall::Company);
-        assert_eq!(shim.link.call(Request::CompanyAck), Ok(Response::Done));
-        assert!(second.join().unwrap().welcome.company);
+        assert_eq!(shim.upcall(), Upcall::Sharing);
+        assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+        assert!(second.join().unwrap().welcome.shared);
     });
     // The second one is gone again.
     world.kernel.tick();
@@ -591,7 +591,7 @@ fn mount_that_does_not_give_its_caches_up_is_sealed() {
     );
     std::thread::scope(|scope| {
         let second = scope.spawn(|| world.client());
-        assert_eq!(shim.upcall(), Upcall::Company);
+        assert_eq!(shim.upcall(), Upcall::Sharing);
         world.clock.advance_ms(world.config.lease_ms + 1_501);
         second.join().unwrap();
     });
@@ -607,7 +607,7 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let op = make(b"g");
-            assert!(b.mediate(&op).unwrap().attr.is_some());
+            assert!(b.forward(&op).unwrap().attr.is_some());
         });
         world.clock.advance_ms(10);
         a.obey();
@@ -615,7 +615,7 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
     });
     let again = unlink(b"g", key);
     assert_eq!(
-        b.mediate_as(&again, 1, Cred::root()),
+        b.forward_as(&again, 1, Cred::root()),
         Err(IpcError::Errno(libc::EALREADY))
     );
     a.read_lease(ROOT);
@@ -637,7 +637,7 @@ fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
         ..hello()
     };
     let resumed = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| b.mediate(&create));
+        let asked = scope.spawn(|| b.forward(&create));
         world.clock.advance_ms(10);
         let Upcall::Revoke { key, lease, .. } = a.upcall() else {
             panic!("another upcall")
@@ -648,7 +648,7 @@ fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
         assert_eq!(asked.join().unwrap(), Err(IpcError::Sealed));
         resumed
     });
-    assert_eq!(resumed.welcome.last_mediated.number, 0);
+    assert_eq!(resumed.welcome.last_forwarded.number, 0);
     resumed.read_lease(ROOT);
     assert!(resumed.lookup(b"g").is_none());
     world.check();
@@ -694,27 +694,27 @@ fn rename_by_name_is_one_message_in_contended_directories_and_refused_elsewhere(
         exchange: false,
     };
     let errno = |errno| Err(IpcError::Errno(errno));
-    assert_eq!(clients[1].mediate(&by_name(b"f", b"g")), errno(libc::EAGAIN));
+    assert_eq!(clients[1].forward(&by_name(b"f", b"g")), errno(libc::EAGAIN));
     // The creation is in the first one's log, under its lease: the name is not yet there for the daemon.
     for held in [ROOT, key] {
         let lease = clients[0].read_lease(held).lease;
         clients[0].release(held, lease, false);
     }
     let mut turns = 0;
-    while clients[turns % 2].acquire(&[want(ROOT, LeaseMode::Write)]) != Err(IpcError::Mediate) {
+    while clients[turns % 2].acquire(&[want(ROOT, LeaseMode::Write)]) != Err(IpcError::Forward) {
         let lease = clients[turns % 2].read_lease(ROOT).lease;
         clients[turns % 2].release(ROOT, lease, false);
         turns += 1;
         assert!(turns < 10, "it goes over for nothing");
     }
-    let (grants, mediated) = counts(&world);
-    let moved = clients[1].mediate(&by_name(b"f", b"g")).unwrap();
+    let (grants, forwarded) = counts(&world);
+    let moved = clients[1].forward(&by_name(b"f", b"g")).unwrap();
     assert_eq!(moved.attr.map(|attr| attr.key), Some(key));
     assert_eq!(moved.contended, [ROOT]);
-    assert_eq!(clients[1].mediate(&by_name(b"f", b"g")), errno(libc::ENOENT));
-    assert_eq!(clients[0].mediate(&by_name(b"g", b"h")).map(|_| ()), Ok(()));
+    assert_eq!(clients[1].forward(&by_name(b"f", b"g")), errno(libc::ENOENT));
+    assert_eq!(clients[0].forward(&by_name(b"g", b"h")).map(|_| ()), Ok(()));
     // Two internal requests for leases: what was not there needed none.
-    assert_eq!(counts(&world), (grants + 2, mediated + 2));
+    assert_eq!(counts(&world), (grants + 2, forwarded + 2));
     // What is to be replaced is looked at by who asks.
     clients[1].read_lease(ROOT);
     assert_eq!(clients[1].lookup(b"h").unwrap().key, key);
@@ -725,27 +725,27 @@ fn rename_by_name_is_one_message_in_contended_directories_and_refused_elsewhere(
         name: b"there",
         key,
     };
-    clients[1].mediate(&link).unwrap();
-    assert_eq!(clients[1].mediate(&by_name(b"h", b"there")), errno(libc::EAGAIN));
+    clients[1].forward(&link).unwrap();
+    assert_eq!(clients[1].forward(&by_name(b"h", b"there")), errno(libc::EAGAIN));
     // Whoever may not search the directory learns nothing, nor may who may not write to it rename.
     let stranger = Cred {
         uid: 7,
         gid: 7,
         groups: Vec::new(),
     };
-    let number = clients[1].mediated + 1;
-    clients[1].mediated = number;
-    let refused = clients[1].mediate_as(&by_name(b"h", b"i"), number, stranger);
+    let number = clients[1].forwarded + 1;
+    clients[1].forwarded = number;
+    let refused = clients[1].forward_as(&by_name(b"h", b"i"), number, stranger);
     assert_eq!(refused, errno(libc::EACCES));
     // Quiet for a while: by leases again.
     world.clock.advance_ms(1000);
-    assert_eq!(clients[1].mediate(&by_name(b"h", b"i")), errno(libc::EAGAIN));
+    assert_eq!(clients[1].forward(&by_name(b"h", b"i")), errno(libc::EAGAIN));
     let lease = clients[1].write_lease(ROOT).lease;
     clients[1].release(ROOT, lease, false);
     world.check();
 }
 
-/// Requests for leases that were granted, and operations that were mediated.
+/// Requests for leases that were granted, and operations that were forwarded.
 fn counts(world: &World) -> (u64, u64) {
     let leases = world.kernel.status().leases;
     (leases.grants, leases.mediated)
@@ -874,7 +874,8 @@ fn give_back(world: &World, hog: InodeKey) {
     store.checkpoint().unwrap();
 }
 
-/// What a client appends after its seal it does again in its next session: from the old log it must not count, too.
+/// What a client appends after its seal it does again in its next session: from the old log it must not
+/// count, too.
 #[test]
 fn sealed_log_that_waits_for_space_is_digested_up_to_its_seal_only() {
     let world = World::new();

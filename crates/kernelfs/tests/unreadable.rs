@@ -38,7 +38,7 @@ fn world() -> (World, Vec<InodeKey>) {
         })
         .collect();
     tx.commit().unwrap();
-    assert!(store.cool(u64::MAX).unwrap() > 10);
+    assert!(store.demote(u64::MAX).unwrap() > 10);
     store.checkpoint().unwrap();
     (world, keys)
 }
@@ -152,7 +152,8 @@ fn log_that_needs_what_cannot_be_read_waits_and_no_other_does() {
     assert_eq!(kernel.store().check().unwrap(), []);
 }
 
-/// The checksums of a unit are what all of its metadata rests on. A repair makes them again, and nothing that was acknowledged is missing.
+/// The checksums of a unit are what all of its metadata rests on. A repair makes them again, and nothing that
+/// was acknowledged is missing.
 #[test]
 fn log_waits_for_the_repair_of_a_footer_that_its_metadata_rests_on() {
     let (world, keys) = world();

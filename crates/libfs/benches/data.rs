@@ -1,8 +1,8 @@
-//! The data path against the medium's own limit, in one process: rounds of each case are interleaved with rounds of the limit, and
-//! medians and minima are shown as ratios.
+//! The data path against the medium's own limit, in one process: rounds of each case are interleaved with
+//! rounds of the limit, and medians and minima are shown as ratios.
 //!
-//! `cargo bench -p varve-libfs --bench data [-- FILTER]`. The limit of a write is a non-temporal copy of the payload and one line for
-//! the commit, then one fence; of a read, `memcpy` from the same mapping.
+//! `cargo bench -p varve-libfs --bench data [-- FILTER]`. The limit of a write is a non-temporal copy of the
+//! payload and one line for the commit, then one fence; of a read, `memcpy` from the same mapping.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -72,6 +72,8 @@ struct Rig {
     nvm: Arc<dyn Region>,
     /// The same with `verify_nvm_reads`.
     verifying: DataPlane,
+    /// The same with `verify_nvm_reads = "first"`.
+    verifying_once: DataPlane,
 }
 
 fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
@@ -129,11 +131,12 @@ impl Rig {
             acts_for: None,
             read_only: false,
             latched: None,
-            company: false,
+            shared: false,
             log_bytes: LOG_BYTES,
             log_max_bytes: LOG_BYTES,
             nvm_bytes: FILE_BYTES,
             nvm_sums: None,
+            nvm_sums_once: false,
             nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: 30_000,
@@ -142,7 +145,7 @@ impl Rig {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: varve_format::LastMediated::default(),
+            last_forwarded: varve_format::LastForwarded::default(),
             leases_max: 1000,
             name_hash: None,
             copies_at: None,
@@ -158,20 +161,24 @@ impl Rig {
             Some(nvm.clone()),
             Arc::new(SystemClock),
         );
-        let verifying = DataPlane::new(
-            &Welcome {
-                nvm_sums: Some(FILE_BYTES),
-                nvm_emulated: false,
-                ..welcome
-            },
-            link.clone(),
-            page.clone(),
-            None,
-            Some(nvm.clone()),
-            Arc::new(SystemClock),
-        );
+        let verifying = |once| {
+            DataPlane::new(
+                &Welcome {
+                    nvm_sums: Some(FILE_BYTES),
+                    nvm_sums_once: once,
+                    nvm_emulated: false,
+                    ..welcome.clone()
+                },
+                link.clone(),
+                page.clone(),
+                None,
+                Some(nvm.clone()),
+                Arc::new(SystemClock),
+            )
+        };
         Self {
-            verifying,
+            verifying: verifying(false),
+            verifying_once: verifying(true),
             plane,
             page,
             link,
@@ -382,6 +389,7 @@ fn reads(rig: &Rig) {
             ("log", &rig.plane, &in_log),
             ("nvm", &rig.plane, &below),
             ("nvm verified", &rig.verifying, &below),
+            ("nvm verified once", &rig.verifying_once, &below),
         ] {
             let (mut a, mut b) = (Dice(4711), Dice(815));
             let mut out = vec![0_u8; len];

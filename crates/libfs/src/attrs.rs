@@ -1,4 +1,5 @@
-//! Changes of attributes as programs ask for them, and the rules that POSIX and Linux have for them. Pure: no session, no log.
+//! Changes of attributes as programs ask for them, and the rules that POSIX and Linux have for them. Pure: no
+//! session, no log.
 
 use varve_format::{InodeAttr, MODE_PERM_MASK, TimeNs};
 use varve_ipc::Cred;
@@ -53,6 +54,9 @@ pub struct RenameFlags {
     pub noreplace: bool,
     /// Swaps the two names.
     pub exchange: bool,
+    /// Leaves a whiteout (a character device 0:0, which hides a lower layer's name from an overlay) under the
+    /// old name.
+    pub whiteout: bool,
 }
 
 /// How a file is opened.
@@ -97,7 +101,8 @@ pub(crate) const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
 pub(crate) const EXEC: u32 = 1;
 
-/// Whether `cred` may access the inode in every way of `want` (the bits of one octal digit), as `access` decides.
+/// Whether `cred` may access the inode in every way of `want` (the bits of one octal digit), as `access`
+/// decides.
 pub(crate) fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> Result<()> {
     if cred.uid == 0 {
         // The superuser may do all but execute what nobody may execute.
@@ -118,7 +123,8 @@ pub(crate) fn may(attr: &InodeAttr, cred: &Cred, want: u32) -> Result<()> {
     }
 }
 
-/// Whether `cred` may remove or rename the entry of `victim` in `dir` (whose write permission was checked): the sticky bit.
+/// Whether `cred` may remove or rename the entry of `victim` in `dir` (whose write permission was checked):
+/// the sticky bit.
 pub(crate) fn may_remove(dir: &InodeAttr, victim: &InodeAttr, cred: &Cred) -> Result<()> {
     let sticky = dir.mode & libc::S_ISVTX != 0;
     if sticky && cred.uid != 0 && cred.uid != victim.uid && cred.uid != dir.uid {
@@ -127,8 +133,8 @@ pub(crate) fn may_remove(dir: &InodeAttr, victim: &InodeAttr, cred: &Cred) -> Re
     Ok(())
 }
 
-/// Mode after a write or truncate by somebody who may not keep set-id bits: as Linux' `should_remove_sgid`, set-group-id goes only
-/// where the group may execute (elsewhere it once meant mandatory locking).
+/// Mode after a write or truncate by somebody who may not keep set-id bits: as Linux' `should_remove_sgid`,
+/// set-group-id goes only where the group may execute (elsewhere it once meant mandatory locking).
 pub(crate) const fn mode_after_write(mode: u32, privileged: bool) -> u32 {
     if privileged {
         return mode;
@@ -141,7 +147,8 @@ pub(crate) const fn mode_after_write(mode: u32, privileged: bool) -> u32 {
     }
 }
 
-/// Owner, group and mode of a new inode: set-group-id directories hand on their group, and to directories the bit too.
+/// Owner, group and mode of a new inode: set-group-id directories hand on their group, and to directories the
+/// bit too.
 pub(crate) fn ownership(dir: &InodeAttr, mode: u32, cred: &Cred) -> (u32, u32, u32) {
     if dir.mode & libc::S_ISGID == 0 {
         return (cred.uid, cred.gid, mode);
@@ -180,8 +187,8 @@ impl Planned {
     }
 }
 
-/// Applies the rules of chmod, chown and utimensat. With `check` the caller's rights are checked; without (the kernel did) only the
-/// bits that follow from a change are worked out.
+/// Applies the rules of chmod, chown and utimensat. With `check` the caller's rights are checked; without
+/// (the kernel did) only the bits that follow from a change are worked out.
 pub(crate) fn plan(
     attr: &InodeAttr,
     change: &AttrChange,
@@ -247,7 +254,8 @@ pub(crate) fn plan(
     Ok(planned)
 }
 
-/// Whether a read at `now_ns` moves atime (relatime): it is not newer than the last change, or older than a day.
+/// Whether a read at `now_ns` moves atime (relatime): it is not newer than the last change, or older than a
+/// day.
 pub(crate) const fn atime_is_due(attr: &InodeAttr, now_ns: TimeNs) -> bool {
     const DAY_NS: TimeNs = 86_400_000_000_000;
     attr.atime_ns <= attr.mtime_ns || attr.atime_ns <= attr.ctime_ns || now_ns - attr.atime_ns >= DAY_NS

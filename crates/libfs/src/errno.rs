@@ -1,4 +1,5 @@
-//! The one error of this crate's calls: an errno. Owns the mapping from every other error; knows no file system state.
+//! The one error of this crate's calls: an errno. Owns the mapping from every other error; knows no file
+//! system state.
 
 use std::fmt;
 use varve_format::SeqRange;
@@ -78,7 +79,8 @@ impl From<Errno> for std::io::Error {
     }
 }
 
-/// A medium's failure, as a program sees it. No `_` arm would be better, but the enum is open: what is new there is EIO here.
+/// A medium's failure, as a program sees it. No `_` arm would be better, but the enum is open: what is new
+/// there is EIO here.
 impl From<&MediaError> for Errno {
     fn from(error: &MediaError) -> Self {
         Self(match error {
@@ -96,16 +98,19 @@ pub enum OpError<T> {
     Failed(Errno),
     /// The session was sealed, or its daemon is gone: resume, then decide.
     SessionLost {
-        /// Committed before the loss was seen: if the seal covers all these numbers the result counts, else it did not happen.
+        /// Committed before the loss was seen: if the seal covers all these numbers the result counts, else
+        /// it did not happen.
         committed: Option<(SeqRange, T)>,
-        /// Result if `committed` is not covered (or is none): the parts of a long call that counted before. `None`: do it again.
+        /// Result if `committed` is not covered (or is none): the parts of a long call that counted before.
+        /// `None`: do it again.
         otherwise: Option<T>,
     },
     /// The inode is contended: send it as a mediated operation.
-    Mediate,
+    Forward,
 }
 
-/// Result of an operation under a session. `L` is the type of the result that a lost session may still have committed.
+/// Result of an operation under a session. `L` is the type of the result that a lost session may still have
+/// committed.
 pub type OpResult<T, L = T> = std::result::Result<T, OpError<L>>;
 
 impl<T> OpError<T> {
@@ -123,7 +128,7 @@ impl<T> OpError<T> {
     pub fn map<U>(self, mut change: impl FnMut(T) -> U) -> OpError<U> {
         match self {
             Self::Failed(errno) => OpError::Failed(errno),
-            Self::Mediate => OpError::Mediate,
+            Self::Forward => OpError::Forward,
             Self::SessionLost { committed, otherwise } => OpError::SessionLost {
                 committed: committed.map(|(seqs, result)| (seqs, change(result))),
                 otherwise: otherwise.map(change),
@@ -136,7 +141,7 @@ impl<T> OpError<T> {
     pub fn cast<U>(self) -> OpError<U> {
         match self {
             Self::Failed(errno) => OpError::Failed(errno),
-            Self::Mediate => OpError::Mediate,
+            Self::Forward => OpError::Forward,
             Self::SessionLost { .. } => OpError::lost(),
         }
     }
@@ -159,7 +164,7 @@ impl<T> From<IpcError> for OpError<T> {
         match error {
             IpcError::Errno(errno) => Self::Failed(Errno(errno)),
             IpcError::Sealed | IpcError::Gone(_) => Self::lost(),
-            IpcError::Mediate => Self::Mediate,
+            IpcError::Forward => Self::Forward,
             IpcError::Protocol(_) => Self::Failed(Errno(libc::EIO)),
         }
     }

@@ -4,17 +4,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::{InodeAttr, InodeKey};
-use varve_ipc::{ClientKind, Cred, DirEntry, Request, Response, StatFs};
+use varve_ipc::{ClientKind, Cred, DirEntry, Request, Response, StatFs, Watched};
 
 use crate::attrs::{AttrChange, OpenFlags, RenameFlags};
-use crate::beliefs::{Answer, Asked};
-use crate::errno::{Errno, OpError, Result};
-use crate::names::{self, Making};
-use crate::open::OpenFile;
+use crate::dir::{self, Making};
+use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::file::open::OpenFile;
+use crate::file::{attr, xattr};
+use crate::kernel_cache::dentries::{Answer, Asked};
 use crate::options::{Connector, FsOptions, MountError};
 use crate::session::{Mount, Session};
-use crate::transaction::Transaction;
-use crate::{setattr, xattrs};
+use crate::txn::Transaction;
 
 /// What a mount has done since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Counters {
     /// Operations logged by this process.
     pub logged: u64,
     /// Operations that the daemon did for us.
-    pub mediated: u64,
+    pub forwarded: u64,
     /// Lease requests sent.
     pub acquires: u64,
     /// Leases given back because the daemon asked.
@@ -64,8 +64,9 @@ impl Fs {
         self.mount.pool_dir()
     }
 
-    /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any credentials. Else calls must name these
-    /// credentials, or fewer groups: what only others may do is acknowledged here and refused later.
+    /// Whom the session acts for: `None` if it belongs to root or the pool's owner, and may act for any
+    /// credentials. Else calls must name these credentials, or fewer groups: what only others may do is
+    /// acknowledged here and refused later.
     #[must_use]
     pub fn acts_for(&self) -> Option<Cred> {
         self.mount.of_session(|session| session.welcome.acts_for.clone())
@@ -75,32 +76,39 @@ impl Fs {
     pub fn copies_at(&self) -> Option<varve_ipc::CopiesAt> {
         self.mount.of_session(|session| session.welcome.copies_at.clone())
     }
+    /// Gives back the leases that the session has on these inodes, many at a time, and waits until they are:
+    /// for who knows that another session is about to use all of them. They come again when they are wanted
+    /// here.
+    pub fn give_back(&self, keys: &[InodeKey]) {
+        // Of a session that is lost the daemon has them already.
+        let _: OpResult<(), ()> = self.mount.of_session(|session| session.leases.give_back(keys));
+    }
     /// Whether other sessions use the pool.
     #[must_use]
-    pub fn company(&self) -> bool {
-        self.mount.beliefs.is_in_company()
+    pub fn shared(&self) -> bool {
+        self.mount.timeouts.is_shared()
     }
     /// For a shim: to be asked before an operation whose answer its kernel may believe for a while.
     #[must_use]
     pub fn asked(&self) -> Asked {
-        self.mount.beliefs.asked()
+        self.mount.timeouts.asked()
     }
-    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out: sessions that come beside this one
-    /// wait for it.
+    /// For a shim: the time-out of an answer, after its operation. To be held until the answer is out:
+    /// sessions that come beside this one wait for it.
     #[must_use]
     pub fn answer(&self, asked: Asked) -> Answer<'_> {
-        // Others are never told of company.
+        // Sharing is announced to mounts only.
         let told = self.mount.options.kind == ClientKind::Shim;
         let live = told && self.mount.of_session(Session::is_live);
-        self.mount.beliefs.answer(asked, live)
+        self.mount.timeouts.answer(asked, live)
     }
     /// Counters since the mount.
     #[must_use]
     pub fn counters(&self) -> Counters {
-        let [logged, mediated, acquires, revoked] = self.mount.totals();
+        let [logged, forwarded, acquires, revoked] = self.mount.totals();
         Counters {
             logged,
-            mediated,
+            forwarded,
             acquires,
             revoked,
             resumed: self.mount.resumed.load(Ordering::Relaxed),
@@ -110,7 +118,8 @@ impl Fs {
         }
     }
 
-    /// Commits everything, gives back all leases and ends the session. Files that are still open fail with EIO from now on.
+    /// Commits everything, gives back all leases and ends the session. Files that are still open fail with
+    /// EIO from now on.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -123,7 +132,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn getattr(&self, key: InodeKey) -> Result<InodeAttr> {
-        self.mount.look(|session| names::attr_of(session, key))
+        self.mount.look(|session| dir::attr_of(session, key))
     }
 
     /// What `name` in `dir` names; `.` and `..` too.
@@ -131,7 +140,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn lookup(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        names::lookup(&self.mount, dir, name, cred)
+        dir::lookup(&self.mount, dir, name, cred)
     }
 
     /// chmod, chown, truncate and utimens; attributes afterwards.
@@ -139,10 +148,11 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn setattr(&self, key: InodeKey, change: &AttrChange, cred: &Cred) -> Result<InodeAttr> {
-        setattr::setattr(&self.mount, key, change, cred)
+        attr::setattr(&self.mount, key, change, cred)
     }
 
-    /// Makes a regular file, directory, fifo, socket or device; `mode` holds the kind and the permissions after the umask.
+    /// Makes a regular file, directory, fifo, socket or device; `mode` holds the kind and the permissions
+    /// after the umask.
     ///
     /// # Errors
     /// As the system call of that name.
@@ -150,7 +160,7 @@ impl Fs {
         if mode & libc::S_IFMT == libc::S_IFLNK {
             return Err(Errno(libc::EINVAL));
         }
-        names::create(
+        dir::create(
             &self.mount,
             dir,
             name,
@@ -163,7 +173,8 @@ impl Fs {
         )
     }
 
-    /// Makes a regular file and opens it, in one step: nobody can remove it between. Who makes a file may open it as it likes.
+    /// Makes a regular file and opens it, in one step: nobody can remove it between. Who makes a file may
+    /// open it as it likes.
     ///
     /// # Errors
     /// As `open` with `O_CREAT | O_EXCL`.
@@ -180,7 +191,7 @@ impl Fs {
             rdev: 0,
             target: b"",
         };
-        let attr = names::create_open(&self.mount, dir, name, &making, cred)?;
+        let attr = dir::create_open(&self.mount, dir, name, &making, cred)?;
         let file = OpenFile::made(&self.mount, attr.key, flags);
         Ok((attr, file))
     }
@@ -190,7 +201,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn symlink(&self, dir: InodeKey, name: &[u8], target: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        names::create(
+        dir::create(
             &self.mount,
             dir,
             name,
@@ -208,7 +219,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn tmpfile(&self, dir: InodeKey, mode: u32, cred: &Cred) -> Result<OpenFile> {
-        let attr = names::tmpfile(&self.mount, dir, mode, cred)?;
+        let attr = dir::tmpfile(&self.mount, dir, mode, cred)?;
         let flags = OpenFlags::READ_WRITE;
         Ok(OpenFile::over(&self.mount, attr.key, flags))
     }
@@ -218,14 +229,15 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn link(&self, key: InodeKey, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<InodeAttr> {
-        names::link(&self.mount, key, dir, name, cred)
+        dir::link(&self.mount, key, dir, name, cred)
     }
 
-    /// Has a file that was made without a name ([`tmpfile`](Self::tmpfile)) stand as `name` in `dir` while `act` looks for it there. It may be
-    /// given its first name afterwards as before.
+    /// Has a file that was made without a name ([`tmpfile`](Self::tmpfile)) stand as `name` in `dir` while
+    /// `act` looks for it there. It may be given its first name afterwards as before.
     ///
     /// # Errors
-    /// As [`link`](Self::link) and [`unlink`](Self::unlink); a name that somebody else took away meanwhile is no error.
+    /// As [`link`](Self::link) and [`unlink`](Self::unlink); a name that somebody else took away meanwhile is
+    /// no error.
     pub fn while_named<T>(
         &self,
         key: InodeKey,
@@ -257,7 +269,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn unlink(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        names::unlink(&self.mount, dir, name, cred)
+        dir::unlink(&self.mount, dir, name, cred)
     }
 
     /// Removes an empty directory.
@@ -265,7 +277,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn rmdir(&self, dir: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        names::rmdir(&self.mount, dir, name, cred)
+        dir::rmdir(&self.mount, dir, name, cred)
     }
 
     /// Moves, replaces or exchanges names, at once for all who look.
@@ -281,12 +293,13 @@ impl Fs {
         flags: RenameFlags,
         cred: &Cred,
     ) -> Result<()> {
-        names::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
+        dir::rename(&self.mount, dir, name, new_dir, new_name, flags, cred)
     }
 
-    /// Renames in directories that several sessions change by turns, by one message to the daemon and without looking the names up before.
-    /// `None`: nothing was done, because the directories are not such, or because `new_name` is there and perhaps to be replaced; then look the
-    /// names up and [`rename`](Self::rename). Costs nothing where nothing is contended.
+    /// Renames in directories that several sessions change by turns, by one message to the daemon and without
+    /// looking the names up before. `None`: nothing was done, because the directories are not such, or
+    /// because `new_name` is there and perhaps to be replaced; then look the names up and
+    /// [`rename`](Self::rename). Costs nothing where nothing is contended.
     ///
     /// # Errors
     /// As `rename` without flags.
@@ -301,7 +314,7 @@ impl Fs {
         if !self.mount.is_any_contended() {
             return Ok(None);
         }
-        names::rename_contended(&self.mount, dir, name, new_dir, new_name, cred)
+        dir::rename_contended(&self.mount, dir, name, new_dir, new_name, cred)
     }
 
     /// Whether any directory or file was contended a moment ago.
@@ -315,15 +328,16 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn readlink(&self, key: InodeKey) -> Result<Vec<u8>> {
-        names::readlink(&self.mount, key)
+        dir::readlink(&self.mount, key)
     }
 
-    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..` and without attributes; an empty list is the end.
+    /// Up to `max` entries after `cookie` (0 at first), without `.` and `..` and without attributes; an empty
+    /// list is the end.
     ///
     /// # Errors
     /// As the system call of that name.
     pub fn readdir(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        names::readdir(&self.mount, dir, cookie, max, false)
+        dir::readdir(&self.mount, dir, cookie, max, false)
     }
 
     /// As [`readdir`](Self::readdir), with attributes where they are known.
@@ -331,7 +345,7 @@ impl Fs {
     /// # Errors
     /// As [`readdir`](Self::readdir).
     pub fn readdir_plus(&self, dir: InodeKey, cookie: u64, max: usize) -> Result<Vec<DirEntry>> {
-        names::readdir(&self.mount, dir, cookie, max, true)
+        dir::readdir(&self.mount, dir, cookie, max, true)
     }
 
     /// Opens an inode.
@@ -353,7 +367,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn getxattr(&self, key: InodeKey, name: &[u8], cred: &Cred) -> Result<Vec<u8>> {
-        xattrs::get(&self.mount, key, name, cred)
+        xattr::get(&self.mount, key, name, cred)
     }
 
     /// Sets an extended attribute; `create`: it must be new; `replace`: it must be there.
@@ -369,7 +383,7 @@ impl Fs {
         replace: bool,
         cred: &Cred,
     ) -> Result<()> {
-        xattrs::change(&self.mount, key, name, Some(value), create, replace, cred)
+        xattr::change(&self.mount, key, name, Some(value), create, replace, cred)
     }
 
     /// Names of the extended attributes that `cred` may see.
@@ -377,7 +391,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn listxattr(&self, key: InodeKey, cred: &Cred) -> Result<Vec<Vec<u8>>> {
-        xattrs::list(&self.mount, key, cred)
+        xattr::list(&self.mount, key, cred)
     }
 
     /// Removes an extended attribute.
@@ -385,7 +399,7 @@ impl Fs {
     /// # Errors
     /// As the system call of that name.
     pub fn removexattr(&self, key: InodeKey, name: &[u8], cred: &Cred) -> Result<()> {
-        xattrs::change(&self.mount, key, name, None, false, false, cred)
+        xattr::change(&self.mount, key, name, None, false, false, cred)
     }
 
     /// Free and total space.
@@ -406,6 +420,37 @@ impl Fs {
         })
     }
 
+    /// 0 while no inode of the pool is watched (`inotify`, `fanotify`) in a mount's kernel; else another
+    /// number after each change of what is. One load.
+    #[must_use]
+    pub fn watch_generation(&self) -> u64 {
+        self.mount.of_session(|session| session.page.watched())
+    }
+
+    /// The inodes that are watched in mounts' kernels, as of that [generation](Self::watch_generation).
+    ///
+    /// # Errors
+    /// EIO when the daemon is away.
+    pub fn watched(&self) -> Result<(u64, Watched)> {
+        self.mount.look(|session| match session.call(Request::Watched)? {
+            Response::Watched(generation, watched) => Ok((generation, watched)),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        })
+    }
+
+    /// For a mount: says what is watched in its kernel, in place of what it said before. Every session knows
+    /// when this returns. Said anew in each session of the mount.
+    ///
+    /// # Errors
+    /// EPERM for an ordinary user's session; E2BIG for more than [`WATCHED_MAX`](varve_ipc::WATCHED_MAX)
+    /// inodes.
+    pub fn set_watched(&self, watched: &Watched) -> Result<()> {
+        self.mount.with_session(|session, _| {
+            session.call(Request::SetWatched(watched.clone()))?;
+            Ok(())
+        })
+    }
+
     /// Makes the whole log up to now durable against a power cut, and with it this inode.
     ///
     /// # Errors
@@ -416,7 +461,16 @@ impl Fs {
         self.sync()
     }
 
-    /// Makes everything that returned before durable against a power cut.
+    /// Makes everything that returned before in any session of the pool durable against a power cut. Durable
+    /// when this returns.
+    ///
+    /// # Errors
+    /// As `syncfs`; EIO, ENOSPC or ETIMEDOUT if something of it is not durable.
+    pub fn sync_all(&self) -> Result<()> {
+        self.mount.with_session(|session, _| session.sync_all())
+    }
+
+    /// Makes everything that returned before in this session durable against a power cut.
     ///
     /// # Errors
     /// As the system call of that name.

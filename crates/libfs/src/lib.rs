@@ -6,38 +6,34 @@
 )]
 
 mod attrs;
-mod beliefs;
 mod connect;
 pub mod data;
+mod dir;
+mod dir_cache;
 mod errno;
+mod file;
 mod fs;
 mod hash;
 pub mod inode;
+mod kernel_cache;
 mod lease;
 pub mod log;
 pub mod mounts;
-mod names;
-mod open;
 mod options;
-mod overlay;
 mod paths;
 pub mod posix;
 pub mod seeded;
 mod session;
-mod setattr;
 mod sync;
-mod transaction;
-mod worker;
-mod xattrs;
+mod txn;
 
 pub use attrs::{AttrChange, OpenFlags, RenameFlags, SetTime};
-pub use beliefs::{Answer, Asked};
 pub use connect::SocketConnector;
 pub use errno::{Errno, OpError, OpResult, Result};
+pub use file::open::{OpenFile, ReadUnder};
 pub use fs::{Counters, Fs};
-pub use lease::{KernelCall, PageUse};
-pub use open::{OpenFile, ReadUnder};
+pub use kernel_cache::{Answer, Asked, KernelCall, PageUse};
 pub use options::{CacheObserver, Connection, Connector, Copies, FsOptions, MountError};
 pub use posix::Posix;
-pub use transaction::{GROUP_BYTES_MAX, GROUP_ENTRIES_MAX, Made, Transaction, TxDir, TxFile};
-pub use varve_ipc::{Cred, DirEntry, StatFs};
+pub use txn::{GROUP_BYTES_MAX, GROUP_ENTRIES_MAX, Made, Transaction, TxDir, TxFile};
+pub use varve_ipc::{Cred, DirEntry, StatFs, Watched};

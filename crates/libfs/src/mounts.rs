@@ -1,5 +1,5 @@
-//! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's form and when it is read again; refuses
-//! to ask a file system, which may be stopped.
+//! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's
+//! form and when it is read again; refuses to ask a file system, which may be stopped.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
@@ -28,7 +28,8 @@ pub struct PoolMount {
     pub is_read_only: bool,
 }
 
-/// Mounts of pools among the lines of a table, in its order: of those at one path the last is the one that is seen.
+/// Mounts of pools among the lines of a table, in its order: of those at one path the last is the one that is
+/// seen.
 #[must_use]
 pub fn pool_mounts(table: &[u8]) -> Vec<PoolMount> {
     table

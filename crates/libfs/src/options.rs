@@ -15,7 +15,8 @@ pub trait Connector: Send + Sync {
     /// `Gone` if the daemon is away (LibFS tries again, up to `wait_ms`); anything else is final.
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError>;
 
-    /// The pool's directory, by which its mounts are found in the table of mounts. `None` for a pool that has none, and so no mount.
+    /// The pool's directory, by which its mounts are found in the table of mounts. `None` for a pool that has
+    /// none, and so no mount.
     fn pool_dir(&self) -> Option<PathBuf> {
         None
     }
@@ -82,17 +83,19 @@ impl fmt::Debug for FsOptions {
 
 /// The kernel caches above a shim. Called by LibFS' own threads, never by a thread that serves a request.
 pub trait CacheObserver: Send + Sync {
-    /// Drops cached data of a file; `len` 0 is to the end. May wait for requests that are under way in the kernel.
+    /// Drops cached data of a file; `len` 0 is to the end. May wait for requests that are under way in the
+    /// kernel.
     fn invalidate_data(&self, key: InodeKey, offset: u64, len: u64);
-    /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for longer than the kernel fills a page.
+    /// As [`invalidate_data`](Self::invalidate_data) for one page, but leaves it if it stays locked for
+    /// longer than the kernel fills a page.
     fn invalidate_unless_locked(&self, key: InodeKey, offset: u64, len: u64);
 }
 
-/// Copies of files' bytes that are kept beyond the calls that read them ([`OpenFile::read_copy`](crate::OpenFile::read_copy)). Called by LibFS'
-/// own threads.
+/// Copies of files' bytes that are kept beyond the calls that read them
+/// ([`OpenFile::read_copy`](crate::OpenFile::read_copy)). Called by LibFS' own threads.
 pub trait Copies: Send + Sync {
-    /// Drops all copies of a file: nobody sees one when this returns, and the lease under which they were read goes next. Waits for nothing that may
-    /// wait for LibFS.
+    /// Drops all copies of a file: nobody sees one when this returns, and the lease under which they were
+    /// read goes next. Waits for nothing that may wait for LibFS.
     fn drop_copies(&self, key: InodeKey);
 }
 

@@ -1,5 +1,5 @@
-//! From inodes back to paths, for those who can only name a file to the kernel. Owns how a path is searched; refuses to say that it is still right
-//! when the search is over: who opens by it looks at what he opened.
+//! From inodes back to paths, for those who can only name a file to the kernel. Owns how a path is searched;
+//! refuses to say that it is still right when the search is over: who opens by it looks at what he opened.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::InodeKey;
@@ -16,7 +16,8 @@ const DEPTH_MAX: usize = 1000;
 static LENT: AtomicU64 = AtomicU64::new(0);
 
 impl Fs {
-    /// Path of a directory below the root: empty for the root, else with a slash before each name. `None` if it is gone.
+    /// Path of a directory below the root: empty for the root, else with a slash before each name. `None` if
+    /// it is gone.
     #[must_use]
     pub fn path_of(&self, dir: InodeKey) -> Option<Vec<u8>> {
         let (mut at, mut names) = (dir, Vec::new());
@@ -57,7 +58,8 @@ impl Fs {
         }
     }
 
-    /// Gives a file that has no name, or none that is known, one in `dir` while `act` runs, which is told it: no other file has it.
+    /// Gives a file that has no name, or none that is known, one in `dir` while `act` runs, which is told it:
+    /// no other file has it.
     ///
     /// # Errors
     /// As [`while_named`](Self::while_named).

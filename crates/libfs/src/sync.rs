@@ -1,5 +1,6 @@
-//! The synchronisation primitives of the log, its lanes, inodes, the words that leases are pinned with, and the mount: the real ones, or with the feature
-//! `shuttle` those that a test can drive through interleavings. Owns the choice; refuses to know who uses it.
+//! The synchronisation primitives of the log, its lanes, inodes, the words that leases are pinned with, and
+//! the mount: the real ones, or with the feature `shuttle` those that a test can drive through interleavings.
+//! Owns the choice; refuses to know who uses it.
 
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use {
@@ -11,7 +12,7 @@ pub(crate) use {
 };
 
 #[cfg(feature = "shuttle")]
-pub(crate) use driven::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+pub(crate) use interleavings::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{hint::spin_loop, sync::atomic, thread::yield_now, thread_local};
 
@@ -116,7 +117,7 @@ pub(crate) fn lock_within<'m, T>(
 }
 
 #[cfg(feature = "shuttle")]
-mod driven {
+mod interleavings {
     use std::fmt;
     use std::ops::{Deref, DerefMut};
     use std::sync::{PoisonError, TryLockError};

@@ -1,4 +1,5 @@
-//! The POSIX calls against the kernel's own: the same random calls on a directory of the host and on a mount, compared errno by errno.
+//! The POSIX calls against the kernel's own: the same random calls on a directory of the host and on a mount,
+//! compared errno by errno.
 #![allow(clippy::unwrap_used)]
 
 mod fake;
@@ -183,6 +184,7 @@ impl Pair {
                         RenameFlags {
                             exchange,
                             noreplace: false,
+                            ..RenameFlags::default()
                         },
                         HostRename::EXCHANGE,
                     )
@@ -191,6 +193,7 @@ impl Pair {
                         RenameFlags {
                             exchange,
                             noreplace: true,
+                            ..RenameFlags::default()
                         },
                         HostRename::NOREPLACE,
                     )

@@ -174,7 +174,7 @@ fn contended_operations_are_done_by_the_daemon() {
     )
     .unwrap();
     // What changes the directory is mediated; the new file itself is leased to its maker.
-    assert!(fs.counters().mediated >= 4, "{:?}", fs.counters());
+    assert!(fs.counters().forwarded >= 4, "{:?}", fs.counters());
     fake.contended.store(false, Ordering::SeqCst);
     assert_eq!(contents(&fs, b"h"), b"abcd");
     let attr = fs.getattr(made.key).unwrap();
@@ -192,7 +192,7 @@ fn file_without_a_name_is_made_by_the_daemon_where_the_directory_is_contended() 
     let fs = mount(&fake);
     fake.contended.store(true, Ordering::SeqCst);
     let file = fs.tmpfile(fs.root(), 0o600, &me()).unwrap();
-    assert_eq!(fs.counters().mediated, 1, "it does not wait for a quiet moment");
+    assert_eq!(fs.counters().forwarded, 1, "it does not wait for a quiet moment");
     assert_eq!(file.write_at(0, b"abc", &me()).unwrap(), 3);
     assert_eq!(file.getattr().unwrap().nlink, 0);
     assert!(listing(&fs).is_empty());
@@ -258,7 +258,7 @@ fn contended_operation_whose_answer_is_lost_is_done_once() {
     lost();
     let (other, _) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
     assert!(
-        !fake.lose_mediated.load(Ordering::SeqCst),
+        !fake.lose_forwarded.load(Ordering::SeqCst),
         "all of them were mediated"
     );
     assert_eq!(contents(&fs, b"h"), b"abc");
@@ -283,7 +283,7 @@ fn contended_creation_whose_answer_is_lost_is_found_when_its_name_is_gone() {
     lost();
     let (made, file) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
     assert!(
-        !fake.lose_mediated.load(Ordering::SeqCst),
+        !fake.lose_forwarded.load(Ordering::SeqCst),
         "all of them were mediated"
     );
     assert_eq!(listing(&fs), [] as [&str; 0]);
@@ -303,13 +303,13 @@ fn contended_operation_is_done_once_though_its_session_ends_with_the_answer() {
     let fs = mount(&fake);
     fake.contended.store(true, Ordering::SeqCst);
     let file = fs.open(made.key, RW, &me()).unwrap();
-    let mediated = || fake.mediated.load(Ordering::SeqCst);
+    let forwarded = || fake.forwarded.load(Ordering::SeqCst);
     let once = |what: &str, operations: u64, call: &dyn Fn()| {
-        let before = mediated();
-        fake.seal_after_mediated.store(true, Ordering::SeqCst);
+        let before = forwarded();
+        fake.seal_after_forwarded.store(true, Ordering::SeqCst);
         call();
-        assert!(!fake.seal_after_mediated.load(Ordering::SeqCst), "{what}");
-        assert_eq!(mediated() - before, operations, "{what}");
+        assert!(!fake.seal_after_forwarded.load(Ordering::SeqCst), "{what}");
+        assert_eq!(forwarded() - before, operations, "{what}");
     };
     let xattr = b"user.k";
     once("setxattr", 1, &|| {
@@ -376,14 +376,14 @@ fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again(
         let calls = fake.calls.lock().unwrap();
         calls.values().sum::<u64>()
     };
-    let mediated = || fake.calls.lock().unwrap().get("mediate").copied().unwrap_or(0);
+    let forwarded = || fake.calls.lock().unwrap().get("mediate").copied().unwrap_or(0);
     for round in 0..20 {
-        let before = (messages(), mediated());
+        let before = (messages(), forwarded());
         turn(b"/token-0", b"/token-1").unwrap();
         turn(b"token-1", b"token-0").unwrap();
         // Looking at the other's token, too: it is not there.
         assert_eq!(turn(b"token-1", b"token-0"), Err(Errno(libc::ENOENT)));
-        let after = (messages(), mediated());
+        let after = (messages(), forwarded());
         if round > 0 {
             assert_eq!((after.0 - before.0, after.1 - before.1), (7, 7));
         }
@@ -398,16 +398,17 @@ fn turn_in_a_contended_directory_is_one_message_and_none_when_it_is_quiet_again(
     fake.contended.store(false, Ordering::SeqCst);
     clock.advance_ms(60);
     posix.rename(b"data-2", b"token-0").unwrap();
-    let before = mediated();
+    let before = forwarded();
     turn(b"token-0", b"token-1").unwrap();
     let quiet = messages();
     turn(b"token-1", b"token-0").unwrap();
-    assert_eq!((messages(), mediated()), (quiet, before));
+    assert_eq!((messages(), forwarded()), (quiet, before));
     drop(file);
     fs.unmount().unwrap();
 }
 
-/// What one makes and opens the other removes at once: each call that makes it makes it once, and has it open.
+/// What one makes and opens the other removes at once: each call that makes it makes it once, and has it
+/// open.
 #[test]
 fn file_is_made_and_opened_in_one_step() {
     let fake = Fake::new();
@@ -442,7 +443,8 @@ fn file_is_made_and_opened_in_one_step() {
     b.unmount().unwrap();
 }
 
-/// The new name is made by somebody else between the look and the daemon's turn: it is replaced, unless that was not to be.
+/// The new name is made by somebody else between the look and the daemon's turn: it is replaced, unless that
+/// was not to be.
 #[test]
 fn mediated_rename_replaces_what_came_meanwhile() {
     let fake = Fake::new();
@@ -476,7 +478,8 @@ fn mediated_rename_replaces_what_came_meanwhile() {
     b.unmount().unwrap();
 }
 
-/// The two names were looked at one after the other: the file seemed to have both, as if they were links to it.
+/// The two names were looked at one after the other: the file seemed to have both, as if they were links to
+/// it.
 #[test]
 fn file_that_is_moved_between_the_looks_of_another_rename_had_one_name() {
     for noreplace in [false, true] {
@@ -522,7 +525,7 @@ fn directory_moves_to_another_parent_by_mediation() {
     assert_eq!(fs.lookup(c.key, b"..", &me()).unwrap().key, a.key);
     fs.rename(a.key, b"c", b.key, b"c2", RenameFlags::default(), &me())
         .unwrap();
-    assert_eq!(fs.counters().mediated, 1);
+    assert_eq!(fs.counters().forwarded, 1);
     assert_eq!(fs.lookup(c.key, b"..", &me()).unwrap().key, b.key);
     assert_eq!(fs.getattr(a.key).unwrap().nlink, 2);
     assert_eq!(fs.getattr(b.key).unwrap().nlink, 3);
@@ -636,8 +639,8 @@ fn read_only_session_reads_and_refuses_changes() {
     reader.unmount().unwrap();
 }
 
-/// A change of the root whose answer says "the root you have still", while the root is on its way back. How many acknowledged operations
-/// the daemon left out.
+/// A change of the root whose answer says "the root you have still", while the root is on its way back. How
+/// many acknowledged operations the daemon left out.
 fn change_while_its_directory_goes_back() -> u64 {
     let fake = Fake::new();
     let (a, b) = (mount(&fake), mount(&fake));
@@ -676,7 +679,8 @@ fn change_while_its_directory_goes_back() -> u64 {
         release.open();
         assert!(drop_x.reached(long), "the close is told before the root goes");
         answer.open();
-        // A request that goes on under the root's lease would look into the directory now. One that does not has nothing to wait for.
+        // A request that goes on under the root's lease would look into the directory now. One that does not
+        // has nothing to wait for.
         listing_d.reached(std::time::Duration::from_millis(300));
         drop_x.open();
         assert!(release_root.reached(long), "the root goes back");

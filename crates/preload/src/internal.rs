@@ -1,8 +1,9 @@
-//! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high numbers, and not to be closed.
+//! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high
+//! numbers, and not to be closed.
 
 use crate::sys::args::Args;
 use crate::sys::{kernel, thread};
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 const SLOTS: usize = 256;
 /// How far below the limit of descriptors ours begin.
@@ -16,6 +17,8 @@ const LIBC_SIGNALS: u64 = 0b11 << 31;
 static OWN: [AtomicI32; SLOTS] = [const { AtomicI32::new(-1) }; SLOTS];
 /// No descriptor of ours is lower.
 static LOWEST: AtomicI32 = AtomicI32::new(i32::MAX);
+/// Held by who changes the limit on descriptors.
+static LIMITS: AtomicBool = AtomicBool::new(false);
 /// Threads that LibFS started and that have not told their name yet.
 static STARTING: AtomicUsize = AtomicUsize::new(0);
 
@@ -39,10 +42,43 @@ pub fn own() -> Vec<i32> {
     own
 }
 
-/// Moves a new descriptor to a high number and remembers it; answers the number.
+/// The limit on descriptors, held: nobody else changes it. A lock that a child of `fork` lets go too, whoever
+/// waited for it in the parent.
+pub struct Limits(());
+
+impl Limits {
+    /// Waits for it.
+    #[must_use]
+    pub fn hold() -> Self {
+        let take = || LIMITS.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed);
+        while take().is_err() {
+            std::thread::yield_now();
+        }
+        Self(())
+    }
+}
+
+impl Drop for Limits {
+    fn drop(&mut self) {
+        LIMITS.store(false, Ordering::Release);
+    }
+}
+
+/// Moves a new descriptor to a high number and remembers it; answers the number. Where the hard limit allows,
+/// that lies above the soft one: so the program has as many as that says.
 pub fn adopt(fd: i32) -> i32 {
-    let from = kernel::descriptors_max().min(CEILING).saturating_sub(ROOM);
-    let high = kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, from) as i32;
+    let high = {
+        let _limits = Limits::hold();
+        let (soft, hard) = kernel::descriptors_max();
+        let above = soft + SLOTS;
+        if soft <= CEILING && above <= hard && kernel::set_descriptors_max(above, hard) {
+            let high = kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft);
+            let _ = kernel::set_descriptors_max(soft, hard);
+            high
+        } else {
+            kernel::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft.min(CEILING).saturating_sub(ROOM))
+        }
+    } as i32;
     let fd = if high >= 0 {
         kernel::close(fd);
         high
@@ -71,7 +107,8 @@ pub fn forget(fd: i32) {
     }
 }
 
-/// In a child after `fork`: the parent's session is not ours. Its descriptors are closed, so that the daemon sees when the parent ends.
+/// In a child after `fork`: the parent's session is not ours. Its descriptors are closed, so that the daemon
+/// sees when the parent ends.
 pub fn drop_all() {
     for slot in &OWN {
         let fd = slot.swap(-1, Ordering::Relaxed);
@@ -124,8 +161,8 @@ pub fn call(args: &Args) -> Option<isize> {
     }
 }
 
-/// A thread tells its name. If it is one that LibFS started, its calls are the library's own from now on, and signals of the program
-/// never run there.
+/// A thread tells its name. If it is one that LibFS started, its calls are the library's own from now on, and
+/// signals of the program never run there.
 pub fn named(args: &Args) {
     let ours = STARTING.load(Ordering::Relaxed) > 0
         && args.int(0) == libc::PR_SET_NAME

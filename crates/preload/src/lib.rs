@@ -1,8 +1,9 @@
 //! The file calls of unmodified programs, served in their process by LibFS.
 //!
-//! Loaded by `LD_PRELOAD` (see `varve run`), the library replaces the system-call sites of the C library in memory; it exports no symbol.
-//! A call that concerns a path under the mount, or a descriptor that was opened there, goes to LibFS; whatever is difficult falls back to
-//! the mount, where the same file is. [`calls`] says what each call does; `docs/PRELOAD.md` lists them.
+//! Loaded by `LD_PRELOAD` (see `varve run`), the library replaces the system-call sites of the C library in
+//! memory; it exports no symbol. A call that concerns a path under the mount, or a descriptor that was opened
+//! there, goes to LibFS; whatever is difficult falls back to the mount, where the same file is. [`calls`]
+//! says what each call does; `docs/guide/run.md` lists them.
 
 pub mod calls;
 pub mod config;
@@ -18,5 +19,6 @@ pub mod stats;
 pub mod sys;
 pub mod table;
 pub mod walk;
+pub mod watches;
 
 pub use varve_libfs::{Errno, Result};

@@ -1,12 +1,26 @@
-//! The system calls that the library looks at. `docs/PRELOAD.md` lists the same, and a test compares.
+//! The system calls that the library looks at. `docs/guide/run.md` lists the same, and a test compares.
 
 /// One more than the highest number looked at.
 pub const NUMBERS: usize = 512;
 
+/// Counters of `--stats`: two for each number (served, fallen back), then one for each of [`SESSIONS`].
+pub const COUNTERS: usize = NUMBERS * 2 + SESSIONS.len();
+/// What may become of a session that a process asks for.
+pub const SESSIONS: [&str; 2] = ["opened", "refused"];
+
 macro_rules! numbers {
-    ($($name:ident),* $(,)?) => {
+    ($($name:ident),* ; $($newer:ident = $number:literal),* $(,)?) => {
         /// Name and number of each.
-        pub const LOOKED_AT: &[(&str, libc::c_long)] = &[$((stringify!($name), libc::$name)),*];
+        pub const LOOKED_AT: &[(&str, libc::c_long)] = &[
+            $((stringify!($name), libc::$name)),*,
+            $((stringify!($newer), newer::$newer)),*
+        ];
+
+        /// Those that the crate `libc` does not know yet.
+        #[allow(non_upper_case_globals, missing_docs, reason = "named as there")]
+        pub mod newer {
+            $(pub const $newer: libc::c_long = $number;)*
+        }
     };
 }
 
@@ -97,6 +111,7 @@ numbers![
     SYS_getdents64,
     SYS_chdir,
     SYS_fchdir,
+    SYS_getcwd,
     SYS_chroot,
     SYS_pivot_root,
     SYS_setns,
@@ -104,6 +119,8 @@ numbers![
     SYS_mount,
     SYS_move_mount,
     SYS_umask,
+    SYS_setrlimit,
+    SYS_prlimit64,
     SYS_mmap,
     SYS_munmap,
     SYS_mremap,
@@ -123,8 +140,11 @@ numbers![
     SYS_vmsplice,
     SYS_fstatfs,
     SYS_name_to_handle_at,
+    SYS_open_by_handle_at,
     SYS_io_setup,
     SYS_io_uring_setup,
+    SYS_inotify_add_watch,
+    SYS_fanotify_mark,
     SYS_fork,
     SYS_vfork,
     SYS_clone,
@@ -143,12 +163,45 @@ numbers![
     SYS_setgroups,
     SYS_prctl,
     SYS_rt_sigaction,
+    SYS_rt_sigprocmask,
+    SYS_bind,
+    SYS_connect,
+    SYS_listen,
+    SYS_accept,
+    SYS_accept4,
+    SYS_shutdown,
+    SYS_getsockname,
+    SYS_getpeername,
+    SYS_getsockopt,
+    SYS_setsockopt,
+    SYS_sendto,
+    SYS_recvfrom,
+    SYS_recvmsg,
+    SYS_recvmmsg,
+    SYS_bpf,
+    SYS_kcmp,
+    SYS_pidfd_getfd,
+    SYS_fsconfig,
+    SYS_kexec_file_load,
+    SYS_landlock_add_rule,
+    SYS_open_tree,
+    SYS_fspick,
+    SYS_mount_setattr,
+    SYS_finit_module,
+    SYS_quotactl_fd;
+    SYS_cachestat = 451,
+    SYS_setxattrat = 463,
+    SYS_getxattrat = 464,
+    SYS_listxattrat = 465,
+    SYS_removexattrat = 466,
+    SYS_open_tree_attr = 467,
+    SYS_file_getattr = 468,
+    SYS_file_setattr = 469,
 ];
 
 /// Looked at for the sake of the library's own calls only.
 const OWN: &[libc::c_long] = &[
     libc::SYS_socket,
-    libc::SYS_recvmsg,
     libc::SYS_memfd_create,
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,

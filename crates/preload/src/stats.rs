@@ -1,18 +1,16 @@
-//! How many calls were served here and how many fell back, by system call: counters in a file that all processes of a run share.
+//! How many calls were served here and how many fell back, by system call: counters in a file that all
+//! processes of a run share.
 
-use crate::numbers::NUMBERS;
+use crate::numbers::{self, NUMBERS};
 use crate::sys::shared::Counters;
 use std::path::Path;
 use std::sync::OnceLock;
 
 static COUNTERS: OnceLock<Option<Counters>> = OnceLock::new();
 
-/// Bytes of the file: two counters a system call.
-pub const BYTES: usize = NUMBERS * 2 * 8;
-
 /// Counts from now on into `file`.
 pub fn begin(file: Option<&Path>) {
-    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, NUMBERS * 2)));
+    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, numbers::COUNTERS)));
 }
 
 /// Whether anything is counted.
@@ -35,4 +33,9 @@ pub fn served(number: usize) {
 /// One call that concerns the mount was left to the kernel.
 pub fn fell_back(number: usize) {
     add(number * 2 + 1);
+}
+
+/// A process asked for a session, and got one or not.
+pub fn session(opened: bool) {
+    add(NUMBERS * 2 + usize::from(!opened));
 }

@@ -2,6 +2,8 @@
 
 use crate::ofd::Ofd;
 use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -128,12 +130,35 @@ impl Table {
         slot.ofd.write().take()
     }
 
+    /// Whether no descriptor ever was ours.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.top.load(Ordering::Acquire) == 0
+    }
+
     /// All descriptors that are ours.
     #[must_use]
     pub fn all(&self) -> Vec<(i32, Arc<Ofd>)> {
         (0..self.top.load(Ordering::Acquire) as i32)
             .filter_map(|fd| Some((fd, self.get(fd)?)))
             .collect()
+    }
+
+    /// All descriptions that are ours, each once, with their descriptors.
+    #[must_use]
+    pub fn descriptions(&self) -> Vec<(Arc<Ofd>, Vec<i32>)> {
+        let mut found: Vec<(Arc<Ofd>, Vec<i32>)> = Vec::new();
+        let mut places: HashMap<*const Ofd, usize> = HashMap::new();
+        for (fd, ofd) in self.all() {
+            match places.entry(Arc::as_ptr(&ofd)) {
+                Entry::Occupied(place) => found[*place.get()].1.push(fd),
+                Entry::Vacant(place) => {
+                    place.insert(found.len());
+                    found.push((ofd, vec![fd]));
+                }
+            }
+        }
+        found
     }
 
     /// Ours among `first..=last`.

@@ -1,4 +1,5 @@
-//! From paths to inodes of the mount: components, symbolic links, `..`. Says when a path leaves the mount, which is the kernel's business then.
+//! From paths to inodes of the mount: components, symbolic links, `..`. Says when a path leaves the mount,
+//! which is the kernel's business then.
 
 use crate::Errno;
 use smallvec::SmallVec;
@@ -6,7 +7,8 @@ use std::borrow::Cow;
 use varve_format::{FileKind, InodeAttr, InodeKey};
 use varve_libfs::{Cred, Fs};
 
-/// Bytes of a path below the mount, or of a name. Most are short, and then cost no allocation: a call on a path takes a quarter of a microsecond.
+/// Bytes of a path below the mount, or of a name. Most are short, and then cost no allocation: a call on a
+/// path takes a quarter of a microsecond.
 pub type Route = SmallVec<[u8; 64]>;
 
 /// Most symbolic links in one walk.
@@ -35,6 +37,15 @@ pub type Here<T> = Result<T, Stop>;
 /// A failure.
 pub const fn fail<T>(errno: i32) -> Here<T> {
     Err(Stop::Errno(Errno(errno)))
+}
+
+/// What a directory itself answers. One that was removed is there still for the kernel, if it is a working
+/// directory or open.
+fn of_removed(errno: Errno) -> Stop {
+    match errno {
+        Errno(libc::ESTALE) => Stop::Kernel,
+        errno => errno.into(),
+    }
 }
 
 /// Where a walk starts.
@@ -104,7 +115,8 @@ impl Mounted for crate::config::Config {
     }
 }
 
-/// Walks `start`. The last component may be missing; if it is a symbolic link it is followed if `follow`, or if a slash comes after.
+/// Walks `start`. The last component may be missing; if it is a symbolic link it is followed if `follow`, or
+/// if a slash comes after.
 ///
 /// # Errors
 /// As the kernel's own walk; [`Stop::Kernel`] when the path leaves the mount.
@@ -127,7 +139,7 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
             return Ok(Walked {
                 dir,
                 name: Route::new(),
-                target: Some(fs.getattr(dir)?),
+                target: Some(fs.getattr(dir).map_err(of_removed)?),
                 slash: true,
                 route,
             });
@@ -154,6 +166,9 @@ pub fn walk(fs: &Fs, mounted: &impl Mounted, start: Start<'_>, follow: bool, cre
                     route,
                 });
             }
+            Err(errno) if matches!(name, b"." | b"..") => return Err(of_removed(errno)),
+            // The directory was removed: there is nothing in it.
+            Err(Errno(libc::ESTALE)) => return fail(libc::ENOENT),
             Err(errno) => return Err(errno.into()),
         };
         if attr.kind() == FileKind::Symlink && (!last || follow || slash) {

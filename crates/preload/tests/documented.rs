@@ -1,11 +1,11 @@
-//! The list in `docs/PRELOAD.md` and the calls that the library looks at are the same.
+//! The list in `docs/guide/run.md` and the calls that the library looks at are the same.
 
 use std::collections::BTreeSet;
 use varve_preload::numbers::{LOOKED_AT, NUMBERS};
 
 /// Names in the first column of the document's table.
 fn documented() -> BTreeSet<String> {
-    let text = include_str!("../../../docs/PRELOAD.md");
+    let text = include_str!("../../../docs/guide/run.md");
     let rows = text
         .lines()
         .skip_while(|line| !line.starts_with("| system calls"))
@@ -33,7 +33,7 @@ fn chosen() -> BTreeSet<String> {
     let body = text.split("\nfn choose(").nth(1).expect("the function is there");
     let body = body.split("\n}\n").next().unwrap_or_default();
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    body.split("c::SYS_")
+    body.split("::SYS_")
         .skip(1)
         .map(|rest| rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned())
         .collect()

@@ -1,8 +1,7 @@
-//! Committed metadata blocks in DRAM, from every tier. Verifies what it loads; never writes. Remembers which blocks of NVM were used lately.
+//! Committed metadata blocks in DRAM, from every tier. Verifies what it loads; never writes. Remembers which
+//! blocks of NVM were used lately.
 
 use crate::layout::Layout;
-use crate::lens::Lens;
-use crate::store::Store;
 use crate::{Devices, Result, StoreError};
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
@@ -10,7 +9,6 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use varve_extent_tree::MetaRead;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Block, BlockNo, Extent, Tier, verify_block};
 
 const SHARDS: usize = 16;
@@ -144,7 +142,7 @@ impl MetaCache {
     }
 
     /// The bytes of a block as they lie on its medium.
-    fn read_medium(&self, block: BlockNo) -> Result<Box<Block>> {
+    pub(crate) fn read_medium(&self, block: BlockNo) -> Result<Box<Block>> {
         let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
         match block.home() {
             Some((Tier::Nvm, number)) if number < self.layout.blocks(Tier::Nvm) => {
@@ -177,88 +175,5 @@ impl MetaCache {
     /// Forgets a block that was freed, so that a later life is not read from here.
     pub(crate) fn forget(&self, block: u64) {
         self.shard(block).lock().pop(&block);
-    }
-}
-
-/// Reading metadata, with the few things that the trees' trait does not have.
-pub(crate) trait View: MetaRead<Error = StoreError> {
-    /// As [`MetaRead::read`], for a block without header; `check` sees it when it comes from its medium.
-    fn read_raw<R>(
-        &self,
-        block: BlockNo,
-        check: impl FnOnce(&Block) -> Result<()>,
-        f: impl FnOnce(&Block) -> R,
-    ) -> Result<R>;
-
-    /// What is known of the inode file, if this view sees it as it is committed.
-    fn inode_file(&self) -> Option<&InodeFile>;
-
-    /// The pool.
-    fn store(&self) -> &Store;
-}
-
-/// A block with a header, as it is committed. On a slower tier it must have the checksum that its tier has of it: a block of the same owner whose
-/// write was lost there looks whole.
-pub(crate) fn load_node<V: View>(view: &V, block: BlockNo, trusting: bool) -> Result<Arc<Block>> {
-    let store = view.store();
-    if !block.is_cold() {
-        return store.cache.load(block, false);
-    }
-    let lens = Lens {
-        view,
-        layout: &store.layout,
-    };
-    let whole = |bytes: &Block| verify_block(bytes).map_err(|fault| StoreError::Block { block, fault });
-    let loaded = store.cache.load_checked(block, |bytes| {
-        whole(bytes)?;
-        lens.check_cold(block, bytes)
-    });
-    match loaded {
-        // What it holds is of use to a repair all the same, also where the checksums are lost. It is not kept, or others would take it from here.
-        Err(error) if trusting && !matches!(error, StoreError::Media(_)) => {
-            let bytes = store.cache.read_medium(block)?;
-            whole(&bytes)?;
-            Ok(Arc::from(bytes))
-        }
-        other => other,
-    }
-}
-
-/// The committed state; valid while the publishing lock is held for reading.
-#[derive(Clone, Copy)]
-pub(crate) struct Committed<'c> {
-    pub(crate) store: &'c Store,
-    /// Nodes on slower tiers are shown although they have another checksum than their tier has of them: who reads looks at that.
-    pub(crate) trusting: bool,
-}
-
-impl MetaRead for Committed<'_> {
-    type Error = StoreError;
-    fn read<R>(&self, block: BlockNo, f: impl FnOnce(&Block) -> R) -> Result<R> {
-        self.store.cache.note_used(block);
-        load_node(self, block, self.trusting).map(|content| f(&content))
-    }
-}
-
-impl View for Committed<'_> {
-    fn read_raw<R>(
-        &self,
-        block: BlockNo,
-        check: impl FnOnce(&Block) -> Result<()>,
-        f: impl FnOnce(&Block) -> R,
-    ) -> Result<R> {
-        self.store.cache.note_used(block);
-        self.store
-            .cache
-            .load_checked(block, check)
-            .map(|content| f(&content))
-    }
-
-    fn inode_file(&self) -> Option<&InodeFile> {
-        Some(self.store.cache.inode_file())
-    }
-
-    fn store(&self) -> &Store {
-        self.store
     }
 }

@@ -1,162 +1,22 @@
-//! Checking a pool: walks every structure and says what contradicts what, with the data a repair needs. Changes nothing.
+//! Checking a pool: walks every structure and says what contradicts what, with the data a repair needs.
+//! Changes nothing.
 
-use crate::cache::Committed;
-use crate::lens::{Lens, POOL_INO, dir_root};
-use crate::store::{Snapshot, Store};
+mod finding;
+mod names;
+
+pub use finding::Finding;
+
+use crate::pool::{Committed, Snapshot, Store};
+use crate::reader::{MetaReader, POOL_INO, dir_root};
 use crate::{Result, StoreError};
+use names::{Names, Seen, check_names};
 use std::collections::{HashMap, HashSet};
 use varve_extent_tree::{CheckVisitor, ExtentTree, MetaRead, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Generation, Ino,
-    InodeKey, ROOT_INO, Tier,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockKind, BlockNo, Extent, ExtentFlags, FileKind, Ino, Tier,
 };
-
-/// What is wrong.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Finding {
-    /// A tree or block is damaged; what hangs below was not looked at (so its blocks may show as `Leaked`).
-    Tree {
-        /// Inode whose tree it is; 0: the inode file.
-        owner: Ino,
-        /// The block, if it is one that cannot be read.
-        block: Option<BlockNo>,
-        /// What is wrong.
-        what: String,
-    },
-    /// An inode image is damaged.
-    Image {
-        /// Inode.
-        ino: Ino,
-        /// What is wrong.
-        what: String,
-    },
-    /// A fixed block or row is damaged or contradicts another.
-    Table {
-        /// What is wrong.
-        what: String,
-    },
-    /// Somebody uses a block that no tier has, or a fixed one.
-    OutOfBounds {
-        /// Tier.
-        tier: Tier,
-        /// Block.
-        block: BlockNo,
-        /// User.
-        owner: Ino,
-    },
-    /// A block in use whose bit is not set.
-    NotMarked {
-        /// Tier.
-        tier: Tier,
-        /// Block.
-        block: BlockNo,
-        /// User; 0: the inode file.
-        owner: Ino,
-    },
-    /// Blocks whose bits are set though nobody uses them.
-    Leaked {
-        /// Tier.
-        tier: Tier,
-        /// First block.
-        block: BlockNo,
-        /// Blocks.
-        len: u64,
-    },
-    /// A second user of a block.
-    Shared {
-        /// Tier.
-        tier: Tier,
-        /// Block.
-        block: BlockNo,
-        /// The second user.
-        owner: Ino,
-    },
-    /// The allocator would give out a block in use, or never gives out a free one.
-    Allocator {
-        /// Tier.
-        tier: Tier,
-        /// Block.
-        block: BlockNo,
-        /// Whether its bit is set on media.
-        used: bool,
-    },
-    /// A name whose inode is not in use, or has another generation or kind.
-    Dangling {
-        /// Directory.
-        dir: Ino,
-        /// Name.
-        name: Vec<u8>,
-        /// What it names.
-        key: InodeKey,
-    },
-    /// A link count that is not the number of names (for a directory: 2 and its subdirectories).
-    LinkCount {
-        /// Inode.
-        ino: Ino,
-        /// In the image.
-        stored: u32,
-        /// By the names.
-        found: u32,
-    },
-    /// A directory with more than one name.
-    DirTwice {
-        /// The directory.
-        ino: Ino,
-        /// Second parent.
-        dir: Ino,
-    },
-    /// A directory whose parent pointer is wrong.
-    Parent {
-        /// The directory.
-        ino: Ino,
-        /// In the image.
-        stored: Ino,
-        /// By its name.
-        found: Ino,
-    },
-    /// An inode that no path from the root leads to, and that is not in the orphan list.
-    Lost {
-        /// Inode.
-        ino: Ino,
-        /// Its kind.
-        kind: FileKind,
-    },
-    /// The orphan list is broken.
-    Orphans {
-        /// What is wrong.
-        what: String,
-    },
-    /// A counter of the pool is wrong.
-    Counter {
-        /// What is counted.
-        what: &'static str,
-        /// On media.
-        stored: u64,
-        /// Found.
-        found: u64,
-    },
-    /// A size that contradicts what the inode is.
-    Size {
-        /// Inode.
-        ino: Ino,
-        /// In the image, in bytes.
-        stored: u64,
-    },
-    /// A data block does not have its checksum.
-    Data {
-        /// File.
-        ino: Ino,
-        /// Tier.
-        tier: Tier,
-        /// Block.
-        block: BlockNo,
-        /// What is wrong.
-        what: String,
-    },
-}
 
 struct Usage {
     used: [Vec<u64>; 3],
@@ -215,21 +75,6 @@ impl CheckVisitor<StoreError> for Walk<'_> {
     }
 }
 
-/// What is remembered of each inode.
-struct Seen {
-    generation: Generation,
-    kind: FileKind,
-    nlink: u32,
-    parent: Ino,
-    orphan: bool,
-    names: u32,
-    subdirs: u32,
-    /// Directory that names it (the first one).
-    dir: Option<Ino>,
-}
-
-type Names = Vec<(Ino, Vec<u8>, InodeKey, FileKind)>;
-
 impl Store {
     /// Checks all structures. No transaction runs meanwhile.
     ///
@@ -265,7 +110,7 @@ impl Store {
     /// Superblock copies, the journal's headers, the fixed areas' blocks.
     fn check_fixed(&self) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
-        for copy in crate::repair::bad_copies(&self.devices, &self.layout.sb)? {
+        for copy in crate::pool::bad_superblocks(&self.devices, &self.layout.sb)? {
             findings.push(Finding::Table {
                 what: format!("copy {copy} of the superblock is damaged"),
             });
@@ -311,7 +156,7 @@ impl Store {
     pub(crate) fn check_data_since(&self, begun: u64) -> Result<Vec<Finding>> {
         let mut inos = Vec::new();
         let mut findings = Vec::new();
-        let blocks = self.snapshot().lens().state()?.inode_blocks.get();
+        let blocks = self.snapshot().reader().state()?.inode_blocks.get();
         for ino in (1..blocks * INODES_PER_BLOCK).map(Ino) {
             self.goes_on(begun)?;
             // One image that is damaged is no reason not to look at the other files.
@@ -402,19 +247,19 @@ impl Store {
         inodes: &mut HashMap<Ino, Seen>,
         names: &mut Names,
     ) -> Result<()> {
-        let lens = snapshot.lens();
-        let state = lens.state()?;
-        let root = lens.inode_root()?;
+        let reader = snapshot.reader();
+        let state = reader.state()?;
+        let root = reader.inode_root()?;
         let mut extents = Vec::new();
         let mut walk = Walk {
             owner: POOL_INO,
             blocks: Vec::new(),
             findings: &mut usage.findings,
         };
-        ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| extents.push(extent));
+        ExtentTree::of(POOL_INO).check(reader.view, &root, &mut walk, |extent| extents.push(extent));
         let nodes = walk.blocks;
         for block in nodes {
-            self.claim_node(&lens, usage, block, POOL_INO);
+            self.claim_node(&reader, usage, block, POOL_INO);
         }
         let mut blocks = 0;
         for extent in extents {
@@ -432,12 +277,12 @@ impl Store {
         let mut in_use = 0;
         for ino in (1..state.inode_blocks.get() * INODES_PER_BLOCK).map(Ino) {
             self.goes_on(begun)?;
-            match lens.slot(ino) {
+            match reader.slot(ino) {
                 Ok(InodeSlot::Free(_)) => {}
                 Ok(InodeSlot::Reserved(_)) => in_use += 1,
                 Ok(InodeSlot::Used(inode)) => {
                     in_use += 1;
-                    self.check_inode(&lens, &inode, usage, names)?;
+                    self.check_inode(&reader, &inode, usage, names)?;
                     inodes.insert(ino, Seen::of(&inode));
                 }
                 Err(error) => usage.findings.push(Finding::Image {
@@ -456,7 +301,13 @@ impl Store {
     }
 
     /// A node of a tree, or a block of its own. On a slower tier it must also have its checksum there.
-    fn claim_node(&self, lens: &Lens<'_, Committed<'_>>, usage: &mut Usage, block: BlockNo, owner: Ino) {
+    fn claim_node(
+        &self,
+        reader: &MetaReader<'_, Committed<'_>>,
+        usage: &mut Usage,
+        block: BlockNo,
+        owner: Ino,
+    ) {
         let Some((tier, number)) = block.home() else {
             let tier = Tier::Nvm;
             usage.findings.push(Finding::OutOfBounds { tier, block, owner });
@@ -465,7 +316,7 @@ impl Store {
         usage.claim(self, tier, number, owner);
         // That it can be read is known, or named already.
         if tier != Tier::Nvm
-            && let Ok(Err(error)) = lens.view.read(block, |bytes| lens.check_cold(block, bytes))
+            && let Ok(Err(error)) = reader.view.read(block, |bytes| reader.check_cold(block, bytes))
         {
             usage.findings.push(Finding::Tree {
                 owner,
@@ -477,7 +328,7 @@ impl Store {
 
     fn check_inode(
         &self,
-        lens: &Lens<'_, Committed<'_>>,
+        reader: &MetaReader<'_, Committed<'_>>,
         inode: &Inode,
         usage: &mut Usage,
         names: &mut Names,
@@ -497,28 +348,30 @@ impl Store {
         };
         match &inode.content {
             Content::File(root) => {
-                ExtentTree::of(ino).check(lens.view, root, &mut walk, |extent| extents.push(extent));
+                ExtentTree::of(ino).check(reader.view, root, &mut walk, |extent| extents.push(extent));
             }
             Content::Dir(_) => {
                 let root = dir_root(inode)?;
-                lens.directory(ino)
-                    .check(lens.view, &root, &mut walk, |_, entry| {
+                reader
+                    .directory(ino)
+                    .check(reader.view, &root, &mut walk, |_, entry| {
                         names.push((ino, entry.name.to_vec(), entry.key, entry.kind));
                     });
             }
             Content::Symlink(_) => {}
             Content::SymlinkBlock(block) => {
                 walk.blocks.push(*block);
-                if let Err(error) = lens.read_link(ino) {
+                if let Err(error) = reader.read_link(ino) {
                     walk.unreadable(*block, error);
                 }
             }
         }
-        lens.xattrs(ino)
-            .check(lens.view, &inode.xattrs, &mut walk, |_, _| {});
+        reader
+            .xattrs(ino)
+            .check(reader.view, &inode.xattrs, &mut walk, |_, _| {});
         let nodes = walk.blocks;
         for block in nodes {
-            self.claim_node(lens, usage, block, ino);
+            self.claim_node(reader, usage, block, ino);
         }
         for extent in extents {
             for at in self.layout.to_look_at(&extent) {
@@ -534,12 +387,12 @@ impl Store {
         inodes: &HashMap<Ino, Seen>,
         findings: &mut Vec<Finding>,
     ) -> Result<()> {
-        let lens = snapshot.lens();
-        let state = lens.state()?;
+        let reader = snapshot.reader();
+        let state = reader.state()?;
         let mut listed = HashSet::new();
         let (mut prev, mut next) = (Ino(0), Ino(state.orphan_head.get()));
         while next.0 != 0 {
-            let links = lens.get(next).ok().and_then(|inode| inode.orphan);
+            let links = reader.get(next).ok().and_then(|inode| inode.orphan);
             let Some(links) = links.filter(|links| links.prev == prev && listed.insert(next)) else {
                 findings.push(Finding::Orphans {
                     what: format!("inode {next} after {prev} does not belong there"),
@@ -614,16 +467,16 @@ impl Store {
     }
 
     fn check_units(&self, snapshot: &Snapshot<'_>, usage: &mut Usage) -> Result<()> {
-        let lens = snapshot.lens();
+        let reader = snapshot.reader();
         for tier in [Tier::Ssd, Tier::Hdd] {
             let unit_blocks = self.layout.unit_blocks(tier);
             if unit_blocks == 0 {
                 continue;
             }
-            let open = lens.open_unit(tier)?;
+            let open = reader.open_unit(tier)?;
             for unit in 0..self.layout.blocks(tier) / unit_blocks {
                 // One that cannot be read is named already.
-                let Ok(row) = lens.unit_row(tier, unit) else {
+                let Ok(row) = reader.unit_row(tier, unit) else {
                     continue;
                 };
                 if (row.state == UnitRow::OPEN) != (open == Some(unit)) {
@@ -677,21 +530,6 @@ impl Store {
     }
 }
 
-impl Seen {
-    fn of(inode: &Inode) -> Self {
-        Self {
-            generation: inode.attr.key.generation,
-            kind: inode.attr.kind(),
-            nlink: inode.attr.nlink,
-            parent: inode.attr.parent,
-            orphan: inode.orphan.is_some(),
-            names: 0,
-            subdirs: 0,
-            dir: None,
-        }
-    }
-}
-
 /// Whether an error is about an image, or the block that it is in, and not about all of them.
 fn is_one_block(error: &StoreError) -> bool {
     let damaged = matches!(
@@ -712,80 +550,5 @@ fn leaked(tier: Tier, run: Option<(u64, u64)>) -> Option<Finding> {
 fn count(findings: &mut Vec<Finding>, what: &'static str, stored: u64, found: u64) {
     if stored != found {
         findings.push(Finding::Counter { what, stored, found });
-    }
-}
-
-/// Names against inodes: both ways.
-fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findings: &mut Vec<Finding>) {
-    let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
-    for (dir, name, key, kind) in names {
-        let fits = inodes
-            .get(&key.ino)
-            .is_some_and(|seen| seen.generation == key.generation && seen.kind == *kind);
-        if !fits {
-            findings.push(Finding::Dangling {
-                dir: *dir,
-                name: name.clone(),
-                key: *key,
-            });
-            continue;
-        }
-        if *kind == FileKind::Directory {
-            if let Some(parent) = inodes.get_mut(dir) {
-                parent.subdirs += 1;
-            }
-            children.entry(*dir).or_default().push(key.ino);
-        }
-        if let Some(seen) = inodes.get_mut(&key.ino) {
-            seen.names += 1;
-            if *kind == FileKind::Directory && seen.dir.replace(*dir).is_some() {
-                findings.push(Finding::DirTwice {
-                    ino: key.ino,
-                    dir: *dir,
-                });
-            }
-        }
-    }
-    let mut reached = HashSet::from([ROOT_INO]);
-    let mut queue = vec![ROOT_INO];
-    while let Some(dir) = queue.pop() {
-        for child in children.remove(&dir).unwrap_or_default() {
-            if reached.insert(child) {
-                queue.push(child);
-            }
-        }
-    }
-    if !inodes.contains_key(&ROOT_INO) {
-        findings.push(Finding::Table {
-            what: "there is no root directory".into(),
-        });
-    }
-    let mut all: Vec<_> = inodes.iter().collect();
-    all.sort_unstable_by_key(|(ino, _)| **ino);
-    for (&ino, seen) in all {
-        let is_dir = seen.kind == FileKind::Directory;
-        let named = seen.names > 0 || ino == ROOT_INO;
-        let found = match (named, is_dir) {
-            (true, true) => 2 + seen.subdirs,
-            (true, false) => seen.names,
-            (false, _) => 0,
-        };
-        if seen.nlink != found {
-            findings.push(Finding::LinkCount {
-                ino,
-                stored: seen.nlink,
-                found,
-            });
-        }
-        if !seen.orphan && (!named || is_dir && !reached.contains(&ino)) {
-            findings.push(Finding::Lost { ino, kind: seen.kind });
-        }
-        if let Some(dir) = seen.dir.filter(|dir| is_dir && seen.parent != *dir) {
-            findings.push(Finding::Parent {
-                ino,
-                stored: seen.parent,
-                found: dir,
-            });
-        }
     }
 }

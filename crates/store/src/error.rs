@@ -139,7 +139,8 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether there is no space, on the pool's tiers or on the host's disk under them: nothing is wrong, and it may work later.
+    /// Whether there is no space, on the pool's tiers or on the host's disk under them: nothing is wrong, and
+    /// it may work later.
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         match self {
@@ -159,8 +160,9 @@ impl StoreError {
         }
     }
 
-    /// Whether nothing more may be written: a device failed to, or is gone. What cannot be read is not there for those who need it, and a
-    /// transaction that needs it never was; what others write is not touched by that.
+    /// Whether nothing more may be written: a device failed to, or is gone. What cannot be read is not there
+    /// for those who need it, and a transaction that needs it never was; what others write is not touched by
+    /// that.
     #[must_use]
     pub fn stops_writing(&self) -> bool {
         self.is_device() && !self.is_failed_read()

@@ -12,6 +12,9 @@ use varve_media::Region;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+/// Room in the journal record for one small operation, in bytes: begin none with less
+/// [`Tx::room`](crate::Tx::room).
+pub const OP_ROOM: u64 = 24 << 10;
 /// Bytes of the ring that are read at once when it is looked through.
 const SCAN_BYTES: u64 = 1 << 20;
 /// Why a whole journal of another pool is refused.
@@ -43,14 +46,19 @@ pub(crate) struct Scan {
     pub(crate) damage: Option<StoreError>,
 }
 
+/// Most that a block's differences cost: ranges are so far apart that what lies between them would cost more
+/// than their headers.
+pub(crate) const DIFF_MAX: u64 =
+    (varve_format::BLOCK_SIZE + 2 * varve_format::journal::RANGE_HEADER_SIZE + 20) as u64;
+
 /// Bytes of ranges, on their way into a record.
 #[derive(Debug, Default)]
-pub(crate) struct Payload {
+pub(crate) struct RedoRecord {
     pub(crate) bytes: Vec<u8>,
     pub(crate) ranges: u32,
 }
 
-impl Payload {
+impl RedoRecord {
     pub(crate) fn push(&mut self, block: BlockNo, offset: usize, bytes: &[u8]) {
         let header = RangeHeader {
             block: U64::new(block.0),
@@ -119,8 +127,8 @@ impl Journal {
         for (sequence, _) in (1..).zip(HEADER_OFFSETS) {
             journal.write_header(sequence)?;
         }
-        // A record of an earlier pool cannot be taken for one of this: its uuid differs. One of a pool with the same uuid (made
-        // again by force) could.
+        // A record of an earlier pool cannot be taken for one of this: its uuid differs. One of a pool with
+        // the same uuid (made again by force) could.
         let zeros = vec![0; 64 << 10];
         let mut at = RING_START;
         while at < len {
@@ -267,8 +275,8 @@ impl Journal {
             .filter(|header| header.is_valid(self.uuid)))
     }
 
-    /// Every valid header in a ring, wherever a record may start, ascending. Read in large pieces: of a journal in a file each read is a
-    /// system call past the page cache.
+    /// Every valid header in a ring, wherever a record may start, ascending. Read in large pieces: of a
+    /// journal in a file each read is a system call past the page cache.
     fn each_header(
         region: &Arc<dyn Region>,
         uuid: [u8; 16],
@@ -309,8 +317,9 @@ impl Journal {
         })
     }
 
-    /// After accepted damage: hands the whole records beyond it to `apply`, ascending, and empties the ring. What the damaged record changed may
-    /// be in place already (it is, unless the power failed); older records have just been laid over it, so the later ones are needed too.
+    /// After accepted damage: hands the whole records beyond it to `apply`, ascending, and empties the ring.
+    /// What the damaged record changed may be in place already (it is, unless the power failed); older
+    /// records have just been laid over it, so the later ones are needed too.
     pub(crate) fn skip_damage(&mut self, nvm_blocks: u64, apply: &mut Apply<'_>) -> Result<()> {
         let mut later = Vec::new();
         Self::each_header(&self.region, self.uuid, self.len, &mut |at, header| {
@@ -397,7 +406,7 @@ impl Journal {
     }
 
     /// Writes the record of the next transaction. Durable when this returns.
-    pub(crate) fn append(&mut self, payload: &Payload) -> Result<TxId> {
+    pub(crate) fn append(&mut self, payload: &RedoRecord) -> Result<TxId> {
         let tx = TxId(self.newest.0 + 1);
         let bytes = RecordHeader::record_bytes(payload.bytes.len() as u64);
         let start = self
@@ -422,7 +431,7 @@ impl Journal {
     }
 
     /// Stores the record of the next transaction, as [`append`](Self::append) will again (seeded bug only).
-    pub(crate) fn store_record(&self, payload: &Payload) -> Result<()> {
+    pub(crate) fn store_record(&self, payload: &RedoRecord) -> Result<()> {
         let bytes = RecordHeader::record_bytes(payload.bytes.len() as u64);
         if let Some(start) = self.place(bytes) {
             let tx = TxId(self.newest.0 + 1);
@@ -434,15 +443,17 @@ impl Journal {
         Ok(())
     }
 
-    /// Stores the header of the next tail, as [`advance_tail`](Self::advance_tail) will again (seeded bug only).
+    /// Stores the header of the next tail, as [`advance_tail`](Self::advance_tail) will again (seeded bug
+    /// only).
     pub(crate) fn store_tail(&mut self) -> Result<()> {
         self.tail = self.head;
         self.tail_tx = self.newest;
         self.store_header(self.sequence + 1).map(drop)
     }
 
-    /// Everything committed is in place and durable: the ring is empty. Durable when this returns, in both copies of the header: blocks that
-    /// the records before name are used again from now on, so an older tail must not be all that is left when one copy goes bad.
+    /// Everything committed is in place and durable: the ring is empty. Durable when this returns, in both
+    /// copies of the header: blocks that the records before name are used again from now on, so an older tail
+    /// must not be all that is left when one copy goes bad.
     pub(crate) fn advance_tail(&mut self) -> Result<()> {
         self.tail = self.head;
         self.tail_tx = self.newest;
@@ -474,7 +485,7 @@ mod tests {
             diff(&old, &new, |_, len| {
                 cost += (len + varve_format::journal::RANGE_HEADER_SIZE) as u64
             });
-            assert!(cost <= crate::core::DIFF_MAX, "{every} of {of} words: {cost}");
+            assert!(cost <= super::DIFF_MAX, "{every} of {of} words: {cost}");
         }
     }
 

@@ -190,13 +190,14 @@ impl Layout {
         unit - UnitRow::FOOTERS * footer_blocks(unit)
     }
 
-    /// Bytes that the record of a transaction must have room for which opens a sealed unit of the tier again: its checksums, mostly.
+    /// Bytes that the record of a transaction must have room for which opens a sealed unit of the tier again:
+    /// its checksums, mostly.
     pub(crate) fn reopening_bytes(&self, tier: Tier) -> u64 {
         self.unit_blocks(tier) * 5
     }
 
     /// Whether metadata may lie on slower tiers, and there is one.
-    pub(crate) fn cools(&self) -> bool {
+    pub(crate) fn demotes(&self) -> bool {
         self.sb.has_cold_metadata() && self.blocks(Tier::Ssd) + self.blocks(Tier::Hdd) > 0
     }
 
@@ -206,13 +207,15 @@ impl Layout {
         unit * blocks + self.unit_data_blocks(tier) + u64::from(footer) * footer_blocks(blocks)
     }
 
-    /// The blocks of an extent that its tier has, and the first that it has not: of an extent that cannot be there may be billions of those.
+    /// The blocks of an extent that its tier has, and the first that it has not: of an extent that cannot be
+    /// there may be billions of those.
     pub(crate) fn to_look_at(&self, extent: &Extent) -> std::ops::Range<u64> {
         let there = self.blocks(extent.tier).saturating_sub(extent.block.0);
         0..u64::from(extent.len).min(there + 1)
     }
 
-    /// What cannot be so in a pool state, whatever else the pool holds. All that counts up to one of its numbers rests on this.
+    /// What cannot be so in a pool state, whatever else the pool holds. All that counts up to one of its
+    /// numbers rests on this.
     pub(crate) fn doubt(&self, state: &PoolState) -> Option<String> {
         let all: u64 = Tier::ALL.map(|tier| self.blocks(tier)).iter().sum();
         let inode_blocks = state.inode_blocks.get();
@@ -259,7 +262,8 @@ impl Layout {
         (BlockNo(start + block / BITS_PER_BLOCK), block % BITS_PER_BLOCK)
     }
 
-    /// Place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in the open unit).
+    /// Place of checksum number `index` in a tier's NVM table (NVM: the block; else: its index in the open
+    /// unit).
     pub(crate) fn checksum(&self, tier: Tier, index: u64) -> Place {
         let start = self.sb.tier(tier).checksums.start.get();
         Place {

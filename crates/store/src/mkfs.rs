@@ -2,8 +2,8 @@
 
 use crate::journal::Journal;
 use crate::layout::Layout;
-use crate::lens::POOL_INO;
-use crate::store::{journal_id, read_superblock};
+use crate::pool::{journal_id, read_superblock};
+use crate::reader::POOL_INO;
 use crate::{Devices, MkfsOptions, OpenOptions, Result, Store, StoreError};
 use std::sync::Arc;
 use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS, Superblock, SuperblockError};

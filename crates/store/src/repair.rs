@@ -1,17 +1,18 @@
-//! Mending a damaged pool: what can be put right is, what is lost is named. Owns the order of the passes; a stopped pool only.
+//! Mending a damaged pool: what can be put right is, what is lost is named. Owns the order of the passes; a
+//! stopped pool only.
 //!
-//! A pass looks at everything first (`survey.rs`: changes nothing), then mends from the bottom up: fixed blocks and bitmaps, the inode
-//! file and images, trees (`mend.rs`), then names and link counts (`names.rs`), then data (`data.rs`). Each step is a transaction of its
-//! own, and each leaves a pool that another repair can take up: nothing that is still to be saved is written over, because new blocks
-//! come only from space that neither a bitmap nor a structure claims, and space is set free only when a pass found nothing else to do.
+//! A pass looks at everything first (`survey.rs`: changes nothing), then mends from the bottom up: fixed
+//! blocks and bitmaps, the inode file and images, trees (`mend.rs`), then names and link counts (`names.rs`),
+//! then data (`data.rs`). Each step is a transaction of its own, and each leaves a pool that another repair
+//! can take up: nothing that is still to be saved is written over, because new blocks come only from space
+//! that neither a bitmap nor a structure claims, and space is set free only when a pass found nothing else to
+//! do.
 
 mod data;
 mod mend;
 mod names;
 mod open;
 mod survey;
-
-pub(crate) use open::bad_copies;
 
 use crate::check::Finding;
 use crate::{Devices, Result, Store};
@@ -80,11 +81,12 @@ impl RepairReport {
 }
 
 impl Store {
-    /// Mends the pool on `devices`, which nobody else uses. Durable when this returns; cut off at any point, the next repair goes on.
+    /// Mends the pool on `devices`, which nobody else uses. Durable when this returns; cut off at any point,
+    /// the next repair goes on.
     ///
     /// # Errors
-    /// No superblock, a newer version, a journal of another pool, devices that do not fit, no space for what must be made new, or a device
-    /// failed. What was mended before stays.
+    /// No superblock, a newer version, a journal of another pool, devices that do not fit, no space for what
+    /// must be made new, or a device failed. What was mended before stays.
     pub fn repair(devices: &Devices, options: RepairOptions) -> Result<RepairReport> {
         let mut report = RepairReport::default();
         let mut paths = BTreeMap::new();

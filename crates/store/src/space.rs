@@ -1,5 +1,5 @@
-//! Free space in DRAM: which blocks can be given out now. What is in use on media is the bitmaps' business; the two agree whenever no
-//! transaction is open, but for blocks that were freed and are not released yet.
+//! Free space in DRAM: which blocks can be given out now. What is in use on media is the bitmaps' business;
+//! the two agree whenever no transaction is open, but for blocks that were freed and are not released yet.
 
 use crate::layout::Layout;
 use crate::{PendingFrees, Result, SpaceStats, StoreError, TierStats};
@@ -131,7 +131,7 @@ pub(crate) struct Space {
     pending: [VecDeque<Pending>; 2],
     tail: TxId,
     /// Metadata may lie on slower tiers.
-    cools: bool,
+    demotes: bool,
     /// Freed metadata blocks of NVM that wait.
     waiting_nvm: u64,
     horizon: TxId,
@@ -195,7 +195,7 @@ impl Space {
             reserved: 0,
             pending: [VecDeque::new(), VecDeque::new()],
             tail: TxId(0),
-            cools: layout.cools(),
+            demotes: layout.demotes(),
             waiting_nvm: 0,
             horizon: TxId(u64::MAX),
             readers: BTreeMap::new(),
@@ -231,8 +231,9 @@ impl Space {
         }
     }
 
-    /// NVM blocks that only metadata may take. It is changed nowhere else, so a pool whose slower tiers can hold many more files than
-    /// its NVM keeps more for their inodes and names: a block for each 192 slower ones, within 1/16 and 3/8 of the NVM.
+    /// NVM blocks that only metadata may take. It is changed nowhere else, so a pool whose slower tiers can
+    /// hold many more files than its NVM keeps more for their inodes and names: a block for each 192 slower
+    /// ones, within 1/16 and 3/8 of the NVM.
     fn metadata_share(&self) -> u64 {
         let slower: u64 = self.tiers[1..].iter().flatten().map(|space| space.total).sum();
         self.tiers[0]
@@ -249,8 +250,8 @@ impl Space {
         }
     }
 
-    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's users
-    /// the reserve.
+    /// Up to `want` NVM blocks in one run; data leaves the metadata share alone, and all but the reserve's
+    /// users the reserve.
     pub(crate) fn alloc_nvm(
         &mut self,
         want: u64,
@@ -307,7 +308,8 @@ impl Space {
         Some(span)
     }
 
-    /// The unit to open next: an empty one while more than the reserved one is left, else the one with most holes.
+    /// The unit to open next: an empty one while more than the reserved one is left, else the one with most
+    /// holes.
     pub(crate) fn next_unit(&mut self, tier: Tier, reserve: bool) -> Option<NextUnit> {
         let space = self.tier(tier)?;
         if space.empty.len() > usize::from(!reserve) {
@@ -511,19 +513,21 @@ impl Space {
         let slower = stats.tiers[1..]
             .iter()
             .map(|tier| tier.free.saturating_sub(tier.kept));
-        let slower: u64 = if self.cools { slower.sum() } else { 0 };
+        let slower: u64 = if self.demotes { slower.sum() } else { 0 };
         stats.inodes_free = (stats.tiers[0].free + slower) * varve_format::inode::INODES_PER_BLOCK;
         stats
     }
 
-    /// Blocks of NVM that metadata may take, now or when the journal's tail has moved, and how many there are in all.
+    /// Blocks of NVM that metadata may take, now or when the journal's tail has moved, and how many there are
+    /// in all.
     pub(crate) fn nvm(&self) -> (u64, u64) {
         self.tiers[0]
             .as_ref()
             .map_or((0, 0), |nvm| (nvm.free + self.waiting_nvm, nvm.total))
     }
 
-    /// Blocks of slower tiers that are free, or will be when the journal's tail has moved and readers are done.
+    /// Blocks of slower tiers that are free, or will be when the journal's tail has moved and readers are
+    /// done.
     pub(crate) fn slower_room(&self) -> u64 {
         let slower = self.tiers[1..].iter().flatten();
         slower.map(|tier| tier.free + tier.pending).sum()
@@ -534,7 +538,8 @@ impl Space {
         self.tiers[0].as_ref().map_or(0, |nvm| nvm.free)
     }
 
-    /// Whether the next unit of a tier will be one that was in use before, if data may not take the last empty one.
+    /// Whether the next unit of a tier will be one that was in use before, if data may not take the last
+    /// empty one.
     pub(crate) fn is_short_of_units(&self, tier: Tier) -> bool {
         self.tiers[tier as usize]
             .as_ref()
@@ -559,8 +564,9 @@ impl Space {
 }
 
 impl TierSpace {
-    /// Whether two of three blocks from `first` on that were ever in use are free. Then they come before those that were never touched: memory
-    /// behind a pool is not all taken because something is overwritten again and again, and free blocks still lie in long runs.
+    /// Whether two of three blocks from `first` on that were ever in use are free. Then they come before
+    /// those that were never touched: memory behind a pool is not all taken because something is overwritten
+    /// again and again, and free blocks still lie in long runs.
     fn is_sparse(&self, first: u64) -> bool {
         let used = self.high.saturating_sub(first);
         let untouched = self.busy.len.saturating_sub(self.high);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use varve_format::{FileKind, InodeKey, Tier, TimeNs, TxId};
-use varve_media::watch::{Watch, WatchedDevice, WatchedRegion};
+use varve_media::stats::{CountingDevice, CountingRegion, MediaStats};
 use varve_media::{BlockDevice, Region};
 
 /// The media of a pool.
@@ -33,29 +33,30 @@ impl Devices {
 
 /// What went wrong with each medium of an open pool.
 #[derive(Debug, Clone, Default)]
-pub struct Watches {
-    tiers: [Arc<Watch>; 3],
-    journal: Arc<Watch>,
+pub struct PoolMediaStats {
+    tiers: [Arc<MediaStats>; 3],
+    journal: Arc<MediaStats>,
 }
 
-impl Watches {
+impl PoolMediaStats {
     /// Of a tier.
     #[must_use]
-    pub fn tier(&self, tier: Tier) -> &Watch {
+    pub fn tier(&self, tier: Tier) -> &MediaStats {
         &self.tiers[tier as usize]
     }
 
     /// Of the journal's device.
     #[must_use]
-    pub fn journal(&self) -> &Watch {
+    pub fn journal(&self) -> &MediaStats {
         &self.journal
     }
 
     /// The same devices, counted here.
     pub(crate) fn over(&self, devices: Devices) -> Devices {
-        let region = |inner, watch: &Arc<Watch>| Arc::new(WatchedRegion::new(inner, Arc::clone(watch))) as _;
+        let region =
+            |inner, stats: &Arc<MediaStats>| Arc::new(CountingRegion::new(inner, Arc::clone(stats))) as _;
         let block = |inner, tier: Tier| {
-            Arc::new(WatchedDevice::new(inner, Arc::clone(&self.tiers[tier as usize]))) as _
+            Arc::new(CountingDevice::new(inner, Arc::clone(&self.tiers[tier as usize]))) as _
         };
         Devices {
             nvm: region(devices.nvm, &self.tiers[Tier::Nvm as usize]),
@@ -220,7 +221,7 @@ pub struct DirItem {
     pub cookie: u64,
 }
 
-/// Numbers of one tier, in blocks.
+/// Space counters of one tier, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStats {
     /// Blocks that can hold something (fixed areas and footers excluded).
@@ -233,11 +234,12 @@ pub struct TierStats {
     pub unit_blocks: u64,
     /// Units with nothing in them.
     pub empty_units: u64,
-    /// Free blocks that new data may not take: metadata's share and the reserve of the NVM, the last empty unit of a slower tier.
+    /// Free blocks that new data may not take: metadata's share and the reserve of the NVM, the last empty
+    /// unit of a slower tier.
     pub kept: u64,
 }
 
-/// Numbers of the pool, in blocks.
+/// Space counters of the pool, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpaceStats {
     /// NVM, SSD, HDD.
@@ -252,7 +254,8 @@ pub struct SpaceStats {
     pub inodes_free: u64,
 }
 
-/// What has gone to and from one tier since the pool was opened. What privileged clients read of NVM by themselves is not in it.
+/// What has gone to and from one tier since the pool was opened. What privileged clients read of NVM by
+/// themselves is not in it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierIo {
     /// Bytes read.

@@ -1,8 +1,9 @@
-//! Operations of a workload as one transaction of the library. Owns the names within the group; what it may hold is the library's.
+//! Operations of a workload as one transaction of the library. Owns the names within the group; what it may
+//! hold is the library's.
 
+use crate::lookup::{find, open};
 use crate::model::LINK_TARGET;
 use crate::ops::{Op, Path, pattern};
-use crate::target::{find, open};
 use std::collections::HashMap;
 use varve_ipc::Cred;
 use varve_libfs::{Errno, Fs, Made, OpenFile, Transaction, TxDir, TxFile};

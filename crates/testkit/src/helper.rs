@@ -1,5 +1,5 @@
-//! A second thread of a process that takes turns: what it is given it does while the one who gave it waits. Owns handing work over; refuses
-//! to know what the work is.
+//! A second thread of a process that takes turns: what it is given it does while the one who gave it waits.
+//! Owns handing work over; refuses to know what the work is.
 
 use crate::turns::Turns;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,8 @@ impl Helper {
         })
     }
 
-    /// Has it do `work`, and waits for that. `None`: it came to no end, since the thread panicked or the run is over.
+    /// Has it do `work`, and waits for that. `None`: it came to no end, since the thread panicked or the run
+    /// is over.
     pub(crate) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let slot = Arc::new(Mutex::new(None));
         let own = Arc::clone(&slot);

@@ -1,6 +1,7 @@
-//! A kernel above a mount: its page cache and what it believes of names and sizes, as Linux' FUSE keeps them (`libfs::lease::above` says what
-//! that rests on). Programs of the mount call it; it calls the mount as the shim does, and drops what the mount has it drop. Owns pages, their
-//! locks, and what runs out when; refuses to know leases, and how long an answer is believed.
+//! A kernel above a mount: its page cache and what it believes of names and sizes, as Linux' FUSE keeps them
+//! (`libfs::lease::above` says what that rests on). Programs of the mount call it; it calls the mount as the
+//! shim does, and drops what the mount has it drop. Owns pages, their locks, and what runs out when; refuses
+//! to know leases, and how long an answer is believed.
 
 use crate::turns::Turns;
 use crate::wire::RigClock;
@@ -220,7 +221,8 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// What the kernel believes, or is told by an operation of the mount and believes for as long as the answer says.
+    /// What the kernel believes, or is told by an operation of the mount and believes for as long as the
+    /// answer says.
     fn look<T: Copy>(
         &self,
         fs: &Fs,

@@ -6,6 +6,7 @@ mod group;
 mod helper;
 pub mod kernel;
 pub mod lockstep;
+pub mod lookup;
 pub mod model;
 pub mod ops;
 pub mod rig;

@@ -1,5 +1,6 @@
-//! Lockstep: the same random steps on the model and on sessions of one pool; every result and, now and then, the whole tree must be equal.
-//! Owns steps, comparison and shrinking; refuses to know how the file system is built.
+//! Lockstep: the same random steps on the model and on sessions of one pool; every result and, now and then,
+//! the whole tree must be equal. Owns steps, comparison and shrinking; refuses to know how the file system is
+//! built.
 
 use crate::model::Model;
 use crate::ops::Op;
@@ -11,7 +12,7 @@ use varve_libfs::{Errno, Fs};
 
 /// One step of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum LockstepStep {
     /// An operation by one of the sessions.
     Op(usize, Op),
     /// Everything in the logs is digested.
@@ -30,7 +31,7 @@ pub enum Step {
     Compare,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for LockstepStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Op(session, op) => write!(f, "session {session}: {op}"),
@@ -41,7 +42,7 @@ impl fmt::Display for Step {
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct LockstepStats {
     /// Operations carried out.
     pub ops: usize,
     /// Of these, refused with the errno of the model.
@@ -51,26 +52,26 @@ pub struct Stats {
     /// Sessions lost and resumed.
     pub resumed: u64,
     /// Operations that the daemon did.
-    pub mediated: u64,
+    pub forwarded: u64,
     /// Blocks of metadata that went to slower tiers.
     pub cooled: u64,
 }
 
-impl Stats {
+impl LockstepStats {
     /// Adds another run's.
     pub fn add(&mut self, other: &Self) {
         self.ops += other.ops;
         self.refused += other.refused;
         self.trees += other.trees;
         self.resumed += other.resumed;
-        self.mediated += other.mediated;
+        self.forwarded += other.forwarded;
         self.cooled += other.cooled;
     }
 }
 
 /// Random steps of `sessions` sessions.
 #[must_use]
-pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<Step> {
+pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<LockstepStep> {
     let mut rng = Rng::new(seed ^ 0x10c_5713);
     let mut steps = Vec::with_capacity(count + count / 16);
     let (mut session, mut model) = (0, Model::new());
@@ -80,20 +81,20 @@ pub fn steps(seed: u64, sessions: usize, count: usize) -> Vec<Step> {
             session = rng.below(sessions as u64) as usize;
         }
         steps.push(match rng.below(100) {
-            0..=3 => Step::Digest,
-            4..=8 => Step::Tick(rng.below(300)),
-            9 => Step::Seal,
-            10 => Step::Restart,
-            11 => Step::Remount(rng.below(sessions as u64) as usize),
-            12 => Step::Checkpoint,
-            13 => Step::Tick(6_000),
-            _ => Step::Op(session, likely_op(&mut rng, &mut model)),
+            0..=3 => LockstepStep::Digest,
+            4..=8 => LockstepStep::Tick(rng.below(300)),
+            9 => LockstepStep::Seal,
+            10 => LockstepStep::Restart,
+            11 => LockstepStep::Remount(rng.below(sessions as u64) as usize),
+            12 => LockstepStep::Checkpoint,
+            13 => LockstepStep::Tick(6_000),
+            _ => LockstepStep::Op(session, likely_op(&mut rng, &mut model)),
         });
         if at % 16 == 0 {
-            steps.push(Step::Compare);
+            steps.push(LockstepStep::Compare);
         }
     }
-    steps.push(Step::Compare);
+    steps.push(LockstepStep::Compare);
     steps
 }
 
@@ -147,37 +148,37 @@ pub(crate) fn both_by(
 ///
 /// # Errors
 /// The number of the step that failed (from 0), and how.
-pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usize, String)> {
+pub fn run(shape: Shape, sessions: usize, steps: &[LockstepStep]) -> Result<LockstepStats, (usize, String)> {
     let fail = |at: usize| move |why: String| (at, why);
     let rig = Rig::new(shape).map_err(|error| (0, error.to_string()))?;
     let mut mounts = Vec::new();
     for _ in 0..sessions {
         mounts.push(rig.mount().map_err(|error| (0, error.to_string()))?);
     }
-    let (mut model, mut stats) = (Model::new(), Stats::default());
+    let (mut model, mut stats) = (Model::new(), LockstepStats::default());
     for (at, step) in steps.iter().enumerate() {
-        let note = |fs: &Fs, stats: &mut Stats| {
+        let note = |fs: &Fs, stats: &mut LockstepStats| {
             let counters = fs.counters();
             stats.resumed += counters.resumed;
-            stats.mediated += counters.mediated;
+            stats.forwarded += counters.forwarded;
         };
         match step {
-            Step::Op(session, op) => {
+            LockstepStep::Op(session, op) => {
                 let done = both(&mut model, &mounts[*session], op).map_err(fail(at))?;
                 stats.ops += 1;
                 stats.refused += usize::from(!done);
             }
-            Step::Digest => rig
+            LockstepStep::Digest => rig
                 .kernel()
                 .digest_all()
                 .map_err(|error| (at, error.to_string()))?,
-            Step::Tick(ms) => {
+            LockstepStep::Tick(ms) => {
                 rig.clock.advance_ms(*ms);
                 rig.kernel().tick();
             }
-            Step::Seal => rig.seal_all(),
-            Step::Restart => rig.restart().map_err(|error| (at, error.to_string()))?,
-            Step::Remount(session) => {
+            LockstepStep::Seal => rig.seal_all(),
+            LockstepStep::Restart => rig.restart().map_err(|error| (at, error.to_string()))?,
+            LockstepStep::Remount(session) => {
                 let fs = rig.mount().map_err(|error| (at, error.to_string()))?;
                 note(&mounts[*session], &mut stats);
                 mounts[*session]
@@ -185,20 +186,20 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
                     .map_err(|errno| (at, format!("unmount: {errno:?}")))?;
                 mounts[*session] = fs;
             }
-            Step::Checkpoint => {
+            LockstepStep::Checkpoint => {
                 let kernel = rig.kernel();
                 stats.cooled += kernel
                     .store()
-                    .cool(1 + at as u64 % 64)
+                    .demote(1 + at as u64 % 64)
                     .map_err(|error| (at, error.to_string()))?;
                 kernel
                     .store()
                     .checkpoint()
                     .map_err(|error| (at, error.to_string()))?;
             }
-            Step::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
+            LockstepStep::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
         }
-        if at + 1 == steps.len() && *step == Step::Compare {
+        if at + 1 == steps.len() && *step == LockstepStep::Compare {
             let counted = rig.check_credits(mounts.iter());
             counted.map_err(|error| (at, error.to_string()))?;
         }
@@ -211,7 +212,7 @@ pub fn run(shape: Shape, sessions: usize, steps: &[Step]) -> Result<Stats, (usiz
 
 /// The fewest steps found that still fail, within `runs` attempts.
 #[must_use]
-pub fn shrink(shape: Shape, sessions: usize, steps: &[Step], runs: usize) -> Vec<Step> {
+pub fn shrink(shape: Shape, sessions: usize, steps: &[LockstepStep], runs: usize) -> Vec<LockstepStep> {
     shrink_with(steps, runs, |steps| {
         run(shape, sessions, steps).err().map(|(at, _)| at)
     })
@@ -255,7 +256,7 @@ pub(crate) fn shrink_with<S: Clone>(
 ///
 /// # Errors
 /// The message.
-pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Result<Stats, String> {
+pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Result<LockstepStats, String> {
     let all = steps(seed, sessions, count);
     run(shape, sessions, &all).map_err(|(at, why)| {
         let few = shrink(shape, sessions, &all, 400);
@@ -276,7 +277,7 @@ pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Resul
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Step, run, run_seed, shrink};
+    use super::{LockstepStep, run, run_seed, shrink};
     use crate::ops::{CLOCK_SECS, Op, write};
     use crate::rig::Shape;
     use varve_media::sim::SimMedium;
@@ -300,7 +301,7 @@ mod tests {
         ];
         let steps: Vec<_> = steps
             .into_iter()
-            .flat_map(|op| [Step::Op(0, op), Step::Compare])
+            .flat_map(|op| [LockstepStep::Op(0, op), LockstepStep::Compare])
             .collect();
         assert_eq!(
             run(Shape::small(SimMedium::Dax), 1, &steps).map(|stats| stats.ops),
@@ -312,7 +313,9 @@ mod tests {
     fn shrinking_keeps_only_what_is_needed() {
         // Two sessions where there is one: the step fails, and nothing before it matters.
         let shape = Shape::small(SimMedium::Dax);
-        let steps: Vec<_> = (0..6).map(|_| Step::Op(0, Op::Create(vec!["f"]))).collect();
+        let steps: Vec<_> = (0..6)
+            .map(|_| LockstepStep::Op(0, Op::Create(vec!["f"])))
+            .collect();
         assert!(run(shape, 1, &steps).is_ok());
         assert_eq!(shrink(shape, 1, &steps, 10), steps);
     }

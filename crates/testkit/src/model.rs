@@ -1,4 +1,5 @@
-//! The reference file system: plain maps, POSIX semantics as `docs/SEMANTICS.md` states them, the superuser as its only caller.
+//! The reference file system: plain maps, POSIX semantics as `docs/reference/semantics.md` states them, the
+//! superuser as its only caller.
 
 use crate::ops::{Op, Path, RDEV, pattern, set_times};
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +53,8 @@ pub struct Seen {
     pub xattr: Option<Vec<u8>>,
     /// Device, 0 of all that is none.
     pub rdev: u32,
-    /// Time of the last change, if that was set by hand and nothing changed since; `None`: the clock's, which no model knows.
+    /// Time of the last change, if that was set by hand and nothing changed since; `None`: the clock's, which
+    /// no model knows.
     pub mtime_ns: Option<i64>,
     /// First path (in order) with the same inode: who is a hard link of whom.
     pub same_as: String,

@@ -19,7 +19,8 @@ pub enum Op {
     Mkfifo(Path),
     /// Makes a character device, number [`RDEV`].
     Mknod(Path),
-    /// Makes a file without a name, writes `len` bytes of the pattern `seed` to it, and links it in: nobody sees it empty.
+    /// Makes a file without a name, writes `len` bytes of the pattern `seed` to it, and links it in: nobody
+    /// sees it empty.
     Tmpfile {
         /// Its first name.
         path: Path,
@@ -116,7 +117,8 @@ pub enum Op {
     Chmod(Path, u32),
     /// Changes owner and group.
     Chown(Path, u32, u32),
-    /// Sets the times of the last change and the last read by [`set_times`] of these seconds since 1970, which are none of [`CLOCK_SECS`].
+    /// Sets the times of the last change and the last read by [`set_times`] of these seconds since 1970,
+    /// which are none of [`CLOCK_SECS`].
     Utimens {
         /// Any kind; a symbolic link is not followed.
         path: Path,
@@ -136,7 +138,8 @@ pub enum Op {
 /// Device that [`Op::Mknod`] makes: `/dev/full`, in the kernel's own encoding.
 pub const RDEV: u32 = 0x107;
 
-/// Seconds since 1970 that a clock may show. All others were set by hand: a time tells by itself whether [`Op::Utimens`] set it.
+/// Seconds since 1970 that a clock may show. All others were set by hand: a time tells by itself whether
+/// [`Op::Utimens`] set it.
 pub const CLOCK_SECS: Range<i64> = 1_000_000_000..4_000_000_000;
 
 const SECOND_NS: i64 = 1_000_000_000;

@@ -1,5 +1,6 @@
-//! A whole pool in one process on a simulated machine: store, daemon, sessions; a manual clock, no background threads of the daemon. Owns
-//! starting, killing, and the machine's crash; refuses to know what is done in between.
+//! A whole pool in one process on a simulated machine: store, daemon, sessions; a manual clock, no background
+//! threads of the daemon. Owns starting, killing, and the machine's crash; refuses to know what is done in
+//! between.
 
 use crate::turns::Turns;
 use crate::wire::{Ambush, Door, Entrance, RigClock, Seat, Weather};
@@ -249,8 +250,8 @@ pub fn devices(world: &SimWorld) -> Result<Devices, RigError> {
     })
 }
 
-/// What goes wrong with which medium of a rig. Scripts are shared: a test fills them while the pool is in use. A restart of the daemon begins
-/// with devices that have not failed yet.
+/// What goes wrong with which medium of a rig. Scripts are shared: a test fills them while the pool is in
+/// use. A restart of the daemon begins with devices that have not failed yet.
 #[derive(Clone, Default)]
 pub struct Faults {
     /// NVM.
@@ -398,12 +399,13 @@ impl Rig {
             min_hold_ms: 0,
             sync_ms: 0,
             log_initial_bytes: 2 * MIB,
-            // So many chunks that each thread of the process has a lane of its own: with fewer it would matter which threads other tests have.
+            // So many chunks that each thread of the process has a lane of its own: with fewer it would
+            // matter which threads other tests have.
             log_max_bytes: 256 * MIB,
             digest_percent: 5,
             // A stopped client is waited for until it is late, whatever the machine does meanwhile.
             wait_ms: 600_000,
-            verify_nvm_reads: shape.verify_nvm,
+            verify_nvm_reads: shape.verify_nvm.into(),
             ..shape.policy.config()
         };
         let manual = Arc::new(ManualClock::new(START_NS + 1_000_000_000));
@@ -499,7 +501,8 @@ impl Rig {
         self.shape
     }
 
-    /// Kills the daemon without a word and starts another one on the same machine; sessions resume by themselves.
+    /// Kills the daemon without a word and starts another one on the same machine; sessions resume by
+    /// themselves.
     ///
     /// # Errors
     /// Of the store and the new daemon.
@@ -508,7 +511,8 @@ impl Rig {
         self.raise()
     }
 
-    /// Kills the daemon without a word: what it does for clients at this moment ends where it waits. [`restart`](Self::restart) starts another.
+    /// Kills the daemon without a word: what it does for clients at this moment ends where it waits.
+    /// [`restart`](Self::restart) starts another.
     pub fn kill(&self) {
         let (kernel, sessions, number) = {
             let mut gate = self.door.lock();
@@ -530,7 +534,8 @@ impl Rig {
         self.cut(|_| true);
     }
 
-    /// Cuts the connection of one mount: its log is sealed and digested. The client resumes if it is used again.
+    /// Cuts the connection of one mount: its log is sealed and digested. The client resumes if it is used
+    /// again.
     pub fn seal(&self, mount: MountNo) {
         self.cut(|seat| seat.mount == mount.0);
     }
@@ -542,7 +547,8 @@ impl Rig {
         cut.for_each(|seat| kernel.gone(seat.id));
     }
 
-    /// Seals the session whose client makes the `stores`-th store to a log from now on, just before that store.
+    /// Seals the session whose client makes the `stores`-th store to a log from now on, just before that
+    /// store.
     pub fn seal_before_store(&self, stores: u64) {
         self.door.amid.store(stores, Ordering::Relaxed);
     }
@@ -636,7 +642,8 @@ impl Rig {
         Ok((Fs::mount(Arc::new(entrance), options)?, MountNo(mount)))
     }
 
-    /// Requires that what is reserved for sessions is what these clients, who are all, may still use. Digests all logs.
+    /// Requires that what is reserved for sessions is what these clients, who are all, may still use. Digests
+    /// all logs.
     ///
     /// # Errors
     /// Both, or the digest's.

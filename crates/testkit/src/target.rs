@@ -1,11 +1,12 @@
 //! Runs operations on a mounted [`Fs`] and reads back everything that is seen.
 
+use crate::lookup::{find, open};
 use crate::model::{LINK_TARGET, Seen, Tree};
 use crate::ops::{Op, Path, RDEV, pattern, set_by_hand, set_times};
 use std::collections::BTreeMap;
 use varve_format::{FallocateMode, FileKind, InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{AttrChange, Errno, Fs, OpenFile, OpenFlags, RenameFlags, SetTime};
+use varve_libfs::{AttrChange, Errno, Fs, OpenFlags, RenameFlags, SetTime};
 
 /// Name of the one extended attribute of workloads.
 pub const XATTR_NAME: &[u8] = b"user.k";
@@ -16,19 +17,6 @@ const fn error(errno: i32) -> Errno {
     Errno(errno)
 }
 
-/// The inode at `path`; no symbolic link is followed.
-///
-/// # Errors
-/// As `lookup`.
-pub fn find(fs: &Fs, path: &[&str]) -> Outcome<InodeAttr> {
-    let root = Cred::root();
-    let mut attr = fs.getattr(fs.root())?;
-    for name in path {
-        attr = fs.lookup(attr.key, name.as_bytes(), &root)?;
-    }
-    Ok(attr)
-}
-
 fn parent<'p>(fs: &Fs, path: &'p Path) -> Outcome<(InodeKey, &'p [u8])> {
     let (name, above) = path.split_last().ok_or(error(libc::EEXIST))?;
     let dir = find(fs, above)?;
@@ -37,16 +25,6 @@ fn parent<'p>(fs: &Fs, path: &'p Path) -> Outcome<(InodeKey, &'p [u8])> {
         FileKind::Symlink => Err(error(libc::ENOENT)),
         _ => Err(error(libc::ENOTDIR)),
     }
-}
-
-pub(crate) fn open(fs: &Fs, path: &Path) -> Outcome<OpenFile> {
-    let attr = find(fs, path)?;
-    match attr.kind() {
-        FileKind::Regular => {}
-        FileKind::Directory => return Err(error(libc::EISDIR)),
-        _ => return Err(error(libc::EINVAL)),
-    }
-    fs.open(attr.key, OpenFlags::READ_WRITE, &Cred::root())
 }
 
 fn rename(fs: &Fs, from: &Path, to: &Path, flags: RenameFlags) -> Outcome<()> {
@@ -72,7 +50,8 @@ fn fallocate(fs: &Fs, path: &Path, mode: FallocateMode, offset: u64, len: u64) -
     open(fs, path)?.fallocate(mode, offset, len, &Cred::root())
 }
 
-/// Sets both times, and looks at once whether they are as told: a later read may move the one of the last read.
+/// Sets both times, and looks at once whether they are as told: a later read may move the one of the last
+/// read.
 fn utimens(fs: &Fs, path: &Path, secs: i64) -> Outcome<()> {
     let (mtime_ns, atime_ns) = set_times(secs);
     let change = AttrChange {

@@ -1,8 +1,10 @@
-//! Threads that take turns: of all that take part in a run exactly one goes on, and which one is drawn from a seed whenever that one waits
-//! or lets others go on. Time is simulated, and moves only when nobody can go on. Owns turns and time; refuses to know what is done in them.
+//! Threads that take turns: of all that take part in a run exactly one goes on, and which one is drawn from a
+//! seed whenever that one waits or lets others go on. Time is simulated, and moves only when nobody can go
+//! on. Owns turns and time; refuses to know what is done in them.
 //!
-//! A thread that waits is looked at again when something has happened ([`Turns::tell`]) or its time is over. Threads belong to a process or
-//! to none (the daemon's, the test's). A process that is stopped has no turns, but for what the daemon does for it at that moment.
+//! A thread that waits is looked at again when something has happened ([`Turns::tell`]) or its time is over.
+//! Threads belong to a process or to none (the daemon's, the test's). A process that is stopped has no turns,
+//! but for what the daemon does for it at that moment.
 
 use crate::workload::Rng;
 use std::any::Any;
@@ -181,7 +183,8 @@ impl Turns {
         self.lock().panicked.clone()
     }
 
-    /// Lets others go on, and comes back when it is drawn, not before `turns` turns of others if they have as many.
+    /// Lets others go on, and comes back when it is drawn, not before `turns` turns of others if they have as
+    /// many.
     pub fn step_aside(&self, turns: u64) {
         let Some(me) = self.me() else { return };
         let mut state = self.lock();
@@ -294,7 +297,8 @@ impl Turns {
         }
     }
 
-    /// Starts a thread of `process`, which gets its first turn when it is drawn. A bug that the calling thread has armed is armed in it too.
+    /// Starts a thread of `process`, which gets its first turn when it is drawn. A bug that the calling
+    /// thread has armed is armed in it too.
     ///
     /// # Errors
     /// The system has none to spare.
@@ -343,7 +347,8 @@ impl Turns {
         started.map(drop)
     }
 
-    /// Runs `work` as the daemon of this number does for whoever asked: it is not stopped with its process. `None`: the daemon was killed in it.
+    /// Runs `work` as the daemon of this number does for whoever asked: it is not stopped with its process.
+    /// `None`: the daemon was killed in it.
     pub fn in_daemon<T>(&self, daemon: u64, work: impl FnOnce() -> T) -> Option<T> {
         let Some(me) = self.me() else {
             return Some(work());
@@ -391,7 +396,8 @@ impl Turns {
         self.lock().stopped.contains(&process)
     }
 
-    /// Stops the process of the calling thread here and now; returns when it is continued, and before any other thread of it goes on.
+    /// Stops the process of the calling thread here and now; returns when it is continued, and before any
+    /// other thread of it goes on.
     pub fn stop_here(&self, process: usize) {
         let Some(me) = self.me() else { return };
         let mut state = self.lock();

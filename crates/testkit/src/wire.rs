@@ -1,9 +1,10 @@
-//! Between sessions and the daemon of a rig: where sessions find it, their links, their logs, and what goes wrong on the way. Owns what a
-//! transport may do to messages; refuses to know what they say.
+//! Between sessions and the daemon of a rig: where sessions find it, their links, their logs, and what goes
+//! wrong on the way. Owns what a transport may do to messages; refuses to know what they say.
 //!
-//! What the real one can do (`ipc::socket`): a request, an answer or an upcall takes any time, during which others go on; an upcall overtakes an
-//! answer or is overtaken by it, while upcalls stay in order; the connection breaks, and with it what is on its way: then the daemon has
-//! carried out what it had got by then, and the client does not know. Nothing is lost alone, doubled, or changed.
+//! What the real one can do (`ipc::socket`): a request, an answer or an upcall takes any time, during which
+//! others go on; an upcall overtakes an answer or is overtaken by it, while upcalls stay in order; the
+//! connection breaks, and with it what is on its way: then the daemon has carried out what it had got by
+//! then, and the client does not know. Nothing is lost alone, doubled, or changed.
 
 use crate::turns::Turns;
 use std::collections::{BTreeMap, BTreeSet};
@@ -311,8 +312,8 @@ impl Drop for DoorLink {
     }
 }
 
-/// A client's log, at a store to which something happens: its session is sealed, as another client's want may do at any moment; its process is
-/// stopped; it dies, and stores nothing any more.
+/// A client's log, at a store to which something happens: its session is sealed, as another client's want may
+/// do at any moment; its process is stopped; it dies, and stores nothing any more.
 struct AmidLog {
     inner: Arc<dyn Region>,
     door: Arc<Door>,

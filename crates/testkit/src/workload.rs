@@ -1,4 +1,5 @@
-//! Workloads: every sequence of one and two operation kinds over a few shared names (as ACE does), sampled longer ones, random runs.
+//! Workloads: every sequence of one and two operation kinds over a few shared names (as ACE does), sampled
+//! longer ones, random runs.
 
 use crate::model::Model;
 use crate::ops::{CLOCK_SECS, Op, Path};
@@ -184,7 +185,8 @@ pub fn pairs() -> Vec<[Op; 2]> {
         .collect()
 }
 
-/// A random operation that mostly can be done now (about one in six fails, which is part of the test); also done on `model`.
+/// A random operation that mostly can be done now (about one in six fails, which is part of the test); also
+/// done on `model`.
 pub fn likely_op(rng: &mut Rng, model: &mut Model) -> Op {
     for _ in 0..8 {
         let op = random_op(rng);

@@ -1,13 +1,18 @@
-//! A kernel's caches above a real mount, in company: programs of the mount and linked programs count words of shared pages up, each under
-//! a lock that all agree on, and others look without a lock. Who holds the lock must read what was written last; who looks must not see less
-//! than had been written when it began. Linked programs come and go, two at nearly the same time, so that names and sizes are believed for a
-//! while; they let a file grow, and a name come and go; their connections break; the mount's process is stopped for less than a lease.
+//! A kernel's caches above a real mount, in shared mode: programs of the mount and linked programs count
+//! words of shared pages up, each under a lock that all agree on, and others look without a lock. Who holds
+//! the lock must read what was written last; who looks must not see less than had been written when it began.
+//! Linked programs come and go, two at nearly the same time, so that names and sizes are believed for a
+//! while; they let a file grow, and a name come and go; their connections break; the mount's process is
+//! stopped for less than a lease.
 //!
-//! Another kind of run does without pages, and has the mount lose its session too, also since its daemon dies: names and sizes are right then all the same.
+//! Another kind of run does without pages, and has the mount lose its session too, also since its daemon
+//! dies: names and sizes are right then all the same.
 //!
-//! What this does not ask: a mount that loses its session, or is stopped past its lease, shows its kernel's old pages until it has heard of it.
+//! What this does not ask: a mount that loses its session, or is stopped past its lease, shows its kernel's
+//! old pages until it has heard of it.
 //!
-//! A failure prints its seed; `VARVE_SEED=n` runs that one only, `VARVE_ABOVE_RUNS=n` n seeds; `VARVE_TRACE=n` prints what happened last.
+//! A failure prints its seed; `VARVE_SEED=n` runs that one only, `VARVE_ABOVE_RUNS=n` n seeds;
+//! `VARVE_TRACE=n` prints what happened last.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +22,7 @@ use varve_ipc::{ClientKind, Cred};
 use varve_libfs::{Errno, Fs, FsOptions, OpenFile, OpenFlags};
 use varve_media::sim::SimMedium;
 use varve_testkit::kernel::{Kernel, PAGE_BYTES};
+use varve_testkit::lookup;
 use varve_testkit::ops::Op;
 use varve_testkit::rig::{MountNo, Rig, Shape};
 use varve_testkit::target;
@@ -103,7 +109,7 @@ impl Way<'_> {
 }
 
 fn open(fs: &Fs, name: &'static str) -> Result<OpenFile, String> {
-    let attr = target::find(fs, &[name]).map_err(failed("find"))?;
+    let attr = lookup::find(fs, &[name]).map_err(failed("find"))?;
     fs.open(attr.key, OpenFlags::READ_WRITE, &Cred::root())
         .map_err(failed("open"))
 }
@@ -155,7 +161,7 @@ impl Stage {
         let least = self.name.done.load(Ordering::SeqCst);
         let seen = match way {
             Way::Kernel(kernel) => kernel.size_of_name(fs, NAME),
-            Way::Linked => match target::find(fs, &[NAME]) {
+            Way::Linked => match lookup::find(fs, &[NAME]) {
                 Ok(attr) => Ok(Some(attr.size_bytes)),
                 Err(error) if error == Errno(libc::ENOENT) => Ok(None),
                 Err(error) => Err(error),
@@ -220,7 +226,8 @@ impl Stage {
         self.linked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Linked programs come, do something, and leave; again and again. Two of one `family` come at nearly the same time.
+    /// Linked programs come, do something, and leave; again and again. Two of one `family` come at nearly the
+    /// same time.
     fn come_and_go(&self, family: u64, seed: u64) -> Outcome {
         let (mut times, mut rng) = (Rng::new(family), Rng::new(seed));
         for visit in 0..3 {

@@ -1,9 +1,10 @@
-//! Crashes in the model of the machine: every operation kind, every pair of kinds on shared names, sessions that pass leases on and die,
-//! digests, migration, deletion, restarts, recovery itself.
+//! Crashes in the model of the machine: every operation kind, every pair of kinds on shared names, sessions
+//! that pass leases on and die, digests, migration, deletion, restarts, recovery itself.
 //!
-//! The ordinary run covers all single operations and all pairs, and seeded parts of the rest, within a time of its own. `VARVE_SEED=n`
-//! chooses other parts; `VARVE_CRASH_EVERY=1` tries much more; `VARVE_CRASH_SCALE=n` does n times as many random workloads. What fails is made
-//! small and printed with the command that repeats it (`VARVE_CRASH_SCRIPT`).
+//! The ordinary run covers all single operations and all pairs, and seeded parts of the rest, within a time
+//! of its own. `VARVE_SEED=n` chooses other parts; `VARVE_CRASH_EVERY=1` tries much more;
+//! `VARVE_CRASH_SCALE=n` does n times as many random workloads. What fails is made small and printed with the
+//! command that repeats it (`VARVE_CRASH_SCRIPT`).
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +12,7 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{
-    Act, Effort, Flavour, Job, Known, Script, Syncs, Tally, company, explore_or_shrink, sequence,
+    Act, Effort, Flavour, Job, Known, Script, Syncs, Tally, explore_or_shrink, sequence, shared,
 };
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
@@ -229,7 +230,7 @@ fn companies(what: &str, flavour: Flavour, policy: Policy, runs: u64, acts: usiz
         let sessions = [2, 3, 1, 2][(run % 4) as usize];
         let medium = MEDIA[(run / 4 % 8 % 3 % 2) as usize];
         let seed = seed() * 100_000 + run;
-        let script = company(seed, sessions, acts, flavour);
+        let script = shared(seed, sessions, acts, flavour);
         let shape = Shape::tiny(medium).with(policy);
         jobs.push((script, shape, effort(Effort { seed, ..given })));
     }
@@ -298,12 +299,13 @@ fn recovery_can_crash_again_and_again() {
     on_both(&sum, "recovery", 200);
 }
 
-/// Three sessions with their own threads, messages, deaths and restarts: all of it comes again, to the byte, and is looked at in the same places.
+/// Three sessions with their own threads, messages, deaths and restarts: all of it comes again, to the byte,
+/// and is looked at in the same places.
 #[test]
 fn same_script_leaves_the_same_images_twice() {
     let effort = Effort::ordinary(seed()).with_recovery(11);
     for (round, medium) in [SimMedium::Dax, SimMedium::File].into_iter().enumerate() {
-        let script = company(seed() + round as u64, 3, 16, Flavour::All);
+        let script = shared(seed() + round as u64, 3, 16, Flavour::All);
         let shape = Shape::tiny(medium).with(Policy::Rotate);
         let [once, twice] = std::array::from_fn(|_| {
             let known = Known::default();
@@ -421,7 +423,8 @@ const fn brim(medium: SimMedium) -> Shape {
     }
 }
 
-/// Files `n0` and on, of 96 KiB, and behind the first `large` ones of 8 KiB, each digested by itself: they go where the policy says.
+/// Files `n0` and on, of 96 KiB, and behind the first `large` ones of 8 KiB, each digested by itself: they go
+/// where the policy says.
 fn filled(files: std::ops::Range<usize>, large: usize) -> Vec<Act> {
     let one = |index: usize| {
         let name: &'static str = Box::leak(format!("n{index}").into_boxed_str());
@@ -435,7 +438,8 @@ fn filled(files: std::ops::Range<usize>, large: usize) -> Vec<Act> {
     files.flat_map(one).collect()
 }
 
-/// So many large files leave less room on NVM below its mark than another one needs; with so many, on the SSD too.
+/// So many large files leave less room on NVM below its mark than another one needs; with so many, on the SSD
+/// too.
 const NVM_LARGE: usize = 35;
 const SSD_LARGE: usize = 52;
 
@@ -487,7 +491,7 @@ fn tiers_that_the_products_policy_fills_and_empties_are_whole_when_it_crashes() 
         // And all kinds of work on a pool that is full to the mark.
         for run in 0..2 * scale() {
             let seed = seed() * 1000 + run;
-            let mut script = company(seed, 2, 20, Flavour::Moving);
+            let mut script = shared(seed, 2, 20, Flavour::Moving);
             script.before.extend(filled(0..NVM_LARGE + 11, NVM_LARGE));
             jobs.push((script, brim(medium), effort(Effort::ordinary(seed))));
         }

@@ -1,11 +1,11 @@
-//! Random operations on one, two and three sessions of a pool and on the reference model, step by step the same; with digests, ticks,
-//! forced seals, remounts and daemon restarts in between.
+//! Random operations on one, two and three sessions of a pool and on the reference model, step by step the
+//! same; with digests, ticks, forced seals, remounts and daemon restarts in between.
 //!
-//! A failure prints its seed and the shrunk steps. `VARVE_SEED=n` runs that seed only, `VARVE_LOCKSTEP_RUNS=n` runs n seeds for each test, from
-//! `VARVE_SEED` on if that is given too.
+//! A failure prints its seed and the shrunk steps. `VARVE_SEED=n` runs that seed only,
+//! `VARVE_LOCKSTEP_RUNS=n` runs n seeds for each test, from `VARVE_SEED` on if that is given too.
 
 use varve_media::sim::SimMedium;
-use varve_testkit::lockstep::{Stats, run_seed};
+use varve_testkit::lockstep::{LockstepStats, run_seed};
 use varve_testkit::rig::Shape;
 
 fn number(name: &str) -> Option<u64> {
@@ -17,12 +17,12 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs seeds on all media in turn.
-fn runs(sessions: usize, seeds: u64, steps: usize) -> Stats {
+fn runs(sessions: usize, seeds: u64, steps: usize) -> LockstepStats {
     let seeds = match number("VARVE_SEED") {
         Some(seed) => seed..seed + number("VARVE_LOCKSTEP_RUNS").unwrap_or(1),
         None => 1..number("VARVE_LOCKSTEP_RUNS").unwrap_or(seeds) + 1,
     };
-    let mut stats = Stats::default();
+    let mut stats = LockstepStats::default();
     for seed in seeds {
         let medium = [SimMedium::Dax, SimMedium::File, SimMedium::Shm][(seed % 3) as usize];
         match run_seed(Shape::small(medium), sessions, seed, steps) {

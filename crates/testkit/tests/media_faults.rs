@@ -1,17 +1,19 @@
-//! Media that fail, each in every way, during each activity: what a user sees then, what the status says, and what is there after the next
-//! start on sound media. Wrong bytes are never shown without a word, and a call that returned is never lost to a fault that was noticed.
+//! Media that fail, each in every way, during each activity: what a user sees then, what the status says, and
+//! what is there after the next start on sound media. Wrong bytes are never shown without a word, and a call
+//! that returned is never lost to a fault that was noticed.
 //!
-//! Prints the table of `docs/results/media-faults.md`. `VARVE_SEED=n` chooses other moments, `VARVE_FAULT_MOMENTS=n` more of them,
-//! `VARVE_SLOW_MS=n` slower media.
+//! Prints the table of `docs/results/media-faults.md`. `VARVE_SEED=n` chooses other moments,
+//! `VARVE_FAULT_MOMENTS=n` more of them, `VARVE_SLOW_MS=n` slower media.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
-use varve_kernelfs::{MediumStatus, Status, TroubleStatus};
+use varve_kernelfs::{HealthStatus, MediumStatus, Status};
 use varve_libfs::Errno;
 use varve_media::faulty::{Fault, FaultOp, FaultRule, FaultScript};
 use varve_media::sim::{Crash, SimMedium, SimWorld};
 use varve_testkit::lockstep::both;
+use varve_testkit::lookup;
 use varve_testkit::model::{Model, Tree};
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Faults, Policy, Rig, Shape};
@@ -160,7 +162,7 @@ enum Activity {
     Recovery,
     Fsck,
     Delete,
-    Mediated,
+    Forwarded,
 }
 
 impl Activity {
@@ -173,7 +175,7 @@ impl Activity {
         Self::Recovery,
         Self::Fsck,
         Self::Delete,
-        Self::Mediated,
+        Self::Forwarded,
     ];
 
     const fn name(self) -> &'static str {
@@ -186,7 +188,7 @@ impl Activity {
             Self::Recovery => "start",
             Self::Fsck => "fsck, scrub",
             Self::Delete => "deletion",
-            Self::Mediated => "call by the daemon",
+            Self::Forwarded => "call by the daemon",
         }
     }
 }
@@ -361,7 +363,8 @@ impl Trial {
                     match target::content(&fs, &[name]) {
                         Err(errno) => answers.insert(said(&Err(format!("Err({})", errno.0)))),
                         Ok(content) if content == want[&path].content => answers.insert("ok".into()),
-                        // Privileged clients copy out of NVM as out of memory; scrub and fsck look at the checksums.
+                        // Privileged clients copy out of NVM as out of memory; scrub and fsck look at the
+                        // checksums.
                         Ok(_) if self.medium == Medium::Nvm && self.kind.lies() && !shape.verify_nvm => {
                             answers.insert("WRONG BYTES".into())
                         }
@@ -394,7 +397,7 @@ impl Trial {
                 }
                 rig.kernel().tick();
             }
-            Activity::Mediated => {
+            Activity::Forwarded => {
                 let ends = DIRS.map(|dir| vec![dir, "z"]);
                 let there = Op::Rename(ends[0].clone(), ends[1].clone());
                 let back = Op::Rename(ends[1].clone(), ends[0].clone());
@@ -402,7 +405,7 @@ impl Trial {
                 let ops = [there.clone(), back, there];
                 seen = acts(&mut model, &mut versions, &ops);
                 if seen == "ok" {
-                    assert_eq!(fs.counters().mediated, 3, "the daemon did them");
+                    assert_eq!(fs.counters().forwarded, 3, "the daemon did them");
                 }
             }
         }
@@ -449,7 +452,8 @@ impl Trial {
         }
     }
 
-    /// Whatever was told by the medium, or noticed by a checksum, is in the status: on which medium, what kind, what was said last.
+    /// Whatever was told by the medium, or noticed by a checksum, is in the status: on which medium, what
+    /// kind, what was said last.
     fn require_shown(&self, seen: &str, status: &Status) {
         let of = |name: &str| {
             let medium = status.media.iter().find(|medium| medium.medium == name);
@@ -458,7 +462,7 @@ impl Trial {
         let medium = of(self.medium.key());
         let errors = medium.read_errors + medium.write_errors;
         let slow_ms = number("VARVE_SLOW_MS", 10);
-        let said = |last: &Option<TroubleStatus>| last.as_ref().is_some_and(|last| !last.text.is_empty());
+        let said = |last: &Option<HealthStatus>| last.as_ref().is_some_and(|last| !last.text.is_empty());
         let shown = match self.kind {
             Kind::Error | Kind::Short | Kind::Gone => errors > 0 && said(&medium.last),
             Kind::Full => medium.no_space > 0 && said(&medium.last),
@@ -485,7 +489,8 @@ impl Trial {
             status.media
         );
         if matches!(self.activity, Activity::Read | Activity::Fsck) {
-            // Who only looks changes nothing for those who write: one unreadable sector is no reason to refuse them.
+            // Who only looks changes nothing for those who write: one unreadable sector is no reason to
+            // refuse them.
             assert!(
                 status.latched.is_none(),
                 "{}: {seen}, {:?}",
@@ -526,7 +531,7 @@ impl Trial {
         let tree = model.tree();
         for path in versions.keys().filter(|path| !tree.contains_key(*path)) {
             // What was taken away is gone, unless the call that failed put it there.
-            if target::find(&fs, &names(path)).is_ok()
+            if lookup::find(&fs, &names(path)).is_ok()
                 && perhaps.is_none_or(|perhaps| !perhaps.contains_key(path))
             {
                 older = true;
@@ -536,7 +541,7 @@ impl Trial {
             if path == "/" {
                 continue;
             }
-            let found = target::find(&fs, &names(path));
+            let found = lookup::find(&fs, &names(path));
             let gone = matches!(found, Err(Errno(libc::ENOENT)));
             if gone && perhaps.is_some_and(|perhaps| !perhaps.contains_key(path)) {
                 continue;

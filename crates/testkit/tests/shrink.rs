@@ -1,10 +1,11 @@
-//! What the crash exploration finds is made small: shown on faults that are planted, in long random workloads.
+//! What the crash exploration finds is made small: shown on faults that are planted, in long random
+//! workloads.
 
 #![cfg(debug_assertions)]
 
 use varve_format::seeded::{Bug, arm};
 use varve_media::sim::SimMedium;
-use varve_testkit::crash::{Act, Effort, Flavour, Job, Script, Shrunk, company, shrink};
+use varve_testkit::crash::{Act, Effort, Flavour, Job, Script, Shrunk, shared, shrink};
 use varve_testkit::ops::Op;
 use varve_testkit::rig::{Policy, Shape};
 
@@ -39,7 +40,7 @@ fn acts(small: &Shrunk) -> Vec<&Act> {
 
 #[test]
 fn missing_sync_is_shrunk_to_an_operation_and_its_fsync() {
-    let script = company(11, 2, 24, Flavour::Calm);
+    let script = shared(11, 2, 24, Flavour::Calm);
     let long = script.before.len() + script.acts.len();
     let job = (script, Shape::tiny(SimMedium::File), Effort::ordinary(1));
     let small = small(Bug::NoSyncAtFsync, &job);
@@ -59,7 +60,7 @@ fn missing_sync_is_shrunk_to_an_operation_and_its_fsync() {
 
 #[test]
 fn fault_that_recovery_has_when_it_crashes_is_shrunk_too() {
-    let script = company(3, 2, 12, Flavour::All);
+    let script = shared(3, 2, 12, Flavour::All);
     let shape = Shape::tiny(SimMedium::File).with(Policy::Rotate);
     let job = (script, shape, Effort::ordinary(1).with_recovery(3));
     let small = small(Bug::NoSyncAfterReplay, &job);

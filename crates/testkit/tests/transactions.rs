@@ -1,5 +1,6 @@
-//! Groups of calls in the model of the machine: whole or not at all, whenever a program, the daemon or the power fails; on every medium, with
-//! what came before in the log or digested, through seals amid the commit, deaths, restarts and digests.
+//! Groups of calls in the model of the machine: whole or not at all, whenever a program, the daemon or the
+//! power fails; on every medium, with what came before in the log or digested, through seals amid the commit,
+//! deaths, restarts and digests.
 //!
 //! `VARVE_SEED=n` chooses other groups; `VARVE_CRASH_EVERY=1` tries every image.
 
@@ -46,7 +47,8 @@ fn append(path: &'static str, len: u32, seed: u8) -> Op {
     }
 }
 
-/// What there is before: files `a` (6,000 bytes), `b` (300 bytes), `c`, a directory `d` with `d/x`, all made by single calls.
+/// What there is before: files `a` (6,000 bytes), `b` (300 bytes), `c`, a directory `d` with `d/x`, all made
+/// by single calls.
 fn before(digested: bool) -> Vec<Act> {
     let mut acts: Vec<_> = [
         Op::Create(vec!["a"]),

@@ -1,14 +1,17 @@
-//! What a manager does to a program's speed, by paired windows inside of one run: the program reads its memory at random,
-//! the manager works in one window of each pair and not in the other, and which of the two comes first alternates.
+//! What a manager does to a program's speed, by paired windows inside of one run: the program reads its
+//! memory at random, the manager works in one window of each pair and not in the other, and which of the two
+//! comes first alternates.
 //!
-//! `vm_paired MIB PAIRS WINDOW_MS SETTLE_MS (none|stop|damon|attach) COMMAND...`; `{}` in the command becomes this process' pid.
+//! `vm_paired MIB PAIRS WINDOW_MS SETTLE_MS (none|stop|damon|attach) COMMAND...`; `{}` in the command becomes
+//! this process' pid.
 //!
-//! `stop`: the command is started once and has $RUN_IN seconds (20) to come to rest; then it is stopped (SIGSTOP) and
-//! continued. What it would have done while it was stopped it does as soon as it goes on, so it works about twice as hard
-//! in its windows as it would by itself. `damon`: the same, with DAMON's kernel thread switched off and on as well, which
-//! takes some tenths of a second; otherwise that goes on in both windows of a pair. `attach`: it is started and ended (SIGINT) for every window, so its
-//! start and its leaving are measured too. `none`: nothing is switched, the noise of the instrument itself.
-//! The first SETTLE_MS of a window do not count.
+//! `stop`: the command is started once and has $RUN_IN seconds (20) to come to rest; then it is stopped
+//! (SIGSTOP) and continued. What it would have done while it was stopped it does as soon as it goes on, so it
+//! works about twice as hard in its windows as it would by itself. `damon`: the same, with DAMON's kernel
+//! thread switched off and on as well, which takes some tenths of a second; otherwise that goes on in both
+//! windows of a pair. `attach`: it is started and ended (SIGINT) for every window, so its start and its
+//! leaving are measured too. `none`: nothing is switched, the noise of the instrument itself. The first
+//! SETTLE_MS of a window do not count.
 
 use std::hint::black_box;
 use std::process::{Child, Command, Stdio};
@@ -55,7 +58,8 @@ impl Drop for Manager {
     }
 }
 
-/// The kernel refuses (EBUSY) while it still answers a question of the manager: up to a sampling interval of DAMON.
+/// The kernel refuses (EBUSY) while it still answers a question of the manager: up to a sampling interval of
+/// DAMON.
 fn switch_damon(on: bool) -> Result<(), Failure> {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
@@ -140,7 +144,8 @@ fn window(settle: Duration, length: Duration) -> Rate {
     }
 }
 
-/// Mean with its 95 % confidence interval, median with its own (from order statistics), quartiles; all of percent.
+/// Mean with its 95 % confidence interval, median with its own (from order statistics), quartiles; all of
+/// percent.
 fn describe(name: &str, mut values: Vec<f64>) {
     values.sort_by(f64::total_cmp);
     let n = values.len() as f64;

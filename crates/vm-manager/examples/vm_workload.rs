@@ -1,7 +1,7 @@
 //! Programs to manage, for trying and measuring: each prints what it saw as one line of JSON a second.
 //!
-//! `vm_workload random MIB SECONDS`: random reads over all memory; operations each second, of time and of processor time
-//! (which others on the machine do not take away).
+//! `vm_workload random MIB SECONDS`: random reads over all memory; operations each second, of time and of
+//! processor time (which others on the machine do not take away).
 //! `vm_workload hot MIB SECONDS HOT_PERCENT`: nine of ten accesses in a hot part that jumps half way.
 //! `vm_workload sparse MIB SECONDS`: fills memory, then gives back nine of ten base pages of every region.
 //! `vm_workload sparse-huge MIB SECONDS`: the same in memory that asks for huge pages always.

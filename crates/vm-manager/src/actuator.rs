@@ -96,8 +96,9 @@ impl KernelActuator {
         }
     }
 
-    /// Splits a huge page by aging one base page of it: the kernel splits to do that, and since Linux 6.12 maps base
-    /// pages that hold only zeros to the shared zero page, which frees them. A cooperating process is asked first.
+    /// Splits a huge page by aging one base page of it: the kernel splits to do that, and since Linux 6.12
+    /// maps base pages that hold only zeros to the shared zero page, which frees them. A cooperating process
+    /// is asked first.
     fn split(&mut self, proc: ProcId, region: HugeIndex, used: &UtilVector) -> Outcome {
         self.cost.split_calls += 1;
         let range = region.address()..region.address() + HUGE_BYTES;
@@ -132,8 +133,9 @@ impl KernelActuator {
         }
     }
 
-    /// One round of compaction. The kernel's interface compacts whole nodes and takes no bound, but it heeds SIGKILL: a
-    /// child asks for it and is ended when enough was moved, or after a second. Its processor time counts as ours.
+    /// One round of compaction. The kernel's interface compacts whole nodes and takes no bound, but it heeds
+    /// SIGKILL: a child asks for it and is ended when enough was moved, or after a second. Its processor time
+    /// counts as ours.
     fn compact(&mut self, bytes: u64) -> Outcome {
         if !self.may_compact {
             return Outcome::Unsupported;

@@ -186,6 +186,11 @@ impl PolicyFile {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        self.check_bounds()?;
+        self.check_tiers()
+    }
+
+    fn check_bounds(&self) -> Result<(), ConfigError> {
         let (m, i, d) = (&self.multi_clock, &self.ingens, &self.damon);
         let bounds: &[(&'static str, f64, f64, f64)] = &[
             ("scan_cpu_share", self.scan_cpu_share, 0.0001, 0.5),
@@ -285,6 +290,10 @@ impl PolicyFile {
                 });
             }
         }
+        Ok(())
+    }
+
+    fn check_tiers(&self) -> Result<(), ConfigError> {
         let mut seen = std::collections::BTreeSet::new();
         for tier in &self.tier {
             if tier.nodes.is_empty() {

@@ -1,8 +1,8 @@
 //! Cooperation: what only a process can do to itself, on request of the manager over a Unix socket.
 //!
-//! A program that wants it calls [`Cooperator::start`] with its arenas; the thread it starts gives back memory that
-//! the program says is free, switches same-page merging, and registers for write tracking. It touches nothing
-//! outside of the arenas, whatever the manager asks.
+//! A program that wants it calls [`Cooperator::start`] with its arenas; the thread it starts gives back
+//! memory that the program says is free, switches same-page merging, and registers for write tracking. It
+//! touches nothing outside of the arenas, whatever the manager asks.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;
@@ -114,8 +114,8 @@ impl CoopLink {
     }
 }
 
-/// Says which parts of a range hold nothing and may be dropped. Must hold its own lock against reuse until the
-/// `drop_range` it is given returns.
+/// Says which parts of a range hold nothing and may be dropped. Must hold its own lock against reuse until
+/// the `drop_range` it is given returns.
 pub type ReleaseHook = Box<dyn Fn(Range<u64>, &mut dyn FnMut(Range<u64>)) + Send>;
 
 /// A process' end: the thread that does what the manager asks. It ends when the manager leaves.
@@ -125,8 +125,8 @@ pub struct Cooperator {
 }
 
 impl Cooperator {
-    /// Connects to the manager named by [`SOCKET_VARIABLE`]; `None` when there is none. Pages of the arenas are dropped
-    /// only where `release` says that they hold nothing.
+    /// Connects to the manager named by [`SOCKET_VARIABLE`]; `None` when there is none. Pages of the arenas
+    /// are dropped only where `release` says that they hold nothing.
     ///
     /// # Errors
     /// When the manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.

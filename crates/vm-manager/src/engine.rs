@@ -30,8 +30,8 @@ const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 /// Address space surveyed between two looks at the clock.
 const SURVEY_CHUNK: u64 = 16 << 20;
 
-/// Looking is spread out: one round takes what its share gives in the time since the start, but at least in the first and
-/// at most in the second of these, in seconds.
+/// Looking is spread out: one round takes what its share gives in the time since the start, but at least in
+/// the first and at most in the second of these, in seconds.
 const LOOK_AHEAD_S: (f64, f64) = (1.0, 4.0);
 
 /// Processes whose control groups are looked at in one round.
@@ -359,7 +359,8 @@ impl Engine {
         }
     }
 
-    /// Surveys who is due. A process in which nothing changed is looked at less and less often, down to an eighth.
+    /// Surveys who is due. A process in which nothing changed is looked at less and less often, down to an
+    /// eighth.
     fn survey(&mut self) {
         let now = Instant::now();
         let due = |id: &ProcId| self.survey_due.get(id).is_none_or(|(at, ..)| *at <= now);
@@ -549,15 +550,15 @@ impl Engine {
     }
 }
 
-/// Processor time that looking may take in one round: a manager that just started has a little, so that its first look at a
-/// large program does not stand out.
+/// Processor time that looking may take in one round: a manager that just started has a little, so that its
+/// first look at a large program does not stand out.
 fn look_allowance(share: f64, uptime: Duration) -> Duration {
     let (least, most) = LOOK_AHEAD_S;
     Duration::from_secs_f64(share * uptime.as_secs_f64().clamp(least, most))
 }
 
-/// Walks one process bit by bit until a pass is complete, `bytes` are walked or `allowance` of processor time is used up;
-/// one bit in any case, so that everybody gets round. Gives whether a pass was completed.
+/// Walks one process bit by bit until a pass is complete, `bytes` are walked or `allowance` of processor time
+/// is used up; one bit in any case, so that everybody gets round. Gives whether a pass was completed.
 fn walk_for(
     allowance: Duration,
     bytes: u64,

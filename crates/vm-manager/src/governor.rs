@@ -1,7 +1,7 @@
 //! Keeps the manager's own processor time within its share: looking and working each have one.
 //!
-//! After a step that used `c`, the next one starts no sooner than `c / share` later, so the share holds whatever
-//! a step costs; and the number of pages asked for in a step follows from what the last steps cost.
+//! After a step that used `c`, the next one starts no sooner than `c / share` later, so the share holds
+//! whatever a step costs; and the number of pages asked for in a step follows from what the last steps cost.
 
 use std::time::Duration;
 

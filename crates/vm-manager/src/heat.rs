@@ -26,8 +26,8 @@ pub struct HeatMap {
 }
 
 impl HeatMap {
-    /// Adds a moment. `regions` are (first address, one past the last, heat 0.0..=1.0 if seen) in rising order. When
-    /// the layout of rows changes, older moments are dropped: they would lie at wrong addresses.
+    /// Adds a moment. `regions` are (first address, one past the last, heat 0.0..=1.0 if seen) in rising
+    /// order. When the layout of rows changes, older moments are dropped: they would lie at wrong addresses.
     pub fn push(&mut self, regions: &[(u64, u64, Option<f64>)]) {
         // Rows never cross a gap, unless there are too many gaps to show.
         let runs = regions.chunk_by(|a, b| a.1 == b.0);

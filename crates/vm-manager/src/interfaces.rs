@@ -128,11 +128,13 @@ pub trait Actuator {
     fn apply(&mut self, actions: &[Action], out: &mut Vec<Outcome>);
     /// Appends for each page the tier that holds it, or `None` when it is not in memory.
     fn locate(&mut self, pages: &[PageKey], out: &mut Vec<Option<TierId>>);
-    /// Looks again at which base pages of a region are in use right now; `None` when the actuator cannot tell.
+    /// Looks again at which base pages of a region are in use right now; `None` when the actuator cannot
+    /// tell.
     fn used_now(&mut self, _proc: ProcId, _region: HugeIndex) -> Option<UtilVector> {
         None
     }
-    /// How many base pages of a region are merged with identical pages right now; 0 when the actuator cannot tell.
+    /// How many base pages of a region are merged with identical pages right now; 0 when the actuator cannot
+    /// tell.
     fn merged_now(&mut self, _proc: ProcId, _region: HugeIndex) -> u64 {
         0
     }

@@ -1,9 +1,12 @@
 //! Memory tiers for unmodified programs: MULTI-CLOCK page tiering and Ingens huge pages, from user space.
 //!
-//! Three small seams ([`interfaces`]): trackers see which pages are touched, policies decide, actuators act. The
-//! policies are pure and run the same over a kernel ([`tracker`], [`actuator`], [`sys`]) and over [`sim`].
+//! Three small seams ([`interfaces`]): trackers see which pages are touched, policies decide, actuators act.
+//! The policies are pure and run the same over a kernel ([`tracker`], [`actuator`], [`sys`]) and over
+//! [`sim`].
 
 #![deny(unsafe_code)]
+// `println!` and `eprintln!` panic when their reader has gone; `cli::out` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod actuator;
 pub mod cli;

@@ -23,8 +23,8 @@ pub fn meminfo(text: &str, name: &str) -> Option<u64> {
     words.nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Free memory fragmentation index for 2 MiB pages over all zones but DMA: the share of free memory that lies in
-/// smaller blocks (Gorman and Whitcroft's unusable free space index); and the free 2 MiB blocks.
+/// Free memory fragmentation index for 2 MiB pages over all zones but DMA: the share of free memory that lies
+/// in smaller blocks (Gorman and Whitcroft's unusable free space index); and the free 2 MiB blocks.
 pub fn fragmentation(buddyinfo: &str) -> Option<(f64, u64)> {
     let (mut free, mut usable) = (0u64, 0u64);
     for line in buddyinfo.lines() {

@@ -40,8 +40,8 @@ impl Processes {
     /// Adds a process; gives its number, the old one when it is there already.
     ///
     /// # Errors
-    /// The kernel's errno: `ESRCH` when gone, `EACCES` when it belongs to somebody else, `EMFILE` when we are out of
-    /// descriptors, `EUSERS` past 65,535 processes.
+    /// The kernel's errno: `ESRCH` when gone, `EACCES` when it belongs to somebody else, `EMFILE` when we are
+    /// out of descriptors, `EUSERS` past 65,535 processes.
     pub fn add(&mut self, pid: Pid) -> io::Result<ProcId> {
         if let Some(id) = self.find(pid) {
             return Ok(id);
@@ -117,7 +117,8 @@ impl Processes {
         self.map.is_empty()
     }
 
-    /// Appends the page frame of each page; `None` when it is not in memory or the kernel hides frames from us.
+    /// Appends the page frame of each page; `None` when it is not in memory or the kernel hides frames from
+    /// us.
     pub fn frames(&self, pages: &[PageKey], out: &mut Vec<Option<u64>>) {
         const PRESENT: u64 = 1 << 63;
         const FRAME: u64 = (1 << 55) - 1;

@@ -19,7 +19,8 @@ fn ticks(pid: u64) -> Option<u64> {
 }
 
 impl Engine {
-    /// Adds a moment to the heat maps. Heat is Ingens' frequency of a region over 8, where it was ever looked at.
+    /// Adds a moment to the heat maps. Heat is Ingens' frequency of a region over 8, where it was ever looked
+    /// at.
     pub(crate) fn take_heat(&mut self) {
         let Some(ingens) = &self.ingens else { return };
         for (id, process) in self.processes.borrow().iter() {

@@ -50,7 +50,8 @@ fn mappings(maps: &str, locked: &BTreeSet<u64>) -> Vec<Mapping> {
     maps.lines().filter_map(parse).collect()
 }
 
-/// Starts of the mappings that are locked in memory. Asked only when the process locked anything, as `smaps` is slow.
+/// Starts of the mappings that are locked in memory. Asked only when the process locked anything, as `smaps`
+/// is slow.
 fn locked_mappings(pid: Pid) -> BTreeSet<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let locked = status
@@ -90,9 +91,9 @@ struct Cursor {
     open: Option<RegionSurvey>,
 }
 
-/// Takes in the next survey of a walk; gives one that is complete. A region that several mappings share is one survey, or
-/// each of them would say that the pages of the others are gone. None of them covers it, so it cannot become a huge page;
-/// where one is locked, all of it is left alone.
+/// Takes in the next survey of a walk; gives one that is complete. A region that several mappings share is
+/// one survey, or each of them would say that the pages of the others are gone. None of them covers it, so it
+/// cannot become a huge page; where one is locked, all of it is left alone.
 fn complete(open: &mut Option<RegionSurvey>, next: RegionSurvey) -> Option<RegionSurvey> {
     match open {
         Some(last) if last.region == next.region && last.proc == next.proc => {
@@ -134,9 +135,9 @@ impl Surveyor {
         self.cursors.remove(&proc);
     }
 
-    /// Surveys up to `bytes` of address space of one process from where the last call stopped. Gives how much was
-    /// walked and whether a pass over the process was completed; regions that vanished since the last pass are
-    /// reported empty at its end.
+    /// Surveys up to `bytes` of address space of one process from where the last call stopped. Gives how much
+    /// was walked and whether a pass over the process was completed; regions that vanished since the last
+    /// pass are reported empty at its end.
     ///
     /// # Errors
     /// When the process' maps cannot be read (it ended, or is not ours).
@@ -283,8 +284,8 @@ impl Surveyor {
     }
 }
 
-/// Which base pages of a region hold anything but zeros: the use of a huge page, seen from outside. Reads 2 MiB of the
-/// process' memory through `/proc/PID/mem`, so it is asked for only when it may pay.
+/// Which base pages of a region hold anything but zeros: the use of a huge page, seen from outside. Reads 2
+/// MiB of the process' memory through `/proc/PID/mem`, so it is asked for only when it may pay.
 ///
 /// # Errors
 /// When the memory cannot be read.

@@ -1,4 +1,5 @@
-//! What a hostile client does to its log and session page: entries that say anything, noise, other lengths, changes under the reader.
+//! What a hostile client does to its log and session page: entries that say anything, noise, other lengths,
+//! changes under the reader.
 
 use super::{Attacker, Outcome, PATIENCE};
 use std::fs::File;
@@ -13,7 +14,8 @@ use varve_testkit::workload::Rng;
 use zerocopy::IntoBytes;
 
 impl Attacker {
-    /// A file of its own, written as a client that keeps the rules would: what follows it in the log is read, too.
+    /// A file of its own, written as a client that keeps the rules would: what follows it in the log is read,
+    /// too.
     pub(super) fn log_what_it_may(&mut self) -> Outcome {
         let name = format!("own{}", self.rng.below(40));
         let Some(at) = self.sessions.len().checked_sub(1) else {
@@ -137,7 +139,8 @@ impl Attacker {
         for _ in 0..1 + self.rng.below(12) {
             let mut data = vec![0; 1 + self.rng.below(6000) as usize];
             let (name, other) = (self.name(), self.name());
-            // In the log even the owner of the pool changes only what it has leases on: anything may be named.
+            // In the log even the owner of the pool changes only what it has leases on: anything may be
+            // named.
             let keys = if self.rng.below(2) == 0 {
                 [self.own_key(), self.job.common, self.job.common, self.own_key()]
             } else {

@@ -1,4 +1,5 @@
-//! What a hostile client says to the daemon: any message, at any time, whole or not, with descriptors, by the thousand.
+//! What a hostile client says to the daemon: any message, at any time, whole or not, with descriptors, by the
+//! thousand.
 
 use super::{Attacker, Outcome, PATIENCE};
 use crate::client::{Wire, frame};
@@ -6,7 +7,9 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use varve_format::log::{CHUNK_BYTES, EntryMeta};
 use varve_format::{FileBlock, Ino, LeaseNo, LogSeq, TxId};
-use varve_ipc::{Admin, Cred, LeaseMode, MediatedOp, Near, ReleaseItem, Request, Response, Upcall, Want};
+use varve_ipc::{
+    Admin, Cred, ForwardedOp, LeaseMode, Near, ReleaseItem, Request, Response, Upcall, Want, Watched,
+};
 use zerocopy::IntoBytes;
 
 impl Attacker {
@@ -31,8 +34,8 @@ impl Attacker {
                     }
                 }
                 Upcall::Barrier { tx, .. } => Request::BarrierAck { tx },
-                Upcall::Company => Request::CompanyAck,
-                Upcall::CreditsWanted => Request::CreditsBack {
+                Upcall::Sharing => Request::SharingAck,
+                Upcall::ReclaimReservations => Request::CreditsBack {
                     blocks: self.rng.below(2) * (1 << 20),
                     of: u64::MAX,
                 },
@@ -45,9 +48,9 @@ impl Attacker {
 
     pub(super) fn request(&mut self) -> Request {
         let extreme = |rng: &mut Self| rng.extreme();
-        match self.rng.below(25) {
+        match self.rng.below(28) {
             0 => Request::Hello(self.hello()),
-            1 => Request::CompanyAck,
+            1 => Request::SharingAck,
             2 => Request::Lookup {
                 dir: self.any_key(),
                 name: self.name(),
@@ -155,11 +158,16 @@ impl Attacker {
                 upto: LogSeq(extreme(self)),
                 wait: self.rng.below(2) == 0,
             },
-            19..=20 => self.mediate(),
+            19..=20 => self.forward(),
             21 => Request::BarrierAck {
                 tx: TxId(extreme(self)),
             },
             22 => Request::StatFs,
+            24 => Request::Watched,
+            25 => Request::SetWatched(Watched {
+                all: self.rng.below(2) == 0,
+                numbers: (0..self.rng.below(6000)).map(|_| self.extreme()).collect(),
+            }),
             23 => Request::CreditsBack {
                 blocks: extreme(self),
                 of: extreme(self),
@@ -178,7 +186,7 @@ impl Attacker {
         }
     }
 
-    pub(super) fn mediate(&mut self) -> Request {
+    pub(super) fn forward(&mut self) -> Request {
         let mut data = vec![0; self.rng.below(9000) as usize];
         let (name, other) = (self.name(), self.name());
         let keys = [
@@ -219,7 +227,8 @@ impl Attacker {
                 groups: vec![0; self.rng.below(100) as usize],
             }
         };
-        Request::Mediate(MediatedOp {
+        Request::Forward(ForwardedOp {
+            whiteout: self.rng.below(2) == 0,
             entry: bytes,
             append: self.rng.below(2) == 0,
             open: self.rng.below(2) == 0,

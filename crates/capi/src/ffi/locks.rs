@@ -1,6 +1,6 @@
 //! Locks.
 
-use super::{guard, session, varve_fs};
+use super::{guard, note, session, varve_fs};
 use crate::registry::Session;
 use libc::{c_int, flock};
 use varve_libfs::Errno;
@@ -11,14 +11,14 @@ fn told(session: &Session, errno: Errno) -> Errno {
         && std::env::var_os("VARVE_DEBUG").is_some()
         && let Err(why) = session.posix.lock_mount()
     {
-        eprintln!("libvarve: {why}");
+        note(&why);
     }
     errno
 }
 
-/// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked programs have the same ones. ENOLCK
-/// without a mount (set VARVE_DEBUG in the environment for the cause in words); the first lock call on a descriptor opens the file on
-/// the mount, and fails as that does.
+/// As flock(2). Locks are those of the pool's mount: programs on it, programs under `varve run` and linked
+/// programs have the same ones. ENOLCK without a mount (set VARVE_DEBUG in the environment for the cause in
+/// words); the first lock call on a descriptor opens the file on the mount, and fails as that does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_flock(fs: *mut varve_fs, fd: c_int, operation: c_int) -> c_int {
     guard(-1, || {
@@ -28,8 +28,9 @@ pub unsafe extern "C" fn varve_flock(fs: *mut varve_fs, fd: c_int, operation: c_
     })
 }
 
-/// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other commands. ENOLCK as for varve_flock.
-/// Locks of the process (those without OFD) on a file go when any descriptor of it is closed, by varve_close or close(2).
+/// As fcntl(2) with F_SETLK, F_SETLKW, F_GETLK, F_OFD_SETLK, F_OFD_SETLKW or F_OFD_GETLK; EINVAL for other
+/// commands. ENOLCK as for varve_flock. Locks of the process (those without OFD) on a file go when any
+/// descriptor of it is closed, by varve_close or close(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_fcntl_lock(
     fs: *mut varve_fs,

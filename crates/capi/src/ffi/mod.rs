@@ -1,9 +1,10 @@
-//! The functions of `varve.h`: arguments are checked and turned into Rust's, results into the C library's way (−1 and `errno`). The one
-//! module of this crate with `unsafe` code; decides nothing.
+//! The functions of `varve.h`: arguments are checked and turned into Rust's, results into the C library's way
+//! (−1 and `errno`). The one module of this crate with `unsafe` code; decides nothing.
 //!
 //! # Safety
-//! For every function: paths are NUL-terminated strings, buffers are as long as their lengths say, results point to memory of their type,
-//! and nobody changes any of them during the call. NULL is allowed everywhere and refused. Handles may be anything.
+//! For every function: paths are NUL-terminated strings, buffers are as long as their lengths say, results
+//! point to memory of their type, and nobody changes any of them during the call. NULL is allowed everywhere
+//! and refused. Handles may be anything.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -27,6 +28,7 @@ pub use transactions::*;
 use crate::registry::{SESSIONS, Session};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use varve_format::InodeAttr;
@@ -39,6 +41,11 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 fn set_errno(errno: i32) {
     // SAFETY: the C library's pointer to this thread's `errno` is always good to write to.
     unsafe { *libc::__errno_location() = errno };
+}
+
+/// Says something on standard error; `eprintln!` would panic when its reader has gone.
+fn note(text: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "libvarve: {text}");
 }
 
 /// Runs a call: its value, or `failed` and `errno`. A panic ends here, as EIO.
@@ -101,7 +108,8 @@ unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outcome<&'a [u8]
     if len == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller answers for the rest.
+    // SAFETY: not NULL and not longer than a slice may be, as was just checked; the caller answers for the
+    // rest.
     Ok(unsafe { std::slice::from_raw_parts(buffer.cast(), len) })
 }
 

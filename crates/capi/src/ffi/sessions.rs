@@ -1,6 +1,6 @@
 //! Connecting and disconnecting.
 
-use super::{c_path, guard, on, zero};
+use super::{c_path, guard, note, on, zero};
 use crate::registry::{SESSIONS, Session};
 use libc::{c_char, c_int, mode_t};
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use varve_embed::PoolHere;
 use varve_ipc::{ClientKind, Cred, IpcError};
 use varve_kernelfs::KernelError;
-use varve_kernelfs::host::{HostPool, PoolSpec, create_pool};
+use varve_kernelfs::pool::{HostPool, PoolSpec, create_pool};
 use varve_libfs::{Connector, Errno, Fs, FsOptions, MountError, Posix, SocketConnector};
 
 /// A connected pool: one session. All threads of the process may use it at once.
@@ -26,9 +26,10 @@ pub const VARVE_SYNC_ALWAYS: u32 = 1;
 pub const VARVE_READ_ONLY: u32 = 2;
 
 fn pool_error(error: &KernelError) -> Errno {
-    // The cause in words goes to standard error when VARVE_DEBUG is set: an errno cannot say which file is missing.
+    // The cause in words goes to standard error when VARVE_DEBUG is set: an errno cannot say which file is
+    // missing.
     if std::env::var_os("VARVE_DEBUG").is_some() {
-        eprintln!("libvarve: {error}");
+        note(&error);
     }
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -93,8 +94,8 @@ fn as_path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 
-/// Connects to the daemon that serves `pool` (its directory or its TOML file), with the rights of the calling process. NULL and errno on
-/// failure: ENOENT if there is no pool, ECONNREFUSED if no daemon serves it.
+/// Connects to the daemon that serves `pool` (its directory or its TOML file), with the rights of the calling
+/// process. NULL and errno on failure: ENOENT if there is no pool, ECONNREFUSED if no daemon serves it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_connect(pool: *const c_char, flags: u32) -> *mut varve_fs {
     guard(std::ptr::null_mut(), || {
@@ -115,9 +116,9 @@ pub unsafe extern "C" fn varve_connect(pool: *const c_char, flags: u32) -> *mut 
     })
 }
 
-/// Serves the pool in directory `pool` from within this process, until `varve_disconnect`, and connects to it. Others (a mount, `varve status`)
-/// may connect meanwhile. EWOULDBLOCK or EINVAL if another process serves it; set VARVE_DEBUG in the environment for the cause in
-/// words.
+/// Serves the pool in directory `pool` from within this process, until `varve_disconnect`, and connects to
+/// it. Others (a mount, `varve status`) may connect meanwhile. EWOULDBLOCK or EINVAL if another process
+/// serves it; set VARVE_DEBUG in the environment for the cause in words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_embed(pool: *const c_char, flags: u32) -> *mut varve_fs {
     guard(std::ptr::null_mut(), || {
@@ -132,8 +133,9 @@ pub unsafe extern "C" fn varve_embed(pool: *const c_char, flags: u32) -> *mut va
     })
 }
 
-/// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in memory only) or "0" (no such tier);
-/// NULL for the defaults. EEXIST if there is something already, EINVAL for sizes that cannot be.
+/// Makes a pool of plain files in directory `dir`, as `varve mkfs` does: sizes as "64M", "shm:64M" (NVM in
+/// memory only) or "0" (no such tier); NULL for the defaults. EEXIST if there is something already, EINVAL
+/// for sizes that cannot be.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_mkpool(
     dir: *const c_char,
@@ -155,7 +157,7 @@ pub unsafe extern "C" fn varve_mkpool(
                 .map_err(|_| Errno(libc::EINVAL))
         };
         let spec = PoolSpec::parse(size(nvm)?, size(ssd)?, size(hdd)?).map_err(|_| Errno(libc::EINVAL))?;
-        if dir.join(varve_kernelfs::host::TOML).exists() {
+        if dir.join(varve_kernelfs::pool::TOML).exists() {
             return Err(Errno(libc::EEXIST));
         }
         create_pool(dir, &spec)
@@ -164,8 +166,9 @@ pub unsafe extern "C" fn varve_mkpool(
     })
 }
 
-/// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it are closed, and their locks go;
-/// directories and transactions of it fail from now on. The handle is gone, whatever this returns.
+/// Makes everything durable, ends the session, and with it a pool that this process serves. Descriptors of it
+/// are closed, and their locks go; directories and transactions of it fail from now on. The handle is gone,
+/// whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_disconnect(fs: *mut varve_fs) -> c_int {
     zero(|| {

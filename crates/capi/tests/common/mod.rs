@@ -43,7 +43,8 @@ pub fn good(output: &Output, what: &str) {
 /// What programs that are linked with the library ask for when they run.
 pub const SONAME: &str = "libvarve.so.0";
 
-/// Compiles a program of the repository to the file `to`; `dir` gets the library as it would be installed. False where there is no compiler.
+/// Compiles a program of the repository to the file `to`; `dir` gets the library as it would be installed.
+/// False where there is no compiler.
 pub fn compile(source: &str, dir: &Path, to: &Path) -> bool {
     let (include, source) = (
         format!("-I{ROOT}/crates/capi/include"),

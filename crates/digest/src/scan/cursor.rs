@@ -1,4 +1,5 @@
-//! One cursor for each chunk: where the next entry is, and the copy of its header. Decides only whether bytes are an entry.
+//! One cursor for each chunk: where the next entry is, and the copy of its header. Decides only whether bytes
+//! are an entry.
 
 use super::{LogBytes, ScanError};
 use varve_format::log::{
@@ -11,8 +12,8 @@ use zerocopy::{FromBytes, FromZeros};
 /// Most chunks looked at in one log (8 GiB).
 const CHUNKS_MAX: u64 = 4096;
 
-/// How far each chunk of a log has been digested. Kept between digests, so that a log is not read again from its start; a chunk that
-/// the client has used anew since is noticed by its first entry and starts again.
+/// How far each chunk of a log has been digested. Kept between digests, so that a log is not read again from
+/// its start; a chunk that the client has used anew since is noticed by its first entry and starts again.
 #[derive(Debug, Clone, Default)]
 pub struct Cursors {
     pub(super) chunks: Vec<Cursor>,
@@ -118,7 +119,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         Ok(EntryHeader::read_from_bytes(&bytes).unwrap_or_else(|_| EntryHeader::new_zeroed()))
     }
 
-    /// What may be the chunk's next entry: its lengths and its number are possible, its checksum has not been looked at.
+    /// What may be the chunk's next entry: its lengths and its number are possible, its checksum has not been
+    /// looked at.
     pub(super) fn peek(&self, chunk: usize) -> Result<Option<Head>, ScanError<L::Error>> {
         let cursor = self.cursors.chunks[chunk];
         if cursor.pos + HEADER_SIZE as u64 > CHUNK_BYTES {
@@ -153,8 +155,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
         head.chunk as u64 * CHUNK_BYTES + self.cursors.chunks[head.chunk].pos + HEADER_SIZE as u64
     }
 
-    /// An entry behind the place where a chunk ends, of those above `last` that say that the number after `last` was committed: something
-    /// before it is damaged. A chunk that was never used is not looked at.
+    /// An entry behind the place where a chunk ends, of those above `last` that say that the number after
+    /// `last` was committed: something before it is damaged. A chunk that was never used is not looked at.
     pub(super) fn hidden(
         &self,
         chunk: usize,
@@ -215,8 +217,8 @@ impl<'l, L: LogBytes> Walker<'l, L> {
 /// Most entries that [`pending_bytes`] looks at.
 const LOOKS_MAX: usize = 1 << 18;
 
-/// Bytes of log that hold entries above `digested`, by their headers alone: for people to look at. Bounded: of a very long row of small
-/// entries only the first quarter of a million counts.
+/// Bytes of log that hold entries above `digested`, by their headers alone: for people to look at. Bounded:
+/// of a very long row of small entries only the first quarter of a million counts.
 ///
 /// # Errors
 /// The log cannot be read.
@@ -241,6 +243,27 @@ pub fn pending_bytes<L: LogBytes>(
         }
     }
     Ok(sum)
+}
+
+/// The highest number of an entry in the log, by the headers alone: perhaps one that will not count, and
+/// beyond a gap that is being filled.
+///
+/// # Errors
+/// The log cannot be read.
+pub fn newest_entry<L: LogBytes>(
+    log: &L,
+    session: SessionId,
+    cursors: &Cursors,
+) -> Result<LogSeq, ScanError<L::Error>> {
+    let mut walker = Walker::new(log, session, cursors)?;
+    let mut newest = 0;
+    for chunk in 0..walker.chunks() {
+        while let Some(head) = walker.peek(chunk)? {
+            newest = newest.max(head.seq());
+            walker.step(&head);
+        }
+    }
+    Ok(LogSeq(newest))
 }
 
 /// Whether the checksum of an entry is right whose payload begins at `at`; keeps nothing of it.

@@ -23,7 +23,8 @@ pub struct GatherLimits {
     pub bytes: usize,
     /// Entries, those that are not writes twice: they cost more. A batch may pass it by one transaction.
     pub entries: usize,
-    /// Payloads of writes that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs in use.
+    /// Payloads of writes that are at least so long are left in the log: see [`Entry::left_at`]. Only of logs
+    /// in use.
     pub leave_bytes: usize,
 }
 
@@ -54,7 +55,7 @@ impl Default for GatherLimits {
 
 /// Which entries count.
 #[derive(Debug, Clone, Copy)]
-pub enum Cut<'s> {
+pub enum BatchLimit<'s> {
     /// The log is in use: everything up to the first missing number, or up to this one.
     Live(Option<LogSeq>),
     /// The log is sealed: what the seal covers.
@@ -75,7 +76,7 @@ enum Payload {
     /// In this block of the batch's arena, from this byte on.
     Copied { block: u32, start: u32 },
     /// From this byte of the log on.
-    Left { at: u64 },
+    LogResident { at: u64 },
 }
 
 impl Entry {
@@ -91,25 +92,27 @@ impl Entry {
         EntryFlags::from_bits_truncate(self.header.flags)
     }
 
-    /// Where in the log its payload is, if it was left there: those of writes are. Whether the entry is one at all (its checksum) has not been
-    /// seen then. Whoever acts on it reads the payload and looks, before anything that follows from it becomes durable; if it is none, that
-    /// counts for nothing, and the log is to be gathered again, [copying all](GatherLimits::copying_all).
+    /// Where in the log its payload is, if it was left there: those of writes are. Whether the entry is one
+    /// at all (its checksum) has not been seen then. Whoever acts on it reads the payload and looks, before
+    /// anything that follows from it becomes durable; if it is none, that counts for nothing, and the log is
+    /// to be gathered again, [copying all](GatherLimits::copying_all).
     #[must_use]
     pub const fn left_at(&self) -> Option<u64> {
         match self.payload {
             Payload::Copied { .. } => None,
-            Payload::Left { at } => Some(at),
+            Payload::LogResident { at } => Some(at),
         }
     }
 
-    /// Checksum of the entry whose payload has the checksum `payload_crc`, as it must be in the header. `payload_crc` begins with
-    /// [`crc_seed`](varve_format::log::crc_seed) of the session.
+    /// Checksum of the entry whose payload has the checksum `payload_crc`, as it must be in the header.
+    /// `payload_crc` begins with [`crc_seed`](varve_format::log::crc_seed) of the session.
     #[must_use]
     pub fn is_sound(&self, payload_crc: u32) -> bool {
         is_sound(&self.header, payload_crc)
     }
 
-    /// Whether it is an entry, of which the payload is read for it if it was left in `log`, the log of `session`.
+    /// Whether it is an entry, of which the payload is read for it if it was left in `log`, the log of
+    /// `session`.
     ///
     /// # Errors
     /// Only the device's.
@@ -128,8 +131,8 @@ pub struct Transaction {
     pub len: usize,
 }
 
-/// The newest journal transaction that an entry may rest on. Asked for after the entry was read: while a log is read, transactions commit,
-/// and its session goes on with them as the base of what it appends.
+/// The newest journal transaction that an entry may rest on. Asked for after the entry was read: while a log
+/// is read, transactions commit, and its session goes on with them as the base of what it appends.
 pub type NewestTx<'n> = &'n dyn Fn() -> TxId;
 
 /// Why a scan left something out; each is reported once by the caller.
@@ -180,7 +183,8 @@ pub struct Batch {
     pub entries: Vec<Entry>,
     /// Their transactions.
     pub transactions: Vec<Transaction>,
-    /// Everything up to here is used up when the batch is digested. Equal to the number given to [`gather`] if there is nothing.
+    /// Everything up to here is used up when the batch is digested. Equal to the number given to [`gather`]
+    /// if there is nothing.
     pub upto: LogSeq,
     /// Transactions left out.
     pub refused: Vec<Refused>,
@@ -211,13 +215,14 @@ impl Batch {
     pub fn op(&self, entry: &Entry) -> Result<LogOp<'_>, varve_format::log::LogFormatError> {
         match entry.payload {
             Payload::Copied { .. } => LogOp::parse(&entry.header, self.payload(entry)),
-            Payload::Left { .. } => LogOp::parse_write(&entry.header),
+            Payload::LogResident { .. } => LogOp::parse_write(&entry.header),
         }
     }
 }
 
-/// Where a batch keeps its payloads: blocks that are used again by the next batches, so that they are zeroed and faulted in once. A batch may
-/// be dropped by another thread than the one that gathered it, so the threads share them.
+/// Where a batch keeps its payloads: blocks that are used again by the next batches, so that they are zeroed
+/// and faulted in once. A batch may be dropped by another thread than the one that gathered it, so the
+/// threads share them.
 #[derive(Debug, Default)]
 struct Arena {
     blocks: Vec<Vec<u8>>,
@@ -267,7 +272,7 @@ impl Arena {
         limits: &GatherLimits,
     ) -> Result<Option<Payload>, ScanError<L::Error>> {
         if limits.leaves(&head.header) {
-            return Ok(Some(Payload::Left {
+            return Ok(Some(Payload::LogResident {
                 at: walker.payload_at(head),
             }));
         }
@@ -414,17 +419,17 @@ impl<T> Chain<T> {
 /// Which number comes next.
 struct Expect<'s> {
     next: u64,
-    cut: Cut<'s>,
+    cut: BatchLimit<'s>,
 }
 
 impl Expect<'_> {
     /// The number wanted, or `None` past the end of what counts.
     fn wanted(&mut self) -> Option<u64> {
         match self.cut {
-            Cut::Live(limit) => limit
+            BatchLimit::Live(limit) => limit
                 .is_none_or(|limit| self.next <= limit.0)
                 .then_some(self.next),
-            Cut::Sealed(seal) => {
+            BatchLimit::Sealed(seal) => {
                 for run in &seal.missing {
                     if run.contains(LogSeq(self.next)) {
                         self.next = run.last.0.saturating_add(1);
@@ -436,13 +441,16 @@ impl Expect<'_> {
     }
 }
 
-/// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole transactions only.
+/// Copies entries above `digested` out of the log, as far as `cut` says and `limits` allow. Ends with whole
+/// transactions only.
 ///
-/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left out and named in
-/// [`Batch::refused`]; so is one that contradicts itself. In a sealed log an entry that has gone since is named there too, and ends the log.
+/// A transaction that rests on a journal transaction above `newest_tx` (asked for after it was read) is left
+/// out and named in [`Batch::refused`]; so is one that contradicts itself. In a sealed log an entry that has
+/// gone since is named there too, and ends the log.
 ///
-/// Of a log in use, payloads may be left where they are ([`GatherLimits::leave_bytes`]). Those whose entry no later one says to have been
-/// committed before it are looked at here: their thread may be about to write them. And nothing is refused by what was not looked at.
+/// Of a log in use, payloads may be left where they are ([`GatherLimits::leave_bytes`]). Those whose entry no
+/// later one says to have been committed before it are looked at here: their thread may be about to write
+/// them. And nothing is refused by what was not looked at.
 ///
 /// # Errors
 /// Only the device's.
@@ -451,12 +459,12 @@ pub fn gather<L: LogBytes>(
     session: SessionId,
     digested: LogSeq,
     newest_tx: NewestTx<'_>,
-    cut: Cut<'_>,
+    cut: BatchLimit<'_>,
     limits: &GatherLimits,
     cursors: &Cursors,
 ) -> Result<Batch, ScanError<L::Error>> {
     let walker = || Walker::new(log, session, cursors);
-    if limits.leave_bytes != usize::MAX && matches!(cut, Cut::Live(_)) {
+    if limits.leave_bytes != usize::MAX && matches!(cut, BatchLimit::Live(_)) {
         let batch = gather_from(walker()?, session, digested, newest_tx, cut, limits)?;
         if batch.refused.is_empty() && batch.is_confirmed(log, session)? {
             return Ok(batch);
@@ -478,7 +486,7 @@ fn gather_from<L: LogBytes>(
     session: SessionId,
     digested: LogSeq,
     newest_tx: NewestTx<'_>,
-    cut: Cut<'_>,
+    cut: BatchLimit<'_>,
     limits: &GatherLimits,
 ) -> Result<Batch, ScanError<L::Error>> {
     let mut heads = Heads::new(&walker)?;
@@ -501,8 +509,9 @@ fn gather_from<L: LogBytes>(
     while let Some(wanted) = expect.wanted() {
         let head = heads.lowest();
         if head.is_none_or(|head| head.seq() > wanted) {
-            let Cut::Sealed(seal) = cut else { break };
-            // A power cut took it, and may have left what came after it in other chunks: that must not count without it.
+            let BatchLimit::Sealed(seal) = cut else { break };
+            // A power cut took it, and may have left what came after it in other chunks: that must not count
+            // without it.
             batch.refuse(&mut chain, wanted, Damage::SealedEntryGone(LogSeq(wanted)));
             batch.upto = seal.last;
             break;
@@ -560,7 +569,8 @@ fn gather_from<L: LogBytes>(
 }
 
 impl Batch {
-    /// `newest` is what was answered before: it only grows, so what rests on that rests on the newest one, too.
+    /// `newest` is what was answered before: it only grows, so what rests on that rests on the newest one,
+    /// too.
     fn accept(&mut self, transaction: &[Entry], newest: &mut TxId, newest_tx: NewestTx<'_>) {
         let Some(first) = transaction.first() else { return };
         let later = |newest: TxId| {
@@ -613,8 +623,8 @@ impl Batch {
     }
 }
 
-/// Finds where a log ends, once its session may not write any more. Everything that was committed counts; reads the log from where
-/// `cursors` stand, keeps nothing of it.
+/// Finds where a log ends, once its session may not write any more. Everything that was committed counts;
+/// reads the log from where `cursors` stand, keeps nothing of it.
 ///
 /// # Errors
 /// Only the device's.
@@ -668,7 +678,8 @@ pub fn seal_scan<L: LogBytes>(
         }
     }
     if found.damage.is_none() {
-        // A chunk ends at the first entry that is none. If one behind it was acknowledged after others that are not there, that is damage.
+        // A chunk ends at the first entry that is none. If one behind it was acknowledged after others that
+        // are not there, that is damage.
         for chunk in 0..walker.chunks() {
             if let Some(header) = walker.hidden(chunk, found.seal.last)? {
                 found.damage = Some(Damage::Gap {

@@ -1,19 +1,21 @@
-//! Finding entries in a log: chunk cursors, their merge in sequence order, and where the log ends. Knows nothing of what
-//! operations mean.
+//! Finding entries in a log: chunk cursors, their merge in sequence order, and where the log ends. Knows
+//! nothing of what operations mean.
 //!
-//! A log is a row of 2 MiB chunks. In each, entries follow one another from its start with growing sequence numbers; the first one
-//! with a wrong checksum, or whose number does not grow, ends the chunk. The chunks are merged by number without holding an index:
-//! one cursor a chunk. A client may change the bytes at any time, so each header and payload is copied once and only the copy is
-//! looked at; but for payloads that are left in the log, to be judged by who copies them (`Entry::left_at`).
+//! A log is a row of 2 MiB chunks. In each, entries follow one another from its start with growing sequence
+//! numbers; the first one with a wrong checksum, or whose number does not grow, ends the chunk. The chunks
+//! are merged by number without holding an index: one cursor a chunk. A client may change the bytes at any
+//! time, so each header and payload is copied once and only the copy is looked at; but for payloads that are
+//! left in the log, to be judged by who copies them (`Entry::left_at`).
 
 mod cursor;
 mod merge;
 #[cfg(test)]
 mod tests;
 
-pub use cursor::{Cursors, pending_bytes};
+pub use cursor::{Cursors, newest_entry, pending_bytes};
 pub use merge::{
-    Batch, Cut, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather, seal_scan,
+    Batch, BatchLimit, Damage, Entry, GatherLimits, NewestTx, Refused, SealScan, Transaction, gather,
+    seal_scan,
 };
 
 /// The bytes of a session's log.

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use super::{Batch, Cursors, Cut, Damage, GatherLimits, LogBytes, gather, seal_scan};
+use super::{Batch, BatchLimit, Cursors, Damage, GatherLimits, LogBytes, gather, seal_scan};
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -88,7 +88,7 @@ impl Log {
             S,
             LogSeq(digested),
             &|| TxId(0),
-            Cut::Live(None),
+            BatchLimit::Live(None),
             limits,
             cursors,
         )
@@ -297,7 +297,16 @@ fn entry_that_rests_on_what_was_committed_while_the_log_was_read_counts() {
     let (limits, cursors) = (GatherLimits::default(), Cursors::new());
     let live = meanwhile();
     let newest = || TxId(live.newest.get());
-    let batch = gather(&live, S, LogSeq(0), &newest, Cut::Live(None), &limits, &cursors).unwrap();
+    let batch = gather(
+        &live,
+        S,
+        LogSeq(0),
+        &newest,
+        BatchLimit::Live(None),
+        &limits,
+        &cursors,
+    )
+    .unwrap();
     assert_eq!((seqs(&batch), batch.refused), (vec![1], vec![]));
     let sealed = meanwhile();
     let newest = || TxId(sealed.newest.get());
@@ -314,7 +323,7 @@ fn seal_names_the_gaps_of_lanes_in_flight() {
     let scan = log.sealed();
     assert_eq!((scan.seal.last, scan.damage), (LogSeq(6), None));
     assert_eq!(scan.seal.missing, [run(2, 2), run(4, 5)]);
-    let cut = Cut::Sealed(&scan.seal);
+    let cut = BatchLimit::Sealed(&scan.seal);
     let batch = gather(
         &log,
         S,
@@ -407,7 +416,7 @@ fn sealed_entry_that_was_wiped_since_is_reported_and_nothing_after_it_counts() {
     log.put(1, 4, 0);
     let seal = log.sealed().seal;
     log.bytes.borrow_mut()[CHUNK + 3] ^= 1;
-    let cut = Cut::Sealed(&seal);
+    let cut = BatchLimit::Sealed(&seal);
     let limits = GatherLimits::default();
     let batch = gather(&log, S, LogSeq(0), &|| TxId(0), cut, &limits, &Cursors::new()).unwrap();
     // 3 is there: a power cut may keep what came later in another chunk.
@@ -434,7 +443,8 @@ fn number_at_the_end_of_the_range_ends_the_chunk() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config { cases: 64, failure_persistence: None, ..Default::default() })]
 
-    /// Lanes commit transactions in any order; some of the last are lost. The seal is what a slow reading of the rules says.
+    /// Lanes commit transactions in any order; some of the last are lost. The seal is what a slow reading of
+    /// the rules says.
     #[test]
     fn seal_equals_the_rules_read_slowly(
         steps in prop::collection::vec((0_usize..4, 1_u64..4), 1..60),
@@ -464,7 +474,7 @@ proptest! {
         for seq in 1..=scan.seal.last.0 {
             prop_assert_eq!(scan.seal.covers(LogSeq(seq)), kept.binary_search(&seq).is_ok());
         }
-        let cut = Cut::Sealed(&scan.seal);
+        let cut = BatchLimit::Sealed(&scan.seal);
         let limits = GatherLimits { entries: 5, ..GatherLimits::default() };
         let (mut digested, mut cursors, mut found) = (LogSeq(0), Cursors::new(), Vec::new());
         loop {
@@ -501,7 +511,7 @@ proptest! {
         prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]));
         let scan = log.sealed();
         prop_assert!(scan.seal.missing.windows(2).all(|pair| pair[0].last < pair[1].first));
-        let cut = Cut::Sealed(&scan.seal);
+        let cut = BatchLimit::Sealed(&scan.seal);
         let limits = GatherLimits::default();
         let batch = gather(&log, S, LogSeq(0), &|| TxId(0), cut, &limits, &Cursors::new()).unwrap();
         prop_assert_eq!(batch.upto, scan.seal.last);
@@ -566,7 +576,7 @@ fn whole_blocks_are_left_in_a_log_in_use_and_others_copied() {
         S,
         LogSeq(0),
         &|| TxId(0),
-        Cut::Sealed(&seal),
+        BatchLimit::Sealed(&seal),
         &LEAVE,
         &Cursors::new(),
     )

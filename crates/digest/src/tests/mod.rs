@@ -33,7 +33,7 @@ const fn actor(session: u64) -> Actor {
         session: SessionId(session),
         uid: 0,
         privileged: true,
-        mediated: false,
+        forwarded: false,
     }
 }
 
@@ -336,8 +336,11 @@ fn directory_moves_only_by_the_daemon_and_never_into_itself() {
     };
     let out = into(file(2), &b"b"[..], file(3), ROOT);
     let mut fold = Fold::new(model, i64::MAX);
-    let mut why = |mediated, what| {
-        let who = Actor { mediated, ..actor(1) };
+    let mut why = |forwarded, what| {
+        let who = Actor {
+            forwarded,
+            ..actor(1)
+        };
         let done = fold.transaction(who, &All, &[op(1, NONE, what)]).unwrap();
         done.err().map(|refused| refused.why)
     };
@@ -408,8 +411,11 @@ fn stranger_makes_no_device_and_nothing_for_groups_of_others() {
         (0o020_666, 20, Some(Refusal::NotPermitted)),
     ] {
         // As done by the daemon on its request, too.
-        for mediated in [false, true] {
-            let who = Actor { mediated, ..stranger };
+        for forwarded in [false, true] {
+            let who = Actor {
+                forwarded,
+                ..stranger
+            };
             let mut fold = Fold::new(Model::new(), i64::MAX);
             let folded = fold.transaction(who, &InGroup, &[op(1, NONE, made(file(2), b"f", mode, gid))]);
             assert_eq!(
@@ -460,7 +466,7 @@ fn set_id_bits_go_when_a_stranger_changes_data_whatever_he_says() {
         (stranger, 21, 0o106_664, 0o100_664),
         (
             Actor {
-                mediated: true,
+                forwarded: true,
                 ..stranger
             },
             20,
@@ -493,6 +499,82 @@ fn set_id_bits_go_when_a_stranger_changes_data_whatever_he_says() {
 }
 
 #[test]
+fn file_capabilities_go_with_the_data_or_the_owner_whatever_the_log_says() {
+    const CAPS: &[u8] = varve_format::XATTR_CAPABILITY;
+    let caps = LogOp::SetXattr {
+        key: file(2),
+        name: CAPS,
+        value: b"caps",
+    };
+    let other = LogOp::SetXattr {
+        key: file(2),
+        name: b"user.note",
+        value: b"kept",
+    };
+    let owned_by = |uid| SetAttr {
+        mask: SetAttrMask::UID,
+        uid,
+        ..SetAttr::default()
+    };
+    let mode = SetAttr {
+        mask: SetAttrMask::MODE,
+        mode: 0o755,
+        ..SetAttr::default()
+    };
+    let key = file(2);
+    let write = LogOp::Write {
+        key,
+        offset: 0,
+        data: b"another program",
+    };
+    let changes = [
+        (write, false),
+        (LogOp::Truncate { key, size: 0 }, false),
+        (
+            LogOp::Fallocate {
+                key,
+                mode: varve_format::FallocateMode::Allocate,
+                offset: 0,
+                len: 10,
+            },
+            false,
+        ),
+        (
+            LogOp::SetAttr {
+                key,
+                attr: owned_by(7),
+            },
+            false,
+        ),
+        (LogOp::SetAttr { key, attr: mode }, true),
+        (other, true),
+    ];
+    for (change, keeps) in changes {
+        // In one batch with the capabilities, and in a later one; set anew afterwards they stay.
+        let made = [
+            (NONE, create(ROOT, b"prog", key, FILE)),
+            (NONE, caps),
+            (NONE, other),
+        ];
+        let mut together = Model::new();
+        let batch = [&made[..], &[(NONE, change)]].concat();
+        together.carry_out(&plan(&Model::new(), &batch));
+        let mut apart = Model::new();
+        apart.carry_out(&plan(&Model::new(), &made));
+        let before = apart.clone();
+        apart.carry_out(&plan(&before, &[(NONE, change)]));
+        for model in [&together, &apart] {
+            let xattrs = &model.files[&key.ino].xattrs;
+            assert_eq!(xattrs.contains_key(CAPS), keeps, "{change:?}");
+            assert!(xattrs.contains_key(&b"user.note"[..]));
+        }
+        let mut anew = before.clone();
+        anew.carry_out(&plan(&before, &[(NONE, change), (NONE, caps)]));
+        assert!(anew.files[&key.ino].xattrs.contains_key(CAPS));
+    }
+}
+
+#[test]
 fn time_in_a_log_is_never_later_than_now() {
     let mut fold = Fold::new(Model::new(), 15);
     fold.transaction(actor(1), &All, &[op(2, NONE, create(ROOT, b"f", file(2), FILE))])
@@ -504,7 +586,8 @@ fn time_in_a_log_is_never_later_than_now() {
 proptest! {
     #![proptest_config(proptest::test_runner::Config { cases: 300, failure_persistence: None, ..Default::default() })]
 
-    /// Any sequence of transactions: the plan carried out is the same as one operation after another, and the same ones are refused.
+    /// Any sequence of transactions: the plan carried out is the same as one operation after another, and the
+    /// same ones are refused.
     #[test]
     fn plan_equals_one_operation_after_another(seed in any::<u64>(), batches in 1_usize..5, len in 1_usize..60) {
         let mut random = Random::new(seed);

@@ -4,6 +4,9 @@ use super::model::{Model, Session};
 use crate::Op;
 use varve_format::{EntryFlags, FallocateMode, InodeKey, LogOp, LogSeq, SetAttr, SetAttrMask};
 
+/// One that stays, and one that goes with each change of the data.
+const ATTRIBUTES: [&[u8]; 2] = [b"user.x", varve_format::XATTR_CAPABILITY];
+
 /// A small generator of numbers (xorshift).
 pub(super) struct Random(u64);
 
@@ -156,10 +159,13 @@ fn operation(random: &mut Random, model: &Model) -> (EntryFlags, Owned) {
         }
         6 => LogOp::SetXattr {
             key,
-            name: b"user.x",
+            name: ATTRIBUTES[random.below(2) as usize],
             value: [&b"1"[..], b"22"][random.below(2) as usize],
         },
-        7 => LogOp::RemoveXattr { key, name: b"user.x" },
+        7 => LogOp::RemoveXattr {
+            key,
+            name: ATTRIBUTES[random.below(2) as usize],
+        },
         8..=10 => {
             let key = random.pick(&reserved).unwrap_or(stray);
             let (mode, target): (u32, &[u8]) = match random.below(6) {

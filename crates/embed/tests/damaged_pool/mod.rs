@@ -1,5 +1,5 @@
-//! A pool with every kind of structure, at three stages, as bytes; what is in it; and where its structures lie. Owns the pool; refuses to
-//! know what is damaged.
+//! A pool with every kind of structure, at three stages, as bytes; what is in it; and where its structures
+//! lie. Owns the pool; refuses to know what is damaged.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
-//! Insertion and removal with split and merge. Refuses to know where the root is kept: the caller stores the new [`Top`].
+//! Insertion and removal with split and merge. Refuses to know where the root is kept: the caller stores the
+//! new [`Top`].
 
-use super::cold::is_cold;
+use super::demotion::is_cold;
 use super::{BTree, KEY_END, Place, Step, parse_pointer, pointer};
 use crate::{Fault, MetaIo, MetaRead, TreeError};
 use varve_format::{
@@ -37,8 +38,8 @@ fn records_from(node: &NodeRef<'_>, first: usize) -> Result<Vec<Record>, NodeFau
         .collect()
 }
 
-/// Where to cut a node that has no room for a record of `new_bytes` at `position`: how many records, the new one
-/// included, stay on the left. Appending keeps the left full, so that ascending keys fill their nodes.
+/// Where to cut a node that has no room for a record of `new_bytes` at `position`: how many records, the new
+/// one included, stay on the left. Appending keeps the left full, so that ascending keys fill their nodes.
 fn split_point(node: &NodeRef<'_>, position: usize, new_bytes: usize) -> Result<usize, NodeFault> {
     let count = node.count();
     if position == count {
@@ -111,7 +112,7 @@ impl BTree {
         if is_cold(&steps, &place) && self.index_of(io, place.leaf, key)?.is_some() {
             return Err(TreeError::Exists.into());
         }
-        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.promote_path(io, top, &mut steps, &mut place)?;
         let (mut block, mut level) = (place.leaf, 0);
         let (mut key, mut value) = (key, value.to_vec());
         while !self.put(io, block, level, key, &value)? {
@@ -227,7 +228,7 @@ impl BTree {
         }
         let (mut steps, mut place) = self.path(io, top, key)?;
         let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
-        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.promote_path(io, top, &mut steps, &mut place)?;
         self.edit(io, place.leaf, |node| node.set_value(index, value))
     }
 
@@ -243,7 +244,7 @@ impl BTree {
         }
         let (mut steps, mut place) = self.path(io, top, key)?;
         let index = self.index_of(io, place.leaf, key)?.ok_or(TreeError::NotFound)?;
-        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.promote_path(io, top, &mut steps, &mut place)?;
         let leaf = place.leaf;
         let fill = self.edit(io, leaf, |node| {
             node.remove(index)?;
@@ -252,8 +253,8 @@ impl BTree {
         self.rebalance(io, top, &steps, leaf, fill)
     }
 
-    /// Has `change` change the leaf where `key` belongs, once for as many records as it likes. It is told which keys belong there, and must leave
-    /// a record. Nothing may be inserted that does not fit.
+    /// Has `change` change the leaf where `key` belongs, once for as many records as it likes. It is told
+    /// which keys belong there, and must leave a record. Nothing may be inserted that does not fit.
     pub(crate) fn change_leaf<M: MetaIo, R>(
         &self,
         io: &mut M,
@@ -262,7 +263,7 @@ impl BTree {
         change: impl FnOnce(&mut NodeMut<'_>, Place) -> Result<R, Fault>,
     ) -> Result<R, M::Error> {
         let (mut steps, mut place) = self.path(io, top, key)?;
-        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.promote_path(io, top, &mut steps, &mut place)?;
         let changed = io.update(place.leaf, |bytes| {
             let before = self.open(bytes, place.leaf, 0)?.count();
             let mut node = NodeMut::open(bytes)?;
@@ -276,8 +277,8 @@ impl BTree {
         Ok(result)
     }
 
-    /// Takes at most `max` records off the end and returns them, last first. Takes them from one leaf, so there may be fewer;
-    /// none only if the tree is empty or `max` is 0.
+    /// Takes at most `max` records off the end and returns them, last first. Takes them from one leaf, so
+    /// there may be fewer; none only if the tree is empty or `max` is 0.
     pub(crate) fn take_last<M: MetaIo>(
         &self,
         io: &mut M,
@@ -288,7 +289,7 @@ impl BTree {
             return Ok(Vec::new());
         }
         let (mut steps, mut place) = self.path(io, top, KEY_END - 1)?;
-        self.warm_path(io, top, &mut steps, &mut place)?;
+        self.promote_path(io, top, &mut steps, &mut place)?;
         let leaf = place.leaf;
         let (keep, mut taken) = self.view(io, leaf, 0, |node| {
             let keep = node.count().saturating_sub(max);
@@ -360,7 +361,8 @@ impl BTree {
         Ok(())
     }
 
-    /// Joins the node with a neighbour if there is one in NVM with room. Returns the index of the child that the parent loses.
+    /// Joins the node with a neighbour if there is one in NVM with room. Returns the index of the child that
+    /// the parent loses.
     fn join<M: MetaIo>(
         &self,
         io: &mut M,

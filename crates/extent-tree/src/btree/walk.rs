@@ -14,8 +14,8 @@ struct Pending {
 }
 
 impl BTree {
-    /// Visits every node once, in the order of keys, and passes the records of sound leaves to `on_record`. Returns whether
-    /// all of the tree was seen and sound.
+    /// Visits every node once, in the order of keys, and passes the records of sound leaves to `on_record`.
+    /// Returns whether all of the tree was seen and sound.
     pub(crate) fn walk<M: MetaRead, V: CheckVisitor<M::Error>>(
         &self,
         io: &M,

@@ -69,7 +69,7 @@ enum Op {
     Read(usize),
     FreeSome(usize),
     /// Sends so many blocks away.
-    Cool(u16),
+    Demote(u16),
 }
 
 fn name_of(number: u16, len: u8) -> Vec<u8> {
@@ -86,7 +86,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0_u16..300, len, 1_u64..99).prop_map(|(n, len, ino)| Op::Replace(n, len / 64 * 64, ino)),
         2 => (1_usize..20).prop_map(Op::Read),
         1 => (0_usize..3).prop_map(Op::FreeSome),
-        1 => (0_u16..20).prop_map(Op::Cool),
+        1 => (0_u16..20).prop_map(Op::Demote),
     ];
     prop::collection::vec(op, 1..500)
 }
@@ -165,8 +165,8 @@ fn run(dir: &Directory, ops: Vec<Op>) {
                 }
                 assert_eq!(progress == Progress::Done, model.is_empty());
             }
-            Op::Cool(max) => {
-                root = dir.cool(&mut io, &root, &mut MemIo::some(max)).unwrap();
+            Op::Demote(max) => {
+                root = dir.demote(&mut io, &root, &mut MemIo::some(max)).unwrap();
                 if dir.is_away(&root).unwrap() {
                     assert_eq!(
                         io.away(),

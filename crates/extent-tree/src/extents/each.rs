@@ -15,8 +15,9 @@ use zerocopy::IntoBytes;
 const RECORD_BYTES: usize = EXTENT_VALUE_SIZE + RECORD_OVERHEAD;
 
 impl ExtentTree {
-    /// Maps each of `new`, ascending extents, in place of what was mapped there: [`replace`](Self::replace) for each of them, but a leaf is
-    /// looked up and changed once for all that lie in it. What lies between them stays. Returns what was unmapped, in the order of the file.
+    /// Maps each of `new`, ascending extents, in place of what was mapped there: [`replace`](Self::replace)
+    /// for each of them, but a leaf is looked up and changed once for all that lie in it. What lies between
+    /// them stays. Returns what was unmapped, in the order of the file.
     ///
     /// # Errors
     /// As `replace`.

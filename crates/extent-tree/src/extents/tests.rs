@@ -61,7 +61,7 @@ enum Op {
     Remap(u64, u64, bool),
     FreeSome(usize),
     /// Sends so many blocks away.
-    Cool(u16),
+    Demote(u16),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -82,7 +82,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0_u64..1500, 0_u64..40).prop_map(|(at, len)| Op::MarkWritten(at, len)),
         2 => (0_u64..1500, 0_u64..6, any::<bool>()).prop_map(|(at, len, stale)| Op::Remap(at, len, stale)),
         1 => (0_usize..5).prop_map(Op::FreeSome),
-        2 => (0_u16..20).prop_map(Op::Cool),
+        2 => (0_u16..20).prop_map(Op::Demote),
     ];
     prop::collection::vec(op, 1..250)
 }
@@ -141,7 +141,8 @@ impl World {
                 let (mut new, mut next) = (Vec::new(), 0);
                 for (gap, len, kind, unwritten) in places {
                     let at = next + u64::from(gap);
-                    // Now and then a block that goes on where the one before it in the file lies, so that neighbours join.
+                    // Now and then a block that goes on where the one before it in the file lies, so that
+                    // neighbours join.
                     let before = at.checked_sub(1).and_then(|before| model.get(&before));
                     let (tier, block) = match before {
                         Some((tier, block, _)) if kind == 11 => (*tier, block + 1),
@@ -240,8 +241,8 @@ impl World {
                 assert_eq!(sorted(&freed), drain(model, from..u64::MAX));
                 assert_eq!(progress == Progress::Done, model.is_empty());
             }
-            Op::Cool(max) => {
-                *root = TREE.cool(io, root, &mut MemIo::some(max)).unwrap();
+            Op::Demote(max) => {
+                *root = TREE.demote(io, root, &mut MemIo::some(max)).unwrap();
                 if TREE.is_away(root).unwrap() {
                     assert_eq!(
                         io.away(),
@@ -378,7 +379,8 @@ fn tree_empties_when_extents_go_from_the_front() {
 #[test]
 fn extent_is_found_from_the_next_leaf_when_it_covers_that_leafs_first_blocks() {
     let (mut io, mut root) = build(1000, None);
-    // Leaves hold 144 extents: each of these covers the first extents of a leaf, but begins in the leaf before.
+    // Leaves hold 144 extents: each of these covers the first extents of a leaf, but begins in the leaf
+    // before.
     for leaf in 1..6 {
         let at = leaf * 144 * 3 - 3;
         let long = extent(at, 60, Tier::Hdd, 1_000_000 + at);

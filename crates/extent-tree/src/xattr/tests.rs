@@ -43,7 +43,7 @@ enum Op {
     Remove(u8, bool),
     FreeSome(usize),
     /// Sends so many blocks away.
-    Cool(u16),
+    Demote(u16),
 }
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
@@ -53,7 +53,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         6 => (0_u8..40, any::<bool>(), len, any::<u8>()).prop_map(|(n, long, len, seed)| Op::Set(n, long, len, seed)),
         3 => (0_u8..40, any::<bool>()).prop_map(|(n, long)| Op::Remove(n, long)),
         1 => (0_usize..3).prop_map(Op::FreeSome),
-        2 => (0_u16..40).prop_map(Op::Cool),
+        2 => (0_u16..40).prop_map(Op::Demote),
     ];
     prop::collection::vec(op, 1..150)
 }
@@ -85,8 +85,8 @@ proptest! {
                     let left = check(&io, &root);
                     model.retain(|name, _| left.contains_key(name));
                 }
-                Op::Cool(max) => {
-                    root = ATTRS.cool(&mut io, &root, &mut MemIo::some(max)).unwrap();
+                Op::Demote(max) => {
+                    root = ATTRS.demote(&mut io, &root, &mut MemIo::some(max)).unwrap();
                     if ATTRS.is_away(&root).unwrap() {
                         prop_assert_eq!(io.away(), io.in_use().len(), "something hangs in NVM below what is away");
                     }

@@ -1,4 +1,5 @@
-//! Operations of log entries: their bodies, encoding and parsing. Knows no header beyond its operation, flags and lengths.
+//! Operations of log entries: their bodies, encoding and parsing. Knows no header beyond its operation, flags
+//! and lengths.
 
 use super::{EntryFlags, EntryHeader, EntryMeta, OpCode, PAYLOAD_MAX, SetAttrMask};
 use crate::{Generation, Ino, InodeKey, NAME_MAX, SYMLINK_MAX, TimeNs, XATTR_VALUE_MAX};
@@ -364,7 +365,8 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// The inode that the operation is about; for name operations the (old) directory and what the name names.
+    /// The inode that the operation is about; for name operations the (old) directory and what the name
+    /// names.
     #[must_use]
     pub const fn subject(&self) -> (InodeKey, u64) {
         match *self {
@@ -418,7 +420,8 @@ impl<'a> LogOp<'a> {
         }
     }
 
-    /// As [`parse`](Self::parse) of a write whose bytes are not at hand: the operation without them, if it can be one.
+    /// As [`parse`](Self::parse) of a write whose bytes are not at hand: the operation without them, if it
+    /// can be one.
     ///
     /// # Errors
     /// What no writer would have written; `UnknownOp` for what is no write.

@@ -236,13 +236,17 @@ impl Drop for SocketLink {
 /// Connects to the daemon at `path` and opens a session.
 ///
 /// # Errors
-/// `Gone` when nobody listens there; else what the daemon answers.
+/// `Gone` when nobody listens there; EACCES when the socket is not for this user, which no waiting changes;
+/// else what the daemon answers.
 pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descriptors), IpcError> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::InvalidData => IpcError::Protocol(error.to_string()),
         _ => IpcError::Gone(format!("{}: {error}", path.display())),
     };
-    let stream = UnixStream::connect(path).map_err(gone)?;
+    let stream = UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => IpcError::Errno(libc::EACCES),
+        _ => gone(error),
+    })?;
     wire::write(
         &stream,
         &CallFrame {

@@ -1,10 +1,12 @@
-//! The Unix-socket transport. Owns connections, threads and descriptor passing; refuses to know what requests mean.
+//! The Unix-socket transport. Owns connections, threads and descriptor passing; refuses to know what requests
+//! mean.
 //!
-//! One connection carries one session: calls with numbers, so that many wait at once, and upcalls the other way. The end of either
-//! process closes the connection, which the other side sees at once.
+//! One connection carries one session: calls with numbers, so that many wait at once, and upcalls the other
+//! way. The end of either process closes the connection, which the other side sees at once.
 //!
-//! Beside it each session has a *line*, a pair of sockets for one call at a time: the calling thread itself sends the request and reads the answer,
-//! one thread of the daemon takes and answers it, and nobody else is woken. A call that finds the line busy goes by the connection.
+//! Beside it each session has a *line*, a pair of sockets for one call at a time: the calling thread itself
+//! sends the request and reads the answer, one thread of the daemon takes and answers it, and nobody else is
+//! woken. A call that finds the line busy goes by the connection.
 
 mod client;
 mod server;
@@ -29,10 +31,11 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Digest { .. }
         | Request::GrowLog { .. }
         | Request::SyncLog { .. }
-        | Request::Mediate(_)
+        | Request::SyncAll
+        | Request::Forward(_)
         | Request::Admin(_) => true,
         Request::Hello(_)
-        | Request::CompanyAck
+        | Request::SharingAck
         | Request::Lookup { .. }
         | Request::GetAttr { .. }
         | Request::Release { .. }
@@ -45,6 +48,8 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
         | Request::CreditsBack { .. }
+        | Request::SetWatched(_)
+        | Request::Watched
         | Request::StatFs
         | Request::Trouble(_)
         | Request::Bye => false,

@@ -1,8 +1,9 @@
 //! The daemon's end: a listener and, for each connection, a few threads.
 //!
-//! The threads of a connection take turns at reading: the one that has a request hands the turn on (to an idle thread, or to a new one
-//! while there are fewer than [`WORKERS_MAX`]) before it carries the request out. So a request that waits never keeps another from
-//! being read, and a connection costs a bounded number of threads whatever its client sends.
+//! The threads of a connection take turns at reading: the one that has a request hands the turn on (to an
+//! idle thread, or to a new one while there are fewer than [`WORKERS_MAX`]) before it carries the request
+//! out. So a request that waits never keeps another from being read, and a connection costs a bounded number
+//! of threads whatever its client sends.
 
 use super::{WAITING_MAX, WORKERS_MAX, mask, may_wait};
 use crate::sync::{Mutex, lock};
@@ -23,7 +24,8 @@ use varve_format::SessionId;
 /// Bounds of a [`Server`].
 #[derive(Debug, Clone, Copy)]
 pub struct ServerOptions {
-    /// Most connections at once; a quarter is kept for root and the daemon's own user. Each other user has a quarter at most.
+    /// Most connections at once; a quarter is kept for root and the daemon's own user. Each other user has a
+    /// quarter at most.
     pub connections_max: usize,
     /// Time for a new connection's first message (all of it), and for a client to take what is written to it.
     pub patience: Duration,
@@ -105,8 +107,8 @@ impl Server {
         lock(&self.shared.connections).len()
     }
 
-    /// Takes no more connections, closes those there are, and waits up to `patience` for requests under way to end. Answers whether
-    /// all threads ended.
+    /// Takes no more connections, closes those there are, and waits up to `patience` for requests under way
+    /// to end. Answers whether all threads ended.
     pub fn stop(mut self) -> bool {
         self.close();
         let until = Instant::now() + self.shared.options.patience;
@@ -395,8 +397,8 @@ fn answer(
 }
 
 impl Connection {
-    /// Takes turns at reading and carries requests out, until the connection is over or there are idle threads enough. The first
-    /// worker stays to the end.
+    /// Takes turns at reading and carries requests out, until the connection is over or there are idle
+    /// threads enough. The first worker stays to the end.
     fn work(self: &Arc<Self>, first: bool) {
         // One that was added counts from then on: else the next request would add another while it comes up.
         let mut counted = !first;
@@ -432,7 +434,8 @@ impl Connection {
         self.workers.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Carries out what comes by the line, one request after another. A client that closes its end goes on by the connection.
+    /// Carries out what comes by the line, one request after another. A client that closes its end goes on by
+    /// the connection.
     fn work_alone(&self) {
         let mut buffer = Vec::new();
         let write = |frame: &ServerFrame| wire::write(&self.line, frame);
@@ -474,7 +477,8 @@ impl Connection {
         }
     }
 
-    /// Carries out one that came by the connection, of which only so many may wait. Answers whether the connection goes on.
+    /// Carries out one that came by the connection, of which only so many may wait. Answers whether the
+    /// connection goes on.
     fn carry_out(&self, frame: CallFrame) -> bool {
         let CallFrame { id, request } = frame;
         let result = match request {

@@ -72,11 +72,12 @@ impl Service for Toy {
             acts_for: None,
             read_only: hello.read_only,
             latched: None,
-            company: false,
+            shared: false,
             log_bytes: 0,
             log_max_bytes: 0,
             nvm_bytes: 0,
             nvm_sums: None,
+            nvm_sums_once: false,
             nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: 30_000,
@@ -85,7 +86,7 @@ impl Service for Toy {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: varve_format::LastMediated::default(),
+            last_forwarded: varve_format::LastForwarded::default(),
             leases_max: 10,
             name_hash: None,
             copies_at: None,
@@ -115,7 +116,7 @@ impl Service for Toy {
                 }
                 Ok(Response::Digested(upto))
             }
-            Request::CompanyAck => {
+            Request::SharingAck => {
                 state.acked = true;
                 self.changed.notify_all();
                 assert!(state.sessions[&session.0].push(Upcall::Solo));
@@ -249,7 +250,7 @@ fn waiting_calls_do_not_block_others_and_descriptors_arrive() {
         panic!("other answer");
     };
     assert_eq!(data.len(), 1 << 20);
-    link.call(Request::CompanyAck).unwrap();
+    link.call(Request::SharingAck).unwrap();
     for (n, waiter) in (1..=20).zip(waiters) {
         assert_eq!(waiter.join().unwrap(), Ok(Response::Digested(LogSeq(n))));
     }
@@ -277,7 +278,7 @@ fn more_waiting_calls_than_the_bound_queue_in_the_client() {
         .collect();
     // Those of the connection, and the one that has the line.
     toy.wait_until(|state| state.waiting == super::WAITING_MAX + 1);
-    link.call(Request::CompanyAck).unwrap();
+    link.call(Request::SharingAck).unwrap();
     for waiter in waiters {
         assert!(matches!(waiter.join().unwrap(), Ok(Response::Digested(_))));
     }

@@ -1,9 +1,10 @@
-//! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Looks into no entry.
+//! A session's log as the daemon sees it: where the next digest starts to read, and how it reads. Looks into
+//! no entry.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use varve_digest::{
-    Batch, Cursors, Cut, GatherLimits, LogBytes, NewestTx, ScanError, SealScan, gather, seal_scan,
+    Batch, BatchLimit, Cursors, GatherLimits, LogBytes, NewestTx, ScanError, SealScan, gather, seal_scan,
 };
 use varve_format::log::CHUNK_BYTES;
 use varve_format::seeded::{Bug, armed};
@@ -13,12 +14,13 @@ use varve_media::{MediaError, Region};
 /// Bytes read ahead in a chunk that is read in order.
 const AHEAD_BYTES: u64 = 16 << 10;
 
-/// From here on the medium's checksum, by wide multiplication, is faster than the format's: three times, when the bytes are cached.
+/// From here on the medium's checksum, by wide multiplication, is faster than the format's: three times, when
+/// the bytes are cached.
 const MANY_BYTES: usize = 512;
 
 /// Where the reading of a chunk stands.
 #[derive(Default)]
-struct Ahead {
+struct BatchPrefetch {
     /// End of the last read, where the next one is expected.
     end: u64,
     /// What was read ahead, and from where on.
@@ -26,11 +28,11 @@ struct Ahead {
     bytes: Vec<u8>,
 }
 
-/// The bytes of a log in a region, for one scan. Where a log is read by system calls, small reads that follow one another come out of larger
-/// ones. What was read ahead is as old as the scan at most.
+/// The bytes of a log in a region, for one scan. Where a log is read by system calls, small reads that follow
+/// one another come out of larger ones. What was read ahead is as old as the scan at most.
 pub(super) struct RegionLog<'r> {
     region: &'r dyn Region,
-    ahead: RefCell<HashMap<u64, Ahead>>,
+    ahead: RefCell<HashMap<u64, BatchPrefetch>>,
 }
 
 impl<'r> RegionLog<'r> {
@@ -117,7 +119,7 @@ impl SessionLog {
         log: &dyn Region,
         digested: LogSeq,
         newest_tx: NewestTx<'_>,
-        cut: Cut<'_>,
+        cut: BatchLimit<'_>,
         limits: &GatherLimits,
     ) -> Result<Batch, MediaError> {
         gather(
@@ -132,7 +134,8 @@ impl SessionLog {
         .map_err(device)
     }
 
-    /// Finds where the log ends: see [`varve_digest::seal_scan`]. The session's page must say SEALED before, to all processors.
+    /// Finds where the log ends: see [`varve_digest::seal_scan`]. The session's page must say SEALED before,
+    /// to all processors.
     ///
     /// # Errors
     /// The region's.
@@ -159,6 +162,14 @@ impl SessionLog {
     pub fn pending_bytes(&self, log: &dyn Region, digested: LogSeq) -> Result<u64, MediaError> {
         varve_digest::pending_bytes(&RegionLog::new(log), self.session, digested, &self.cursors)
             .map_err(device)
+    }
+
+    /// The highest number in the log: see [`varve_digest::newest_entry`].
+    ///
+    /// # Errors
+    /// The region's.
+    pub(crate) fn newest(&self, log: &dyn Region) -> Result<LogSeq, MediaError> {
+        varve_digest::newest_entry(&RegionLog::new(log), self.session, &self.cursors).map_err(device)
     }
 
     /// The reading end as it will be when `batch` is digested.

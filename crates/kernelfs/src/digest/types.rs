@@ -6,7 +6,8 @@ use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LeaseNo, LogSeq, SessionId, TimeNs, TxId};
 use varve_media::Region;
 
-/// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given the directory's row).
+/// Rights of a grant row. A row without any still lets its session add and remove names of the inode (given
+/// the directory's row).
 pub mod rights {
     /// May write data, change names of a directory, set times to now.
     pub const WRITE: u32 = 1;
@@ -23,7 +24,8 @@ pub struct Client {
     pub uid: u32,
     /// Root or the pool's owner: acts for any credentials, which its LibFS or the kernel checks.
     pub privileged: bool,
-    /// The kernel above it has checked what a caller may do. It does not say which groups a caller has, so here it cannot be asked again.
+    /// The kernel above it has checked what a caller may do. It does not say which groups a caller has, so
+    /// here it cannot be asked again.
     pub checked: bool,
 }
 
@@ -38,10 +40,11 @@ pub struct Source<'a> {
     pub client: Client,
 }
 
-/// The leases, as far as a digest must know them. Called while a store transaction is open: answers must wait for nothing that waits for
-/// one.
+/// The leases, as far as a digest must know them. Called while a store transaction is open: answers must wait
+/// for nothing that waits for one.
 pub trait Leases {
-    /// Appends the grant rows of `session` that name `key` (also batch rows that hold its number; rows with a `last_seq` too).
+    /// Appends the grant rows of `session` that name `key` (also batch rows that hold its number; rows with a
+    /// `last_seq` too).
     fn grants(&self, session: SessionId, key: InodeKey, out: &mut Vec<GrantRow>);
 
     /// Whether any session but those in `except` holds the inode open.
@@ -52,7 +55,8 @@ pub trait Leases {
         false
     }
 
-    /// Whether the session's user may give a file this group: as `in_group`, and true where the groups are not known any more.
+    /// Whether the session's user may give a file this group: as `in_group`, and true where the groups are
+    /// not known any more.
     fn may_give(&self, session: SessionId, gid: u32) -> bool {
         self.in_group(session, gid)
     }
@@ -62,8 +66,9 @@ pub trait Leases {
         0
     }
 
-    /// Blocks granted to the session and not used up yet; `None`: not known any more. What a session logged beyond them takes no space that is
-    /// promised: when there is none left it is refused, and what was granted waits.
+    /// Blocks granted to the session and not used up yet; `None`: not known any more. What a session logged
+    /// beyond them takes no space that is promised: when there is none left it is refused, and what was
+    /// granted waits.
     fn credits(&self, _session: SessionId) -> Option<u64> {
         None
     }
@@ -89,11 +94,14 @@ pub struct Applied {
     pub digested: Vec<(SessionId, LogSeq)>,
     /// Inodes that are gone: their leases and holds go too.
     pub freed: Vec<InodeKey>,
-    /// Grant rows that the record changed because of that (`None`: removed), by lease. Only the daemon's memory of them is left to change.
+    /// Grant rows that the record changed because of that (`None`: removed), by lease. Only the daemon's
+    /// memory of them is left to change.
     pub rows: Vec<(LeaseNo, Option<GrantRow>)>,
-    /// Inodes that have no name any more but are held: to be freed with [`free_orphans`](super::free_orphans) when the last hold goes.
+    /// Inodes that have no name any more but are held: to be freed with [`free_orphans`](super::free_orphans)
+    /// when the last hold goes.
     pub orphans: Vec<InodeKey>,
-    /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the blocks are used again.
+    /// Files whose mapped blocks were replaced or freed: direct readers must forget their extents before the
+    /// blocks are used again.
     pub remapped: Vec<InodeKey>,
     /// Holds that a log gave up (last close after the name was gone).
     pub unheld: Vec<(SessionId, InodeKey)>,

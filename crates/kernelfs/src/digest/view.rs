@@ -79,7 +79,7 @@ impl View for TxView<'_, '_> {
 }
 
 /// The grant rows of one session, each inode's asked for once.
-pub(super) struct Rows<'v> {
+pub(super) struct SessionGrants<'v> {
     pub(super) client: Client,
     pub(super) leases: &'v dyn Leases,
     known: RefCell<Known>,
@@ -93,7 +93,7 @@ struct Known {
     places: HashMap<InodeKey, Range<usize>>,
 }
 
-impl<'v> Rows<'v> {
+impl<'v> SessionGrants<'v> {
     pub(super) fn new(client: Client, leases: &'v dyn Leases) -> Self {
         Self {
             client,
@@ -136,7 +136,7 @@ pub(super) fn names(row: &GrantRow, key: InodeKey) -> bool {
     }
 }
 
-impl Grants for Rows<'_> {
+impl Grants for SessionGrants<'_> {
     fn in_group(&self, gid: u32) -> bool {
         self.leases.in_group(self.client.session, gid)
     }
@@ -151,7 +151,8 @@ impl Grants for Rows<'_> {
                 let in_time = row.first_seq <= seq && row.last_seq.is_none_or(|last| seq <= last);
                 let may = match need {
                     Need::Links => true,
-                    // An owner without the bit gives it to itself first: what it logs under this lease counts.
+                    // An owner without the bit gives it to itself first: what it logs under this lease
+                    // counts.
                     Need::Write => row.batch != 0 || row.rights & (rights::WRITE | rights::OWN) != 0,
                     Need::Own => row.batch != 0 || row.rights & rights::OWN != 0,
                 };

@@ -1,10 +1,12 @@
-//! When an inode goes from hand to hand for little work, its changes are better made by the daemon. Decides only that.
+//! When an inode goes from hand to hand for little work, its changes are better made by the daemon. Decides
+//! only that.
 //!
-//! A lease that goes over costs a dozen messages and the time that it is held at least; a mediated change costs one message. So what counts is not
-//! how often an inode goes over but how much is changed in each hand: sessions that take turns of many changes keep their leases.
+//! A lease that goes over costs a dozen messages and the time that it is held at least; a forwarded change
+//! costs one message. So what counts is not how often an inode goes over but how much is changed in each
+//! hand: sessions that take turns of many changes keep their leases.
 //!
-//! Mediation ends when only one session is left, and every now and then for a few hand-overs, to see whether leases pay by now: soon at first, then
-//! after twice as long each time that they did not.
+//! Forwarding ends when only one session is left, and every now and then for a few hand-overs, to see whether
+//! leases pay by now: soon at first, then after twice as long each time that they did not.
 
 use hashbrown::HashMap;
 use varve_format::{InodeKey, SessionId};
@@ -14,9 +16,9 @@ const HANDOVERS: u32 = 4;
 const WINDOW_MS: u64 = 200;
 /// A hand-over that so many changes were made for has paid.
 const CHANGES_PAY: u64 = 16;
-/// How long a contended inode is mediated after the last sign of contention.
-const MEDIATED_MS: u64 = 200;
-/// How long an inode is mediated before leases are tried again, at first and at most.
+/// How long operations on a contended inode are forwarded after the last sign of contention.
+const FORWARDED_MS: u64 = 200;
+/// How long operations on an inode are forwarded before leases are tried again, at first and at most.
 const TRIED_AGAIN_MS: std::ops::RangeInclusive<u64> = 100..=3200;
 /// Inodes watched at once; more make the table forget all that is past.
 const WATCHED_MAX: usize = 16_384;
@@ -28,11 +30,11 @@ struct Watch {
     handovers: u32,
     /// Made under leases, in the window.
     changes: u64,
-    mediated_from_ms: u64,
-    mediated_until_ms: u64,
-    /// How long it is mediated the next time.
+    forwarded_from_ms: u64,
+    forwarded_until_ms: u64,
+    /// How long they are forwarded the next time.
     phase_ms: u64,
-    /// Leases are tried until then, whatever else speaks for mediation.
+    /// Leases are tried until then, whatever else speaks for forwarding.
     trial_until_ms: u64,
     /// Who had a write lease last and changed nothing under it.
     idle: Option<SessionId>,
@@ -40,17 +42,17 @@ struct Watch {
 
 impl Watch {
     const fn is_contended(&self, now_ms: u64) -> bool {
-        now_ms < self.mediated_until_ms
+        now_ms < self.forwarded_until_ms
     }
 
-    fn mediate(&mut self, now_ms: u64) {
+    fn forward(&mut self, now_ms: u64) {
         if !self.is_contended(now_ms) {
-            self.mediated_from_ms = now_ms;
+            self.forwarded_from_ms = now_ms;
         }
-        self.mediated_until_ms = now_ms + MEDIATED_MS;
-        if now_ms >= self.mediated_from_ms + self.phase_ms {
+        self.forwarded_until_ms = now_ms + FORWARDED_MS;
+        if now_ms >= self.forwarded_from_ms + self.phase_ms {
             self.phase_ms = (2 * self.phase_ms).min(*TRIED_AGAIN_MS.end());
-            self.mediated_until_ms = now_ms;
+            self.forwarded_until_ms = now_ms;
             self.trial_until_ms = now_ms + WINDOW_MS;
             self.begin_window(now_ms);
         }
@@ -68,7 +70,7 @@ impl Watch {
     }
 }
 
-/// Watches write grants, what they were good for, and mediated operations.
+/// Watches write grants, what they were good for, and forwarded operations.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     inodes: HashMap<InodeKey, Watch>,
@@ -89,8 +91,8 @@ impl Contention {
             window_from_ms: now_ms,
             handovers: 0,
             changes: 0,
-            mediated_from_ms: 0,
-            mediated_until_ms: 0,
+            forwarded_from_ms: 0,
+            forwarded_until_ms: 0,
             phase_ms: *TRIED_AGAIN_MS.start(),
             trial_until_ms: 0,
             idle: None,
@@ -116,7 +118,7 @@ impl Contention {
         }
         watch.handovers += 1;
         if watch.is_waste() {
-            watch.mediate(now_ms);
+            watch.forward(now_ms);
         }
     }
 
@@ -132,30 +134,31 @@ impl Contention {
         }
     }
 
-    /// Whether `session` changed nothing under its last write lease on `key`: it looks again and again, and those who wait have work to do.
+    /// Whether `session` changed nothing under its last write lease on `key`: it looks again and again, and
+    /// those who wait have work to do.
     pub(super) fn is_idle(&self, key: InodeKey, session: SessionId) -> bool {
         self.inodes
             .get(&key)
             .is_some_and(|watch| watch.idle == Some(session))
     }
 
-    /// An operation of `session` on `key` was mediated.
-    pub(super) fn note_mediated(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
+    /// An operation of `session` on `key` was forwarded.
+    pub(super) fn note_forwarded(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
         if let Some(watch) = self.gone_over(key, session, now_ms)
             && now_ms >= watch.trial_until_ms
         {
-            watch.mediate(now_ms);
+            watch.forward(now_ms);
         }
     }
 
-    /// Whether operations on `key` are to be mediated at the moment.
+    /// Whether operations on `key` are to be forwarded at the moment.
     pub(super) fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
         self.inodes
             .get(&key)
             .is_some_and(|watch| watch.is_contended(now_ms))
     }
 
-    /// Inodes that are mediated at the moment.
+    /// Inodes whose operations are forwarded at the moment.
     pub(super) fn count(&self, now_ms: u64) -> usize {
         let contended = |watch: &&Watch| watch.is_contended(now_ms);
         self.inodes.values().filter(contended).count()

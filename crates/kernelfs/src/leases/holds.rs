@@ -1,4 +1,5 @@
-//! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who frees it is not known here.
+//! Which sessions keep which inodes alive. An inode without a name is freed only when nobody holds it; who
+//! frees it is not known here.
 
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;

@@ -1,7 +1,9 @@
-//! Who may touch which inode now. Owns leases, their queue and the holds on open inodes, as plain state machines: no locks, no clock,
-//! no I/O. The caller brings the time, makes grants durable, and carries messages.
+//! Who may touch which inode now. Owns leases, their queue and the holds on open inodes, as plain state
+//! machines: no locks, no clock, no I/O. The caller brings the time, makes grants durable, and carries
+//! messages.
 
 mod contention;
+pub(crate) mod grants;
 mod holds;
 mod table;
 #[cfg(test)]

@@ -3,14 +3,17 @@
 //! Rules, each kept by construction and by the property tests:
 //! - *exclusive means exclusive*: a write lease never stands beside any lease of another session;
 //! - *first come, first served*: a request is not granted while an earlier one that conflicts with it waits;
-//! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: what its session already has can be
-//!   revoked meanwhile;
-//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or space for rows runs out); a read
-//!   lease on a contended inode at once: what it was granted for is done under it (a fresh grant is used once), and whoever mediates waits for it.
+//! - *all or nothing*: a request gets all its leases at one moment, and pins nothing while it waits: what its
+//!   session already has can be revoked meanwhile;
+//! - a lease is asked back only `min_hold_ms` after its grant was confirmed, and only when somebody waits (or
+//!   space for rows runs out); a read lease on a contended inode at once: what it was granted for is done
+//!   under it (a fresh grant is used once), and a forwarded operation waits for it.
 //!
-//! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a holder that does not answer
-//! within `lease_ms` shows up in [`Table::expired`].
+//! No request waits for ever: the earliest one is kept back by holders only, each holder is revoked, and a
+//! holder that does not answer within `lease_ms` shows up in [`Table::expired`].
 
+mod query;
+mod recall;
 mod view;
 
 pub use view::{HolderStatus, LeaseDetail, WaitStatus};
@@ -45,7 +48,8 @@ pub struct GrantedLease {
     pub mode: LeaseMode,
     /// Number.
     pub lease: LeaseNo,
-    /// The session did not have it before: it must be made durable if it is a write lease, then confirmed or undone.
+    /// The session did not have it before: it must be made durable if it is a write lease, then confirmed or
+    /// undone.
     pub fresh: bool,
     /// The read lease that it replaces.
     pub replaces: Option<LeaseNo>,
@@ -78,7 +82,7 @@ pub struct Revocation {
 /// Why a request is not even queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// An inode in it is contended: mediate.
+    /// An inode in it is contended: forward the operation.
     Contended,
     /// No wants, or the same inode twice.
     Malformed,
@@ -115,12 +119,6 @@ struct Holder {
 
 /// Leases on one inode: nearly always one, for which nothing is allocated.
 type Holders = SmallVec<[Holder; 1]>;
-
-/// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
-const EXCUSED_LEASES: u64 = 6;
-/// A lease that nobody waits for may take so many lease times to come back.
-const UNAWAITED_LEASES: u64 = 8;
-
 #[derive(Debug)]
 struct Waiter {
     session: SessionId,
@@ -128,7 +126,7 @@ struct Waiter {
     wants: Vec<Want>,
 }
 
-/// First number of the daemon's own sessions: one for each operation that it mediates.
+/// First number of the daemon's own sessions: one for each forwarded operation.
 const INTERNAL: u64 = 1 << 63;
 
 /// All leases and those who wait for them.
@@ -149,7 +147,8 @@ pub struct Table {
     next_internal: u64,
     /// Leases that are being asked back.
     asked: BTreeMap<LeaseNo, (SessionId, InodeKey)>,
-    /// Inodes that others wait for, whose leases have come to be held since [`with_news`](Self::with_news) was called.
+    /// Inodes that others wait for, whose leases have come to be held since [`with_news`](Self::with_news)
+    /// was called.
     held_anew: Vec<InodeKey>,
     pub(super) work: Works,
 }
@@ -302,8 +301,8 @@ impl Table {
         })
     }
 
-    /// Grants every request that can have all its leases now, earliest first. The leases are taken at once; each is to be
-    /// [confirmed](Self::confirm) or [undone](Self::undo).
+    /// Grants every request that can have all its leases now, earliest first. The leases are taken at once;
+    /// each is to be [confirmed](Self::confirm) or [undone](Self::undo).
     pub fn decide(&mut self, now_ms: u64) -> Vec<Decision> {
         let mut decisions = Vec::new();
         let tickets: Vec<_> = self.waiters.keys().copied().collect();
@@ -335,8 +334,9 @@ impl Table {
         decisions
     }
 
-    /// A lease that nobody is kept from and nobody is asked for; `None` where there is no such, or the session has it. Nothing is known of its
-    /// use, so it does not count as one. To be [confirmed](Self::confirm) or [undone](Self::undo).
+    /// A lease that nobody is kept from and nobody is asked for; `None` where there is no such, or the
+    /// session has it. Nothing is known of its use, so it does not count as one. To be
+    /// [confirmed](Self::confirm) or [undone](Self::undo).
     pub fn take_free(&mut self, session: SessionId, want: &Want, now_ms: u64) -> Option<GrantedLease> {
         // In turns that others wait for, even a reader costs them one.
         let contended = self.contention.is_contended(want.key, now_ms);
@@ -457,15 +457,17 @@ impl Table {
         }
     }
 
-    /// The requests that are to wait for a new time at which a lease can be asked back ([`next_event_ms`](Self::next_event_ms)), since nothing
-    /// else wakes them then: of those that wait for the same inode, the first.
+    /// The requests that are to wait for a new time at which a lease can be asked back
+    /// ([`next_event_ms`](Self::next_event_ms)), since nothing else wakes them then: of those that wait for
+    /// the same inode, the first.
     pub fn with_news(&mut self) -> Vec<Ticket> {
         let keys = std::mem::take(&mut self.held_anew);
         let first = |key| self.queues.get(key)?.first().copied();
         keys.iter().filter_map(first).collect()
     }
 
-    /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they replaced are there again.
+    /// The fresh leases of a decision could not be made durable: they are gone, and the read leases that they
+    /// replaced are there again.
     pub fn undo(&mut self, session: SessionId, leases: &[GrantedLease], now_ms: u64) {
         for granted in leases.iter().filter(|granted| granted.fresh) {
             let Some(holder) = self.holder(session, granted.key) else {
@@ -487,8 +489,8 @@ impl Table {
         }
     }
 
-    /// A client gives a lease back. Answers its mode, or `None` if the number is not that of a lease that the session holds. Nobody
-    /// gets the inode before [`finish_release`](Self::finish_release).
+    /// A client gives a lease back. Answers its mode, or `None` if the number is not that of a lease that the
+    /// session holds. Nobody gets the inode before [`finish_release`](Self::finish_release).
     pub fn begin_release(&mut self, session: SessionId, key: InodeKey, lease: LeaseNo) -> Option<LeaseMode> {
         let holder = self.holder_mut(session, key)?;
         if holder.lease != lease || matches!(holder.phase, Phase::Granting | Phase::Releasing) {
@@ -500,8 +502,8 @@ impl Table {
         Some(mode)
     }
 
-    /// The log is digested as far as the lease needs it. With `downgrade` a read lease of the same number stays, unless somebody waits to
-    /// write. Answers whether a lease stayed.
+    /// The log is digested as far as the lease needs it. With `downgrade` a read lease of the same number
+    /// stays, unless somebody waits to write. Answers whether a lease stayed.
     pub fn finish_release(
         &mut self,
         session: SessionId,
@@ -560,194 +562,8 @@ impl Table {
         })
     }
 
-    /// Leases to be asked back now, because somebody waits for them; each again after a quarter of `lease_ms`, in case the first message
-    /// overtook the grant.
-    pub fn revocations(&mut self, now_ms: u64) -> Vec<Revocation> {
-        let again_ms = self.again_ms();
-        let awaited = self
-            .queues
-            .keys()
-            .filter_map(|key| Some((*key, self.holders.get(key)?)));
-        let mut due: Vec<_> = awaited
-            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, *holder)))
-            .filter(|(key, holder)| {
-                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.hold_ms(*key, holder, now_ms))
-                    && !Self::is_internal(holder.session)
-                    && self.someone_wants(*key, holder.session, holder.mode)
-            })
-            .collect();
-        due.extend(self.asked.values().filter_map(|(session, key)| {
-            let holder = self.holder(*session, *key)?;
-            matches!(holder.phase, Phase::Revoking { last_ms, .. } if now_ms >= last_ms + again_ms)
-                .then_some((*key, *holder))
-        }));
-        due.sort_unstable_by_key(|(_, holder)| holder.lease);
-        let mut out = Vec::with_capacity(due.len());
-        for (key, holder) in due {
-            let (first_ms, work_ms) = match holder.phase {
-                Phase::Revoking {
-                    first_ms, work_ms, ..
-                } => (first_ms, work_ms),
-                Phase::Granting | Phase::Held { .. } | Phase::Releasing => {
-                    (now_ms, self.work.ms(holder.session, now_ms))
-                }
-            };
-            let keep_read = holder.mode == LeaseMode::Write
-                && !holder.unwanted
-                && !self.someone_wants(key, holder.session, LeaseMode::Read);
-            if let Some(live) = self.holder_mut(holder.session, key) {
-                live.phase = Phase::Revoking {
-                    first_ms,
-                    last_ms: now_ms,
-                    work_ms,
-                };
-            }
-            self.asked.insert(holder.lease, (holder.session, key));
-            let keep = keep_read.then_some(LeaseMode::Read);
-            out.push(Revocation {
-                session: holder.session,
-                key,
-                lease: holder.lease,
-                keep,
-            });
-        }
-        out
-    }
-
-    /// How long a lease is kept at least: no longer than for the operation that asked for it, if it is not worth the wait of others.
-    fn hold_ms(&self, key: InodeKey, holder: &Holder, now_ms: u64) -> u64 {
-        let at_once = match holder.mode {
-            LeaseMode::Read => self.contention.is_contended(key, now_ms),
-            LeaseMode::Write => self.contention.is_idle(key, holder.session),
-        };
-        if at_once { 0 } else { self.limits.min_hold_ms }
-    }
-
-    fn again_ms(&self) -> u64 {
-        (self.limits.lease_ms / 4).max(1)
-    }
-
-    /// Asks back the `count` write leases that were granted longest ago: space for rows runs out.
-    pub fn revoke_oldest(&mut self, count: usize, now_ms: u64) -> Vec<Revocation> {
-        let oldest: Vec<_> = self
-            .writes_by_age
-            .iter()
-            .map(|(lease, at)| (*lease, *at))
-            .collect();
-        self.revoke_these(oldest, count, now_ms)
-    }
-
-    /// Asks back the oldest leases of a session that has more than `most`.
-    pub fn revoke_excess(&mut self, session: SessionId, most: usize, now_ms: u64) -> Vec<Revocation> {
-        let Some(leases) = self.by_session.get(&session) else {
-            return Vec::new();
-        };
-        let excess = leases.len().saturating_sub(most);
-        let oldest: Vec<_> = leases
-            .iter()
-            .take(excess)
-            .map(|(lease, key)| (*lease, (session, *key)))
-            .collect();
-        self.revoke_these(oldest, excess, now_ms)
-    }
-
-    fn revoke_these(
-        &mut self,
-        leases: Vec<(LeaseNo, (SessionId, InodeKey))>,
-        count: usize,
-        now_ms: u64,
-    ) -> Vec<Revocation> {
-        let mut out = Vec::new();
-        for (lease, (session, key)) in leases {
-            if out.len() >= count {
-                break;
-            }
-            let work_ms = self.work.ms(session, now_ms);
-            let Some(holder) = self.holder_mut(session, key) else {
-                continue;
-            };
-            if holder.lease == lease && matches!(holder.phase, Phase::Held { .. }) {
-                holder.phase = Phase::Revoking {
-                    first_ms: now_ms,
-                    last_ms: now_ms,
-                    work_ms,
-                };
-                holder.unwanted = true;
-                self.asked.insert(lease, (session, key));
-                out.push(Revocation {
-                    session,
-                    key,
-                    lease,
-                    keep: None,
-                });
-            }
-        }
-        out
-    }
-
-    /// The daemon begins to work for `session`: to carry out a release, or to look for space; each must [end](Self::end_work).
-    pub fn begin_work(&mut self, session: SessionId, now_ms: u64) {
-        self.work.begin(session, now_ms);
-    }
-
-    /// That is over.
-    pub fn end_work(&mut self, session: SessionId, now_ms: u64) {
-        let over = self.work.end(session, now_ms);
-        if over && !self.by_session.contains_key(&session) {
-            self.work.forget(session);
-        }
-    }
-
-    /// When a lease that was asked back at `first_ms` is late.
-    fn late_ms(&self, key: InodeKey, holder: &Holder, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
-        if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
-            return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
-        }
-        let worked_ms = self.work.ms(holder.session, now_ms).saturating_sub(work_ms);
-        first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
-    }
-
-    /// Sessions that have not given a lease back in time; the time that the daemon itself worked for them is not theirs.
-    #[must_use]
-    pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
-        let late = |(session, key): &&(SessionId, InodeKey)| {
-            self.holder(*session, *key).is_some_and(|holder| {
-                matches!(holder.phase, Phase::Revoking { first_ms, work_ms, .. }
-                    if now_ms >= self.late_ms(*key, holder, first_ms, work_ms, now_ms))
-            })
-        };
-        let mut sessions: Vec<_> = self
-            .asked
-            .values()
-            .filter(late)
-            .map(|(session, _)| *session)
-            .collect();
-        sessions.sort_unstable();
-        sessions.dedup();
-        sessions
-    }
-
-    /// What a late session has not given back, for the log.
-    #[must_use]
-    pub fn late_leases(&self, session: SessionId, now_ms: u64) -> Vec<String> {
-        let mine = self.asked.iter().filter(|(_, (whose, _))| *whose == session);
-        mine.filter_map(|(lease, (_, key))| {
-            let holder = self.holder(session, *key)?;
-            let Phase::Revoking { first_ms, .. } = holder.phase else {
-                return None;
-            };
-            let why = if holder.unwanted { "too many" } else { "awaited" };
-            Some(format!(
-                "{lease} of {key}, {:?}, asked for {} ms ago ({why})",
-                holder.mode,
-                now_ms.saturating_sub(first_ms)
-            ))
-        })
-        .take(8)
-        .collect()
-    }
-
-    /// Takes all leases and requests of a session away; answers the tickets that will not be decided any more.
+    /// Takes all leases and requests of a session away; answers the tickets that will not be decided any
+    /// more.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ticket> {
         let leases = self.by_session.get(&session).cloned().unwrap_or_default();
         for (lease, key) in leases {
@@ -774,59 +590,14 @@ impl Table {
         self.contention.forget(key);
     }
 
-    /// An operation of `session` on `key` was mediated.
-    pub fn note_mediated(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
-        self.contention.note_mediated(key, session, now_ms);
+    /// An operation of `session` on `key` was forwarded.
+    pub fn note_forwarded(&mut self, key: InodeKey, session: SessionId, now_ms: u64) {
+        self.contention.note_forwarded(key, session, now_ms);
     }
 
     /// `count` changes of `key` were made under a write lease that `session` gives back.
     pub fn note_changes(&mut self, key: InodeKey, session: SessionId, count: u64) {
         self.contention.note_changes(key, session, count);
-    }
-
-    /// Whether changes of `key` are to be mediated at the moment.
-    #[must_use]
-    pub fn is_contended(&self, key: InodeKey, now_ms: u64) -> bool {
-        self.contention.is_contended(key, now_ms)
-    }
-
-    /// Inodes whose changes are to be mediated at the moment.
-    #[must_use]
-    pub fn contended(&self, now_ms: u64) -> usize {
-        self.contention.count(now_ms)
-    }
-
-    /// Whether a client may be changing `key` under a lease.
-    #[must_use]
-    pub fn is_written(&self, key: InodeKey) -> bool {
-        self.holders.get(&key).is_some_and(|holders| {
-            holders
-                .iter()
-                .any(|holder| holder.mode == LeaseMode::Write && !Self::is_internal(holder.session))
-        })
-    }
-
-    /// Mode in which `session` may use `key` at the moment (also while it is being asked back).
-    #[must_use]
-    pub fn mode(&self, session: SessionId, key: InodeKey) -> Option<LeaseMode> {
-        self.holder(session, key).map(|holder| holder.mode)
-    }
-
-    /// The lease of `session` on `key`.
-    #[must_use]
-    pub fn lease(&self, session: SessionId, key: InodeKey) -> Option<(LeaseNo, LeaseMode)> {
-        self.holder(session, key)
-            .map(|holder| (holder.lease, holder.mode))
-    }
-
-    /// Whether another session may be changing `key`.
-    #[must_use]
-    pub fn written_by_other(&self, session: SessionId, key: InodeKey) -> bool {
-        self.holders.get(&key).is_some_and(|holders| {
-            holders
-                .iter()
-                .any(|holder| holder.session != session && holder.mode == LeaseMode::Write)
-        })
     }
 
     /// Remembers that `session` learned where the blocks of `key` are; `false` if it has no lease.
@@ -838,82 +609,6 @@ impl Table {
             }
             None => false,
         }
-    }
-
-    /// Sessions that know where the blocks of `key` were.
-    pub fn mappers(&self, key: InodeKey) -> impl Iterator<Item = SessionId> {
-        let holders = self
-            .holders
-            .get(&key)
-            .map_or(&[][..], |holders| holders.as_slice());
-        holders
-            .iter()
-            .filter(|holder| holder.mapped)
-            .map(|holder| holder.session)
-    }
-
-    /// Leases of a session.
-    #[must_use]
-    pub fn count(&self, session: SessionId) -> usize {
-        self.by_session.get(&session).map_or(0, BTreeMap::len)
-    }
-
-    /// Requests of a session that wait.
-    #[must_use]
-    pub fn waiting(&self, session: SessionId) -> usize {
-        self.waiters
-            .values()
-            .filter(|waiter| waiter.session == session)
-            .count()
-    }
-
-    /// Those requests.
-    #[must_use]
-    pub fn waiting_tickets(&self, session: SessionId) -> Vec<Ticket> {
-        let own = self
-            .waiters
-            .iter()
-            .filter(|(_, waiter)| waiter.session == session);
-        own.map(|(ticket, _)| *ticket).collect()
-    }
-
-    /// Whether anybody waits.
-    #[must_use]
-    pub fn anyone_waits(&self) -> bool {
-        !self.waiters.is_empty()
-    }
-
-    /// When, after `now_ms`, [`revocations`](Self::revocations) or [`expired`](Self::expired) may have something new because of time
-    /// alone.
-    #[must_use]
-    pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
-        let again_ms = self.again_ms();
-        let at = |(key, holder): (InodeKey, &Holder)| match holder.phase {
-            Phase::Granting | Phase::Releasing => None,
-            Phase::Held { since_ms } => Some(since_ms + self.hold_ms(key, holder, now_ms)),
-            Phase::Revoking {
-                first_ms,
-                last_ms,
-                work_ms,
-            } => {
-                let late_ms = self.late_ms(key, holder, first_ms, work_ms, now_ms);
-                Some((last_ms + again_ms).min(late_ms))
-            }
-        };
-        let awaited = self
-            .queues
-            .keys()
-            .filter_map(|key| Some((*key, self.holders.get(key)?)))
-            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, holder)));
-        let asked = self
-            .asked
-            .values()
-            .filter_map(|(session, key)| Some((*key, self.holder(*session, *key)?)));
-        awaited
-            .chain(asked)
-            .filter_map(at)
-            .filter(|at_ms| *at_ms > now_ms)
-            .min()
     }
 
     /// Panics (in tests) if a rule is broken.

@@ -254,7 +254,8 @@ fn contended_inode_is_refused_for_writing_until_it_is_quiet() {
     assert!(table.request(A, &[write(1)], now + 300).is_ok());
 }
 
-/// A and B take key 1 from each other, changing it so often each time, until it is contended or `until_ms`. Answers when that was.
+/// A and B take key 1 from each other, changing it so often each time, until it is contended or `until_ms`.
+/// Answers when that was.
 fn take_turns(table: &mut Table, mut now: u64, until_ms: u64, changes: u64) -> Option<u64> {
     let mut session = A;
     while now < until_ms {
@@ -283,16 +284,16 @@ fn lease_that_is_worth_its_way_goes_on_from_hand_to_hand() {
 #[test]
 fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     let mut table = table();
-    // While it is mediated, by turns too.
-    let mediated = |table: &mut Table, mut now: u64| {
+    // While its operations are forwarded, by turns too.
+    let forwarded = |table: &mut Table, mut now: u64| {
         let mut session = A;
         while table.is_contended(key(1), now) {
-            table.note_mediated(key(1), session, now);
+            table.note_forwarded(key(1), session, now);
             session = if session == A { B } else { A };
             now += 1;
         }
-        // What is still on its way to be mediated does not end the trial; hand-overs without work do.
-        table.note_mediated(key(1), session, now);
+        // What is still on its way to be forwarded does not end the trial; hand-overs without work do.
+        table.note_forwarded(key(1), session, now);
         assert!(!table.is_contended(key(1), now));
         now
     };
@@ -300,7 +301,7 @@ fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     for _ in 0..8 {
         let first = take_turns(&mut table, now, now + 1000, 3).unwrap();
         assert!(first < now + 30);
-        now = mediated(&mut table, first);
+        now = forwarded(&mut table, first);
         phases.push(now - first);
     }
     assert!(phases[0] <= 110 && phases.is_sorted(), "{phases:?}");
@@ -308,17 +309,18 @@ fn leases_are_tried_again_now_and_then_while_sessions_take_turns() {
     // Once leases have paid it is tried soon again.
     assert_eq!(take_turns(&mut table, now, now + 1000, 100), None);
     let first = take_turns(&mut table, now + 1000, now + 2000, 3).unwrap();
-    let again = mediated(&mut table, first);
+    let again = forwarded(&mut table, first);
     assert!(again < first + 110);
     let again = take_turns(&mut table, again, again + 1000, 3).unwrap();
     // One that is alone is not kept waiting for that.
-    table.note_mediated(key(1), A, again);
-    table.note_mediated(key(1), A, again + 150);
+    table.note_forwarded(key(1), A, again);
+    table.note_forwarded(key(1), A, again + 150);
     assert!(table.is_contended(key(1), again + 150));
     assert!(!table.is_contended(key(1), again + 200));
 }
 
-/// Who waits while a lease is on its way into other hands does not know when to ask for it back: it is told when that is known.
+/// Who waits while a lease is on its way into other hands does not know when to ask for it back: it is told
+/// when that is known.
 #[test]
 fn who_waits_hears_when_a_lease_has_come_into_other_hands() {
     let mut table = table();
@@ -336,7 +338,8 @@ fn who_waits_hears_when_a_lease_has_come_into_other_hands() {
     table.check();
 }
 
-/// Who only looks whether it is its turn (a lock file that is there) keeps nobody waiting, and has the usual time again when it was.
+/// Who only looks whether it is its turn (a lock file that is there) keeps nobody waiting, and has the usual
+/// time again when it was.
 #[test]
 fn who_changed_nothing_under_its_last_lease_is_asked_for_the_next_at_once() {
     let mut table = table();
@@ -433,7 +436,7 @@ fn holds_name_the_inodes_that_nobody_keeps_when_a_session_ends() {
 enum Step {
     Request { session: u64, wants: Vec<(u64, bool)> },
     Release { session: u64, n: u64, downgrade: bool },
-    Ahead { session: u64, n: u64, exclusive: bool },
+    BatchPrefetch { session: u64, n: u64, exclusive: bool },
     Time(u64),
     Drop(u64),
     Cancel(usize),
@@ -446,7 +449,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => (1_u64..5, 1_u64..6, any::<bool>())
             .prop_map(|(session, n, downgrade)| Step::Release { session, n, downgrade }),
         2 => (1_u64..5, 1_u64..6, any::<bool>())
-            .prop_map(|(session, n, exclusive)| Step::Ahead { session, n, exclusive }),
+            .prop_map(|(session, n, exclusive)| Step::BatchPrefetch { session, n, exclusive }),
         2 => (1_u64..30).prop_map(Step::Time),
         1 => (1_u64..5).prop_map(Step::Drop),
         1 => any::<usize>().prop_map(Step::Cancel),
@@ -508,7 +511,7 @@ proptest! {
                         table.finish_release(session, key(n), lease, downgrade, now);
                     }
                 }
-                Step::Ahead { session, n, exclusive } => {
+                Step::BatchPrefetch { session, n, exclusive } => {
                     let session = SessionId(session);
                     let want = if exclusive { write(n) } else { read(n) };
                     if let Some(lease) = table.take_free(session, &want, now) {

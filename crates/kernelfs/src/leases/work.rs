@@ -1,5 +1,5 @@
-//! For how long the daemon has worked for each session: its client gives leases back one batch after another, or waits for space under one, and
-//! cannot answer for the daemon's share. Knows nothing of leases.
+//! For how long the daemon has worked for each session: its client gives leases back one batch after another,
+//! or waits for space under one, and cannot answer for the daemon's share. Knows nothing of leases.
 
 use std::collections::HashMap;
 use varve_format::SessionId;

@@ -1,4 +1,5 @@
-//! What was used when, per tier and range of a file. Owns order and bounds of this memory; does not know what follows from it.
+//! What was used when, per tier and range of a file. Owns order and bounds of this memory; does not know what
+//! follows from it.
 
 use super::Use;
 use std::collections::BTreeMap;
@@ -123,8 +124,8 @@ impl Heat {
         self.tiers[tier as usize].ranges.contains_key(&id)
     }
 
-    /// A range with `present` blocks on a tier was used in a step, `read` blocks of it through the daemon. Answers whether it is warm, and
-    /// whether another one had to be forgotten.
+    /// A range with `present` blocks on a tier was used in a step, `read` blocks of it through the daemon.
+    /// Answers whether it is warm, and whether another one had to be forgotten.
     pub(super) fn touch(
         &mut self,
         tier: Tier,

@@ -1,5 +1,6 @@
-//! The default policy: new data on the fastest tier with room; from a full tier the ranges used longest ago move down, and ranges that are
-//! read again and again move up while there is room. Refuses to know how anything moves.
+//! The default policy: new data on the fastest tier with room; from a full tier the ranges used longest ago
+//! move down, and ranges that are read again and again move up while there is room. Refuses to know how
+//! anything moves.
 
 use super::heat::{Heat, RANGE_BLOCKS, RangeId, Uses};
 use super::{Catalog, Cause, Job, Move, Placement, Use};
@@ -260,7 +261,8 @@ impl State {
     ) -> Option<Job> {
         let fill = Fill::of(from, &space.tiers[from as usize], true);
         let draining = &mut self.draining[from as usize];
-        // By blocks, as the room that others see here: what comes down fills a tier up to the block where its percent is still below.
+        // By blocks, as the room that others see here: what comes down fills a tier up to the block where its
+        // percent is still below.
         if fill.below(marks.high) == 0 {
             *draining = true;
         } else if fill.above(marks.low) == 0 {
@@ -506,7 +508,8 @@ mod tests {
         }
     }
 
-    /// What comes down from NVM fills the next tier to the last block below its mark, where its percent is still below.
+    /// What comes down from NVM fills the next tier to the last block below its mark, where its percent is
+    /// still below.
     #[test]
     fn tier_without_room_below_its_mark_makes_some() {
         let tier = |free| TierStats {

@@ -1,13 +1,12 @@
-//! Placement over the tiers: where data goes, and what moves later. A policy ([`Hierarchy`]) decides and moves nothing; the mover carries
-//! its jobs out through store transactions and decides nothing.
+//! Placement over the tiers: where data goes, and what moves later. A policy ([`Hierarchy`]) decides and
+//! moves nothing; the mover carries its jobs out through store transactions and decides nothing.
 
 mod heat;
 mod hierarchy;
-mod mover;
+pub(crate) mod jobs;
 
 pub use hierarchy::{Hierarchy, Marks};
-pub use mover::PlacementStatus;
-pub(crate) use mover::Placer;
+pub use jobs::PlacementStatus;
 
 use serde::{Deserialize, Serialize};
 use varve_format::{BlockNo, Extent, FileBlock, Ino, InodeKey, Tier};
@@ -26,8 +25,8 @@ pub enum Use {
 
 /// What a policy may look at.
 pub trait Catalog {
-    /// Regular files with numbers from `from` on, at most `most`, and where to go on; `None`: there are no more. Several calls see no one
-    /// state.
+    /// Regular files with numbers from `from` on, at most `most`, and where to go on; `None`: there are no
+    /// more. Several calls see no one state.
     fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>);
 
     /// Extents of a file from a block on, at most `most`; none if it is gone or must not be moved now.
@@ -76,8 +75,8 @@ pub struct Job {
 
 /// Decides where data goes; moves nothing. Called from many threads.
 pub trait Placement: Send + Sync {
-    /// Where `bytes` of new data of an inode shall go. Tiers of which `space.tiers[t].total` is 0 are not there. The store goes on to
-    /// other tiers when the one chosen is full, unless the target says `only`.
+    /// Where `bytes` of new data of an inode shall go. Tiers of which `space.tiers[t].total` is 0 are not
+    /// there. The store goes on to other tiers when the one chosen is full, unless the target says `only`.
     fn target(&self, key: InodeKey, bytes: u64, space: &SpaceStats) -> DataTarget;
 
     /// Blocks of a file are used. Called while requests are answered: must be quick and read nothing.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use varve_format::log::{CHUNK_BYTES, LIVE_HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{EntryFlags, EntryMeta, InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, SessionId};
 use varve_ipc::{
-    ClientKind, Cred, Grant, Hello, InprocLink, IpcError, LeaseMode, Link, ManualClock, MediatedOp,
-    MediatedResult, PROTOCOL_VERSION, Page, PageState, Peer, ReleaseItem, Request, Response, SessionPage,
+    ClientKind, Cred, ForwardedOp, ForwardedResult, Grant, Hello, InprocLink, IpcError, LeaseMode, Link,
+    ManualClock, PROTOCOL_VERSION, Page, PageState, Peer, ReleaseItem, Request, Response, SessionPage,
     Upcall, Want, Welcome,
 };
 use varve_kernelfs::{Config, KernelFs, Parts, SimLogs};
@@ -157,7 +157,7 @@ pub struct Client {
     pub log: Option<Arc<dyn Region>>,
     pub seq: u64,
     pub offset: u64,
-    pub mediated: u64,
+    pub forwarded: u64,
 }
 
 impl Client {
@@ -171,7 +171,7 @@ impl Client {
             log: opened.log,
             seq: 0,
             offset: LIVE_HEADER_SIZE as u64,
-            mediated: 0,
+            forwarded: 0,
         })
     }
 
@@ -300,43 +300,44 @@ impl Client {
         }
     }
 
-    pub fn mediate(&mut self, op: &LogOp<'_>) -> Result<MediatedResult, IpcError> {
-        self.mediated += 1;
-        let number = self.mediated;
-        self.mediate_as(op, number, Cred::root())
+    pub fn forward(&mut self, op: &LogOp<'_>) -> Result<ForwardedResult, IpcError> {
+        self.forwarded += 1;
+        let number = self.forwarded;
+        self.forward_as(op, number, Cred::root())
     }
 
-    /// As `mediate`; what it makes is held open from then on.
-    pub fn mediate_open(&mut self, op: &LogOp<'_>) -> Result<MediatedResult, IpcError> {
-        self.mediated += 1;
-        self.mediate_with(op, self.mediated, Cred::root(), true)
+    /// As `forward`; what it makes is held open from then on.
+    pub fn forward_open(&mut self, op: &LogOp<'_>) -> Result<ForwardedResult, IpcError> {
+        self.forwarded += 1;
+        self.forward_with(op, self.forwarded, Cred::root(), true)
     }
 
-    pub fn mediate_as(&self, op: &LogOp<'_>, number: u64, cred: Cred) -> Result<MediatedResult, IpcError> {
-        self.mediate_with(op, number, cred, false)
+    pub fn forward_as(&self, op: &LogOp<'_>, number: u64, cred: Cred) -> Result<ForwardedResult, IpcError> {
+        self.forward_with(op, number, cred, false)
     }
 
-    fn mediate_with(
+    fn forward_with(
         &self,
         op: &LogOp<'_>,
         number: u64,
         cred: Cred,
         open: bool,
-    ) -> Result<MediatedResult, IpcError> {
+    ) -> Result<ForwardedResult, IpcError> {
         let mut body = Vec::new();
         op.encode_body(&mut body);
         let header = op.header(&EntryMeta::default(), body.len());
         let mut entry = header.as_bytes().to_vec();
         entry.extend_from_slice(&body);
         entry.extend_from_slice(op.data());
-        match self.link.call(Request::Mediate(MediatedOp {
+        match self.link.call(Request::Forward(ForwardedOp {
             entry,
             append: false,
             open,
+            whiteout: false,
             cred,
             number,
         }))? {
-            Response::Mediated(result) => Ok(result),
+            Response::Forwarded(result) => Ok(result),
             other => panic!("{other:?}"),
         }
     }

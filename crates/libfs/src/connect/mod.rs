@@ -1,4 +1,5 @@
-//! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of what a session does.
+//! Sessions over the daemon's Unix socket: maps the descriptors that come with the answer. Knows nothing of
+//! what a session does.
 
 mod served;
 
@@ -22,7 +23,8 @@ pub struct SocketConnector {
 
 impl Connector for SocketConnector {
     fn connect(&self, hello: Hello) -> Result<Connection, IpcError> {
-        // Before the connection has a thread: of a process with several, the kernel waits for all processors, some 10 ms.
+        // Before the connection has a thread: of a process with several, the kernel waits for all processors,
+        // some 10 ms.
         varve_ipc::page::register_for_membarrier();
         let (link, welcome, descriptors) = socket::connect(&self.path, hello)?;
         let link: Arc<dyn Link> = Arc::new(link);

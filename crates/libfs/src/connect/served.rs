@@ -1,4 +1,5 @@
-//! The log of a session that has no backing file of its own: stored to by this process, made durable by the daemon. Knows nothing of entries.
+//! The log of a session that has no backing file of its own: stored to by this process, made durable by the
+//! daemon. Knows nothing of entries.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ impl ServedLog {
             Ok(_) => return Ok(()),
             Err(IpcError::Errno(errno)) => errno,
             // Whether the session goes on somewhere else is found out by who asked.
-            Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Mediate | IpcError::Protocol(_)) => {
+            Err(IpcError::Sealed | IpcError::Gone(_) | IpcError::Forward | IpcError::Protocol(_)) => {
                 libc::EIO
             }
         };

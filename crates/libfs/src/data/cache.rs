@@ -1,5 +1,5 @@
-//! Blocks read from SSD and HDD, bounded, least recently used out first. Knows no tiers; stale blocks cannot be found, since the
-//! key holds the version of the inode's extents.
+//! Blocks read from SSD and HDD, bounded, least recently used out first. Knows no tiers; stale blocks cannot
+//! be found, since the key holds the version of the inode's extents.
 
 use lru::LruCache;
 use parking_lot::Mutex;

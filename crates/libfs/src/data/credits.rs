@@ -1,10 +1,11 @@
-//! Space credits: asked for in bulk, kept by lane, consumed before an operation is logged; given back when the daemon asks for what is not
-//! used. Knows the formula's result only.
+//! Space credits: asked for in bulk, kept by lane, consumed before an operation is logged; given back when
+//! the daemon asks for what is not used. Knows the formula's result only.
 //!
-//! Every block that was granted is in one place at a time: the common stock, a lane, the call that has consumed it, or the log. A call takes its
-//! blocks from its lane with one atomic operation, and from the stock under its lock, under which others' are collected, too: what is given back
-//! is in no call and no log, and what was consumed is not given back. A grant counts as known once it is in the stock, so an answer vouches for
-//! none that is still on its way.
+//! Every block that was granted is in one place at a time: the common stock, a lane, the call that has
+//! consumed it, or the log. A call takes its blocks from its lane with one atomic operation, and from the
+//! stock under its lock, under which others' are collected, too: what is given back is in no call and no log,
+//! and what was consumed is not given back. A grant counts as known once it is in the stock, so an answer
+//! vouches for none that is still on its way.
 
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
@@ -16,7 +17,8 @@ use varve_ipc::{IpcError, Request, Response};
 
 /// Blocks asked for at once.
 const BULK_BLOCKS: u32 = 16_384;
-/// So long a thread waits for another one's answer before it asks itself: what takes longer may be a search, of which each has its own bound.
+/// So long a thread waits for another one's answer before it asks itself: what takes longer may be a search,
+/// of which each has its own bound.
 const ASKING_MOST: Duration = Duration::from_millis(200);
 /// Blocks that a lane takes at once from the common stock.
 const LANE_BLOCKS: u64 = 2048;
@@ -61,7 +63,8 @@ impl DataPlane {
     /// Consumes `blocks` from the lane's credits.
     #[inline]
     pub(super) fn consume<T>(&self, slot: &Slot<'_>, blocks: u32) -> OpResult<(), T> {
-        // Only a locked instruction keeps apart what is spent and what is given back; it comes before anything is copied to the log.
+        // Only a locked instruction keeps apart what is spent and what is given back; it comes before
+        // anything is copied to the log.
         if blocks == 0 || spend(slot.credits(), blocks.into()) {
             return Ok(());
         }
@@ -75,7 +78,8 @@ impl DataPlane {
         if self.stock.lock().pay(slot.credits(), have, blocks) {
             return Ok(());
         }
-        // One asks at a time, and most likely for all: when many threads have none, each would have the daemon look again and again.
+        // One asks at a time, and most likely for all: when many threads have none, each would have the
+        // daemon look again and again.
         let _asking = lock_within(&*self.clock, &self.asking, ASKING_MOST);
         if self.stock.lock().pay(slot.credits(), have, blocks) {
             return Ok(());
@@ -115,7 +119,8 @@ impl DataPlane {
         self.stock.lock().blocks + lanes
     }
 
-    /// Gives back what is not used, because others need it. Waits for nobody; if the answer fails, the link is gone, and the credits with it.
+    /// Gives back what is not used, because others need it. Waits for nobody; if the answer fails, the link
+    /// is gone, and the credits with it.
     pub(crate) fn give_credits_back(&self) {
         let (blocks, of) = {
             let mut stock = self.stock.lock();
@@ -138,4 +143,4 @@ impl DataPlane {
 }
 
 #[cfg(all(test, feature = "shuttle"))]
-mod driven;
+mod interleavings;

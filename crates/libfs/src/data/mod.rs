@@ -1,27 +1,24 @@
-//! File data in the process: reading from log, NVM and slower tiers; writing through the log. Owns what a session's files rest on
-//! ([`DataPlane`]); refuses to know names, descriptors, leases and permissions: callers hold the lease that an operation needs.
+//! File data in the process: reading from log, NVM and slower tiers; writing through the log. Owns what a
+//! session's files rest on ([`DataPlane`]); refuses to know names, descriptors, leases and permissions:
+//! callers hold the lease that an operation needs.
 
 mod cache;
 mod credits;
 #[cfg(all(test, feature = "shuttle"))]
-mod driven;
-mod extents;
+mod interleavings;
 mod nvm;
-mod places;
 mod read;
 mod seek;
 #[cfg(test)]
 pub(crate) mod tests;
 mod write;
 
-pub(crate) use extents::ExtentCache;
-pub(crate) use places::Places;
 pub(crate) use write::{changed, cut_short, publish_data};
 
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;
+use crate::inode::overlay::LOG_BYTES_MAX;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
-use crate::overlay::LOG_BYTES_MAX;
 use crate::sync::Mutex;
 use cache::ReadCache;
 use credits::Stock;
@@ -32,7 +29,8 @@ use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
 use varve_media::Region;
 
-/// What the files of one session rest on. Made anew for each session; inodes outlive it (see [`Inode::reset`]).
+/// What the files of one session rest on. Made anew for each session; inodes outlive it (see
+/// [`Inode::reset`]).
 pub struct DataPlane {
     log: Option<Log>,
     link: Arc<dyn Link>,
@@ -57,7 +55,8 @@ pub struct DataPlane {
 }
 
 impl DataPlane {
-    /// For the session that `welcome` opened. `log` is `None` for a read-only session, `nvm` where data is not read directly.
+    /// For the session that `welcome` opened. `log` is `None` for a read-only session, `nvm` where data is
+    /// not read directly.
     #[must_use]
     pub fn new(
         welcome: &Welcome,
@@ -78,7 +77,7 @@ impl DataPlane {
             log: log.map(|region| Log::new(region, page.clone(), options)),
             link,
             page,
-            nvm: nvm.map(|region| Nvm::new(region, welcome.nvm_sums)),
+            nvm: nvm.map(|region| Nvm::new(region, welcome.nvm_sums, welcome.nvm_sums_once)),
             clock,
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,
@@ -100,8 +99,8 @@ impl DataPlane {
         self.log.as_ref().ok_or(Errno(libc::EROFS))
     }
 
-    /// Takes log space for `bytes` (sums of `entry_size`) and credits for `blocks` (sums of `charge`). Call it before locking
-    /// inodes; then [`Slot::append`] under the locks.
+    /// Takes log space for `bytes` (sums of `entry_size`) and credits for `blocks` (sums of `charge`). Call
+    /// it before locking inodes; then [`Slot::append`] under the locks.
     ///
     /// # Errors
     /// `EROFS`, `ENOSPC`, `EIO`; `SessionLost`. Nothing is logged then.
@@ -165,8 +164,8 @@ impl DataPlane {
         }
     }
 
-    /// Tells the daemon what went wrong with the log, or what was read from NVM: it does not see that by itself. Costs three loads if
-    /// nothing did.
+    /// Tells the daemon what went wrong with the log, or what was read from NVM: it does not see that by
+    /// itself. Costs three loads if nothing did.
     pub(crate) fn tell_trouble(&self) {
         let of_log = self.log.iter().flat_map(Log::take_trouble).flatten();
         let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
@@ -179,14 +178,16 @@ impl DataPlane {
         }
     }
 
-    /// The session is over, and its log digested: its memory goes back to the host, whatever still refers to this.
+    /// The session is over, and its log digested: its memory goes back to the host, whatever still refers to
+    /// this.
     pub(crate) fn retire(&self) {
         if let Some(log) = &self.log {
             log.region().retire();
         }
     }
 
-    /// Drops log pointers that are digested, so that log space can be used again. For the worker, now and then.
+    /// Drops log pointers that are digested, so that log space can be used again. For the worker, now and
+    /// then.
     pub fn reclaim(&self) {
         if let Some(log) = &self.log {
             log.reclaim(self);
@@ -209,8 +210,8 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Forgets where the digested blocks of `inode` lie: the daemon moved or replaced them. When this returns no read uses the old
-    /// places.
+    /// Forgets where the digested blocks of `inode` lie: the daemon moved or replaced them. When this returns
+    /// no read uses the old places.
     pub fn forget_extents(&self, inode: &Inode) {
         inode.write().extents.invalidate();
     }
@@ -304,7 +305,7 @@ impl LogHost for DataPlane {
                 // What went is in extents that we have not seen.
                 body.extents.invalidate();
             }
-            if crate::overlay::is_clean(&inode.radix, &body.pieces) {
+            if crate::inode::overlay::is_clean(&inode.radix, &body.pieces) {
                 // Under the exclusive lock: whoever publishes next lists it again.
                 inode.listed.store(false, Ordering::SeqCst);
             } else {

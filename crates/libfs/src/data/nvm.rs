@@ -1,5 +1,5 @@
-//! Reading digested data out of NVM, with or without a look at the checksums that lie there too. Knows blocks and their checksums; refuses
-//! to know files.
+//! Reading digested data out of NVM, with or without a look at the checksums that lie there too. Knows blocks
+//! and their checksums; refuses to know files.
 
 use crate::errno::Errno;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ pub(super) struct Nvm {
     region: Arc<dyn Region>,
     /// Where the table of checksums begins, in bytes; `None`: they are not looked at.
     sums: Option<u64>,
+    /// A bit for each block that was compared and is not compared again; none where each read is.
+    seen: Option<Box<[AtomicU64]>>,
     /// A block that did not have its checksum and that the daemon was not told of, plus one; 0: none.
     damaged: AtomicU64,
 }
@@ -32,8 +34,12 @@ impl From<MediaError> for Bad {
 }
 
 impl Nvm {
-    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>) -> Self {
+    /// `once`: what has had its checksum is believed from then on.
+    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>, once: bool) -> Self {
+        let words = region.len_bytes().div_ceil(BLOCK_BYTES).div_ceil(64) as usize;
+        let seen = (once && sums.is_some()).then(|| (0..words).map(|_| AtomicU64::new(0)).collect());
         Self {
+            seen,
             region,
             sums,
             damaged: AtomicU64::new(0),
@@ -44,12 +50,38 @@ impl Nvm {
     #[inline]
     pub(super) fn read(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Bad> {
         match self.sums {
-            None => Ok(self.region.read(block * BLOCK_BYTES + within, out)?),
-            Some(sums) => self.read_verified(sums, block, within as usize, out),
+            Some(sums) if !self.is_seen(block, within, out.len()) => {
+                self.read_verified(sums, block, within as usize, out)
+            }
+            _ => Ok(self.region.read(block * BLOCK_BYTES + within, out)?),
         }
     }
 
-    /// [`read`](Self::read) where the blocks cannot have been replaced meanwhile: what has a wrong checksum twice is damaged.
+    /// Whether all of these bytes lie in blocks that were compared before.
+    #[inline]
+    fn is_seen(&self, block: u64, within: u64, len: usize) -> bool {
+        let Some(seen) = &self.seen else { return false };
+        let end = block + (within + len as u64).div_ceil(BLOCK_BYTES);
+        (block..end).all(|block| {
+            let word = seen.get((block / 64) as usize);
+            word.is_some_and(|word| word.load(Ordering::Relaxed) >> (block % 64) & 1 == 1)
+        })
+    }
+
+    /// A block had its checksum. It may be used again for something else meanwhile: that was written by the daemon
+    /// since it started, as whatever is written while the session lives.
+    fn set_seen(&self, block: u64) {
+        if let Some(word) = self
+            .seen
+            .as_ref()
+            .and_then(|seen| seen.get((block / 64) as usize))
+        {
+            word.fetch_or(1 << (block % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// [`read`](Self::read) where the blocks cannot have been replaced meanwhile: what has a wrong checksum
+    /// twice is damaged.
     pub(super) fn read_for_certain(&self, block: u64, within: u64, out: &mut [u8]) -> Result<(), Errno> {
         let again = match self.read(block, within, out) {
             Err(Bad::Checksum(_)) => self.read(block, within, out),
@@ -65,7 +97,8 @@ impl Nvm {
         })
     }
 
-    /// Every block through a buffer of its own: other threads may store to `out`, and what was verified is what is given out.
+    /// Every block through a buffer of its own: other threads may store to `out`, and what was verified is
+    /// what is given out.
     fn read_verified(&self, sums: u64, block: u64, within: usize, out: &mut [u8]) -> Result<(), Bad> {
         let (mut block, mut within, mut rest) = (block, within, out);
         let mut content = [0; BLOCK_SIZE];
@@ -78,6 +111,7 @@ impl Nvm {
             if crc32c::crc32c(&content) != u32::from_le_bytes(sum) {
                 return Err(Bad::Checksum(block));
             }
+            self.set_seen(block);
             let (now, later) = rest.split_at_mut((BLOCK_SIZE - within).min(rest.len()));
             now.copy_from_slice(&content[within..within + now.len()]);
             (block, within, rest) = (block + 1, 0, later);
@@ -111,7 +145,7 @@ mod tests {
             let at = table + BLOCK_HEADER_SIZE as u64 + block * 4;
             region.write(at, &crc32c::crc32c(&content).to_le_bytes()).unwrap();
         }
-        let nvm = Nvm::new(region.clone(), Some(table));
+        let nvm = Nvm::new(region.clone(), Some(table), false);
         let mut out = [0; 10_000];
         nvm.read_for_certain(0, 100, &mut out).unwrap();
         assert_eq!((out[0], out[3996], out[9999]), (1, 2, 3));
@@ -122,8 +156,31 @@ mod tests {
         nvm.read_for_certain(2, 0, &mut out[..1]).unwrap_err();
         assert_eq!((nvm.take_damaged(), nvm.take_damaged()), (Some(2), None));
         // Without the table it is as memory.
-        Nvm::new(region, None)
+        Nvm::new(region, None, false)
             .read_for_certain(2, 0, &mut out[..1])
             .unwrap();
+    }
+
+    #[test]
+    fn block_is_compared_at_its_first_read_alone_when_that_is_asked() {
+        let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
+        let table = 8 * BLOCK_BYTES;
+        for block in 0..4 {
+            let content = [block as u8 + 1; BLOCK_BYTES as usize];
+            region.write(block * BLOCK_BYTES, &content).unwrap();
+            let at = table + BLOCK_HEADER_SIZE as u64 + block * 4;
+            region.write(at, &crc32c::crc32c(&content).to_le_bytes()).unwrap();
+        }
+        let nvm = Nvm::new(region.clone(), Some(table), true);
+        let mut out = [0; 5000];
+        nvm.read(0, 0, &mut out).unwrap();
+        // What is read again is memory by now; what was not read is not.
+        for block in [1, 2] {
+            region.write(block * BLOCK_BYTES + 5, &[0]).unwrap();
+        }
+        nvm.read(0, 0, &mut out).unwrap();
+        nvm.read(1, 10, &mut out[..4000]).unwrap();
+        assert!(matches!(nvm.read(2, 0, &mut out[..1]), Err(Bad::Checksum(2))));
+        nvm.read(3, 0, &mut out[..1]).unwrap();
     }
 }

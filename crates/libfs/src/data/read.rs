@@ -1,12 +1,13 @@
-//! Reading: newest bytes from the log, then extents, then zeros. Direct copies happen under the inode's shared lock, which keeps the
-//! log's chunks and the extents from being used again; slow tiers are asked after it was let go.
+//! Reading: newest bytes from the log, then extents, then zeros. Direct copies happen under the inode's
+//! shared lock, which keeps the log's chunks and the extents from being used again; slow tiers are asked
+//! after it was let go.
 
-use super::extents::{ASK_EXTENTS, Below};
-use super::places::GROUP;
 use super::{DataPlane, confused};
 use crate::errno::{Errno, OpError, OpResult};
+use crate::inode::extents::{ASK_EXTENTS, Below};
+use crate::inode::overlay::Source;
+use crate::inode::places::GROUP;
 use crate::inode::{Inode, InodeBody};
-use crate::overlay::Source;
 use crate::seeded::{Bug, armed};
 use std::sync::atomic::Ordering;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
@@ -25,7 +26,7 @@ enum Pass {
 }
 
 /// Ranges (position in the file, length) that must come by message.
-type Mediated = Vec<(u64, usize)>;
+type Forwarded = Vec<(u64, usize)>;
 
 /// Makes the pages of `out` present, so that the copy under the lock does not fault.
 #[inline]
@@ -57,16 +58,16 @@ impl DataPlane {
                 return Ok(0);
             }
             let len = (out.len() as u64).min(size - offset) as usize;
-            let mut mediated = Mediated::new();
-            let pass = self.copy(inode, &body, offset, &mut out[..len], &mut mediated)?;
+            let mut forwarded = Forwarded::new();
+            let pass = self.copy(inode, &body, offset, &mut out[..len], &mut forwarded)?;
             let version = body.extents.version();
             let Pass::Unmapped(block) = pass else {
                 drop(body);
                 if !self.is_live() {
                     return Err(OpError::lost());
                 }
-                if !mediated.is_empty() {
-                    self.fetch_all(inode, version, offset, out, &mediated)?;
+                if !forwarded.is_empty() {
+                    self.fetch_all(inode, version, offset, out, &forwarded)?;
                 }
                 return Ok(len);
             };
@@ -79,9 +80,10 @@ impl DataPlane {
         }
     }
 
-    /// Reads without a lock what lies whole in log and NVM at known places. `None`: nothing was read, and [`read`](Self::read) must do it.
-    /// `may` says whether the lease suffices; it is asked before and after, so that no pin is needed: what is returned was there at the
-    /// moment of the last look. Bytes of `out` may have changed in any case.
+    /// Reads without a lock what lies whole in log and NVM at known places. `None`: nothing was read, and
+    /// [`read`](Self::read) must do it. `may` says whether the lease suffices; it is asked before and after,
+    /// so that no pin is needed: what is returned was there at the moment of the last look. Bytes of `out`
+    /// may have changed in any case.
     #[inline]
     pub(crate) fn try_read(
         &self,
@@ -127,8 +129,8 @@ impl DataPlane {
             }
             pos = stop;
         }
-        // Act, then check: what was copied is discarded if anything that it rests on went meanwhile. The lease first: one that went and
-        // came again has changed the version before it counts.
+        // Act, then check: what was copied is discarded if anything that it rests on went meanwhile. The
+        // lease first: one that went and came again has changed the version before it counts.
         let same = || inode.is_still(version) || armed(Bug::TriedReadOvertaken);
         let live = || self.is_live() || armed(Bug::TriedReadSealed);
         (may() && same() && live()).then_some(pos.saturating_sub(offset) as usize)
@@ -142,7 +144,7 @@ impl DataPlane {
         body: &InodeBody,
         offset: u64,
         out: &mut [u8],
-        mediated: &mut Mediated,
+        forwarded: &mut Forwarded,
     ) -> OpResult<Pass, T> {
         let end = offset + out.len() as u64;
         let simple = body.pieces.is_empty();
@@ -187,7 +189,7 @@ impl DataPlane {
                             .map_or(end, |next| next * BLOCK_BYTES);
                     }
                     let into = &mut out[at..(stop - offset) as usize];
-                    if let Pass::Unmapped(block) = self.copy_below(inode, body, pos, into, mediated)? {
+                    if let Pass::Unmapped(block) = self.copy_below(inode, body, pos, into, forwarded)? {
                         return Ok(Pass::Unmapped(block));
                     }
                 }
@@ -204,11 +206,11 @@ impl DataPlane {
         body: &InodeBody,
         mut pos: u64,
         out: &mut [u8],
-        mediated: &mut Mediated,
+        forwarded: &mut Forwarded,
     ) -> OpResult<Pass, T> {
         let mut rest = out;
         let Some(nvm) = &self.nvm else {
-            note(mediated, pos, rest.len());
+            note(forwarded, pos, rest.len());
             return Ok(Pass::Done);
         };
         while !rest.is_empty() {
@@ -234,7 +236,7 @@ impl DataPlane {
                         inode.places.note(first, place, count);
                     }
                 }
-                Below::Mapped(..) => note(mediated, pos, len),
+                Below::Mapped(..) => note(forwarded, pos, len),
                 Below::Zeros(_) | Below::Unknown => into.fill(0),
             }
             rest = after;
@@ -243,7 +245,8 @@ impl DataPlane {
         Ok(Pass::Done)
     }
 
-    /// Asks for the map around `block` and keeps the answer unless the map changed meanwhile. No lock is held while asking.
+    /// Asks for the map around `block` and keeps the answer unless the map changed meanwhile. No lock is held
+    /// while asking.
     pub(super) fn load_map<T>(&self, inode: &Inode, block: u64) -> OpResult<(), T> {
         let (version, from) = {
             let body = inode.read();
@@ -278,9 +281,9 @@ impl DataPlane {
         version: u64,
         offset: u64,
         out: &mut [u8],
-        mediated: &Mediated,
+        forwarded: &Forwarded,
     ) -> OpResult<(), T> {
-        for &(pos, len) in mediated {
+        for &(pos, len) in forwarded {
             let at = (pos - offset) as usize;
             let into = &mut out[at..at + len];
             let sequential = inode.read_end.swap(pos + len as u64, Ordering::Relaxed) == pos;
@@ -302,7 +305,8 @@ impl DataPlane {
         Ok(())
     }
 
-    /// Reads `out.len()` bytes through the cache; what is missing is asked for with up to `ahead` bytes beyond.
+    /// Reads `out.len()` bytes through the cache; what is missing is asked for with up to `ahead` bytes
+    /// beyond.
     fn fetch_cached<T>(
         &self,
         inode: &Inode,
@@ -356,9 +360,9 @@ impl DataPlane {
 }
 
 /// Notes a range, together with the one before where they meet.
-fn note(mediated: &mut Mediated, pos: u64, len: usize) {
-    match mediated.last_mut() {
+fn note(forwarded: &mut Forwarded, pos: u64, len: usize) {
+    match forwarded.last_mut() {
         Some((last, last_len)) if *last + *last_len as u64 == pos => *last_len += len,
-        _ => mediated.push((pos, len)),
+        _ => forwarded.push((pos, len)),
     }
 }

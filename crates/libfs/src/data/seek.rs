@@ -1,10 +1,12 @@
-//! Where data and holes are, merged from the log and the map. Blocks whose log content is zero by a write count as data.
+//! Where data and holes are, by blocks, merged from the log and the map: the same before a digest and after
+//! it. A block is data from the first write to it, of zeros too, until one operation makes a hole of all of
+//! it; see `inode::overlay::pieces`, and `varve_digest` for the same rule.
 
 use super::DataPlane;
-use super::extents::Below;
 use crate::errno::{Errno, OpError, OpResult};
+use crate::inode::extents::Below;
+use crate::inode::overlay::Block;
 use crate::inode::{Inode, InodeBody};
-use crate::overlay::Source;
 use varve_format::BLOCK_BYTES;
 
 /// What lies at a position.
@@ -63,43 +65,20 @@ impl DataPlane {
 /// What lies at `pos`, and up to where (at most `end`) that holds.
 fn kind_at(inode: &Inode, body: &InodeBody, pos: u64, end: u64) -> (Kind, u64) {
     let block = pos / BLOCK_BYTES;
-    let (source, stop) = body.pieces.find(inode.radix.get(block), pos, end);
+    let bytes = |block: u64| end.min(block.saturating_mul(BLOCK_BYTES));
     // How far nothing else in the log begins.
-    let quiet = |mut limit: u64| {
-        let last = limit.div_ceil(BLOCK_BYTES);
-        for found in [
-            inode.radix.next_used(block + 1, last),
-            body.pieces.next_parts(block + 1, last),
-        ] {
-            limit = found.map_or(limit, |found| limit.min(found * BLOCK_BYTES));
-        }
-        body.pieces.next_zero(pos, limit).unwrap_or(limit)
+    let quiet = |last: u64| {
+        let last = last.min(end.div_ceil(BLOCK_BYTES));
+        let last = body.pieces.next_block(block, last);
+        inode.radix.next_used(block + 1, last).unwrap_or(last)
     };
-    let block_end = end.min((block + 1) * BLOCK_BYTES);
-    match source {
-        Source::Log(_) => (Kind::Data, stop),
-        Source::Zero if stop < block_end => (Kind::Hole, stop),
-        Source::Zero => (
-            Kind::Hole,
-            quiet(body.pieces.zero_until(pos).unwrap_or(stop).min(end)).max(stop),
-        ),
-        Source::Below => {
-            let limit = if stop < block_end {
-                stop
-            } else {
-                quiet(end).max(stop)
-            };
-            match body.extents.find(block) {
-                Below::Unknown => (Kind::Unmapped(block), pos),
-                Below::Mapped(_, _, blocks) => (
-                    Kind::Data,
-                    limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES)),
-                ),
-                Below::Zeros(blocks) => (
-                    Kind::Hole,
-                    limit.min(block.saturating_add(blocks).saturating_mul(BLOCK_BYTES)),
-                ),
-            }
-        }
+    match body.pieces.block(inode.radix.get(block), block) {
+        Block::Data => (Kind::Data, bytes(block + 1)),
+        Block::Hole(until) => (Kind::Hole, bytes(quiet(until))),
+        Block::Below => match body.extents.find(block) {
+            Below::Unknown => (Kind::Unmapped(block), pos),
+            Below::Mapped(_, _, blocks) => (Kind::Data, bytes(quiet(block.saturating_add(blocks)))),
+            Below::Zeros(blocks) => (Kind::Hole, bytes(quiet(block.saturating_add(blocks)))),
+        },
     }
 }

@@ -1,8 +1,8 @@
 //! Writing: into the log, then published in the inode. Three ways, by what a call may do to the file:
 //!
 //! - *in place*: small, whole blocks, below the size, no mode change. Under no lock; see [`crate::inode`].
-//! - *direct*: small. Copied to the log under the inode's exclusive lock, if that is free: one drain of the write buffers. The user's
-//!   pages are touched before, so that the copy does not fault.
+//! - *direct*: small. Copied to the log under the inode's exclusive lock, if that is free: one drain of the
+//!   write buffers. The user's pages are touched before, so that the copy does not fault.
 //! - *staged*: large, or the lock is held. Copied first, then numbered and committed under the lock.
 
 use super::DataPlane;
@@ -74,8 +74,9 @@ struct Parts<'d> {
 }
 
 impl DataPlane {
-    /// Writes `data` at `offset`; on `dax` it is durable when this returns. `clear` says which set-id bits go. Needs the write lease.
-    /// Calls up to 16 MiB (or a quarter of the log) happen as a whole or not at all.
+    /// Writes `data` at `offset`; on `dax` it is durable when this returns. `clear` says which set-id bits
+    /// go. Needs the write lease. Calls up to 16 MiB (or a quarter of the log) happen as a whole or not at
+    /// all.
     ///
     /// # Errors
     /// `EFBIG`, `ENOSPC` (nothing is logged), `EROFS`, `EIO`; `SessionLost`.
@@ -141,7 +142,8 @@ impl DataPlane {
         self.write_locked(inode, slot, Place::End, data, clear)
     }
 
-    /// Whole blocks below the size, under no lock. `None`: somebody has the inode; the slot can be used again.
+    /// Whole blocks below the size, under no lock. `None`: somebody has the inode; the slot can be used
+    /// again.
     #[inline]
     fn overwrite(
         &self,
@@ -240,7 +242,8 @@ impl DataPlane {
         committed.check((at, data.len()))
     }
 
-    /// The offset of a write under the inode's lock. An append pays back the credits that its real offset does not cost.
+    /// The offset of a write under the inode's lock. An append pays back the credits that its real offset
+    /// does not cost.
     #[inline]
     fn settle(
         &self,
@@ -290,7 +293,8 @@ impl DataPlane {
                 Ok((offset, len)) => {
                     start.get_or_insert(offset);
                     done += len;
-                    // An append goes on where its first part ended, not behind what others appended meanwhile.
+                    // An append goes on where its first part ended, not behind what others appended
+                    // meanwhile.
                     place = Place::At(offset + len as u64);
                 }
                 Err(OpError::SessionLost { committed, .. }) => {
@@ -309,7 +313,8 @@ impl DataPlane {
         Ok((start.unwrap_or(0), done))
     }
 
-    /// One transaction of a large write: entries end at block boundaries of the file, so that the rest is whole blocks.
+    /// One transaction of a large write: entries end at block boundaries of the file, so that the rest is
+    /// whole blocks.
     fn write_staged(
         &self,
         inode: &Arc<Inode>,
@@ -348,7 +353,8 @@ impl DataPlane {
         committed.check((offset, data.len()))
     }
 
-    /// Copies the entries of one transaction to the log, each with the credits that it costs at most. Of one that fails none are kept.
+    /// Copies the entries of one transaction to the log, each with the credits that it costs at most. Of one
+    /// that fails none are kept.
     fn stage_parts<'d>(
         &self,
         slot: &mut Slot<'_>,
@@ -483,11 +489,12 @@ impl DataPlane {
         committed.check(())
     }
 
-    /// Copies up to `len` bytes between files (or within one); returns how many, fewer at the end of `from`. Needs a lease on `from`
-    /// and the write lease on `to`. Copied by value, in pieces of 1 MiB.
+    /// Copies up to `len` bytes between files (or within one); returns how many, fewer at the end of `from`.
+    /// Needs a lease on `from` and the write lease on `to`. Copied by value, in pieces of 1 MiB.
     ///
     /// # Errors
-    /// `EINVAL` when the ranges overlap in one file; as for [`read`](Self::read) and [`write`](Self::write), when nothing was copied.
+    /// `EINVAL` when the ranges overlap in one file; as for [`read`](Self::read) and [`write`](Self::write),
+    /// when nothing was copied.
     pub fn copy_range(
         &self,
         from: &Arc<Inode>,
@@ -572,7 +579,8 @@ pub(crate) fn publish_data(
     grow(body, start, end);
 }
 
-/// The file reaches at least to `end`. Blocks beyond the old end are new; those below are counted as digested.
+/// The file reaches at least to `end`. Blocks beyond the old end are new; those below are counted as
+/// digested.
 #[inline]
 fn grow(body: &mut InodeWrite<'_>, start: u64, end: u64) {
     let old = body.attr.size_bytes;
@@ -593,9 +601,10 @@ pub(crate) fn cut_short(body: &mut InodeWrite<'_>, size: u64, seq: LogSeq) {
     body.attr.size_bytes = size;
 }
 
-/// Times, set-id bits and number after a change of the data.
+/// Times, set-id bits, file capabilities and number after a change of the data.
 #[inline]
 pub(crate) fn changed(body: &mut InodeWrite<'_>, stamp: Stamp, clear: EntryFlags, last: LogSeq) {
+    body.drop_capability();
     let body = &mut **body;
     body.attr.mtime_ns = stamp.time_ns;
     body.attr.ctime_ns = stamp.time_ns;

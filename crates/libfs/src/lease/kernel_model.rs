@@ -1,13 +1,14 @@
-//! A kernel's page cache above a session's leases, as [`super::above`] describes it, in company: whoever holds a lock that all agree on reads
-//! what was last written under it. With the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs
-//! --features shuttle --lib driven`), without it in threads that pause at random.
+//! A model of a kernel's page cache above a session's leases, as [`crate::kernel_cache::pages`] describes it,
+//! in shared mode: a reader that holds a lock common to all programs sees what was last written under that
+//! lock. With the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs
+//! --features shuttle --lib interleavings`), without it in threads that pause at random.
 #![allow(clippy::unwrap_used)]
 
-use super::above::{KernelCall, PageUse, drop_and_wait};
 use super::node::{Node, Use};
+use super::recall::{Event, Surroundings, Withdrawals};
 use super::table::Leases;
-use super::withdraw::{Event, Surroundings, Withdrawals};
 use crate::errno::{OpError, OpResult};
+use crate::kernel_cache::pages::{KernelCall, PageUse, drop_and_wait};
 use crate::options::CacheObserver;
 use crate::seeded;
 #[cfg(feature = "shuttle")]
@@ -94,7 +95,7 @@ struct Daemon {
     book: Mutex<Book>,
     changed: Condvar,
     /// Of so many requests to write, one is answered that the file is contended. 0: none.
-    mediate: u64,
+    forward: u64,
     events: crossbeam_channel::Sender<Event>,
 }
 
@@ -131,10 +132,10 @@ impl Link for Daemon {
             Request::Acquire { wants } | Request::AcquireNear { wants, .. } => {
                 let mode = wants[0].mode;
                 let mut book = self.book.lock();
-                if mode == LeaseMode::Write && self.mediate > 0 {
+                if mode == LeaseMode::Write && self.forward > 0 {
                     book.asked += 1;
-                    if book.asked.is_multiple_of(self.mediate) {
-                        return Err(IpcError::Mediate);
+                    if book.asked.is_multiple_of(self.forward) {
+                        return Err(IpcError::Forward);
                     }
                 }
                 // Who came before goes before.
@@ -405,11 +406,11 @@ impl Mount {
             });
         match outcome {
             Ok(()) => {}
-            Err(OpError::Mediate) => {
+            Err(OpError::Forward) => {
                 let observer = Arc::clone(&self.kernel) as Arc<dyn CacheObserver>;
                 let held = self
                     .leases
-                    .before_mediated::<()>(&self.node, &call, |drops| {
+                    .before_forwarded::<()>(&self.node, &call, |drops| {
                         drop_and_wait(&SystemClock, &observer, FILE, drops, PATIENCE);
                     })
                     .unwrap();
@@ -433,20 +434,21 @@ type Agreed = Arc<Mutex<u64>>;
 #[derive(Clone, Copy)]
 struct Plan {
     rounds: u64,
-    mediate: u64,
+    forward: u64,
     /// Another page is written whole.
     whole: bool,
     /// The mount's writes go past the kernel's pages.
     past_pages: bool,
 }
 
-/// The mount and another session count words of one page up, each word under its lock; others read through the mount meanwhile.
+/// The mount and another session count words of one page up, each word under its lock; others read through
+/// the mount meanwhile.
 fn counted(plan: Plan) {
     let (events, inbox) = crossbeam_channel::unbounded();
     let daemon = Arc::new(Daemon {
         book: Mutex::new(Book::default()),
         changed: Condvar::new(),
-        mediate: plan.mediate,
+        forward: plan.forward,
         events: events.clone(),
     });
     let kernel = Arc::new(Kernel {
@@ -578,12 +580,13 @@ fn counted(plan: Plan) {
     }
 }
 
-/// Nobody asks the daemon to write; every second write; every second, and whole pages too; past the kernel's pages without and with the daemon.
+/// Nobody asks the daemon to write; every second write; every second, and whole pages too; past the kernel's
+/// pages without and with the daemon.
 const fn plans(rounds: u64) -> [Plan; 5] {
-    const fn plan(rounds: u64, mediate: u64, whole: bool, past_pages: bool) -> Plan {
+    const fn plan(rounds: u64, forward: u64, whole: bool, past_pages: bool) -> Plan {
         Plan {
             rounds,
-            mediate,
+            forward,
             whole,
             past_pages,
         }
@@ -600,7 +603,7 @@ const fn plans(rounds: u64) -> [Plan; 5] {
 /// What each of these leaves in the pages must be seen.
 #[cfg(feature = "shuttle")]
 const BUGS: [Bug; 5] = [
-    Bug::KernelPagesMediated,
+    Bug::KernelPagesForwarded,
     Bug::KernelReadMissed,
     Bug::KernelTailKept,
     Bug::KernelReadKept,
@@ -608,7 +611,7 @@ const BUGS: [Bug; 5] = [
 ];
 
 #[cfg(feature = "shuttle")]
-mod driven {
+mod interleavings {
     use super::{BUGS, counted, plans};
     use crate::seeded::{self, Bug};
 

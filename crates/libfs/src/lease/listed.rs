@@ -1,5 +1,6 @@
-//! Inodes whose names were listed and that nobody has asked for since: what a walk comes to next. A walk lists before it looks, and looks in the
-//! order of the listing or, where that is long (`find`, `rm -r`, `du`: fts), in the order of the inodes' numbers. Knows no leases.
+//! Inodes that were listed and not yet looked up: a walk comes to them next. A walk lists a directory first,
+//! then looks its entries up in the order of the listing or, where that is long (`find`, `rm -r`, `du`: fts),
+//! in the order of inode numbers. Knows no leases.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -7,7 +8,8 @@ use varve_format::InodeKey;
 
 /// Most inodes that are kept: more than the 100,000 that fts lists before it looks at the first one. 3 MiB.
 const LISTED_MAX: usize = 1 << 17;
-/// So many of those that were asked for last are remembered: one that was looked at is the one that is changed next.
+/// So many of those that were asked for last are remembered: one that was looked at is the one that is
+/// changed next.
 const LAST_MAX: usize = 16;
 
 /// What was listed.

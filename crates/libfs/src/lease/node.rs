@@ -1,9 +1,10 @@
 //! The lease on one inode: its state, and the word that requests pin it with.
 //!
-//! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do; `CLOSED` bars new pins. The
-//! flags change under the state's lock; pins are counted without it. A thread's first pin is not counted in the word but named in its
-//! slot ([`slots::pin`]), so that threads that use one file do not take the word from each other: *name, light barrier, look at the word*
-//! against *bar, heavy barrier, look at the slots*.
+//! The word in [`Inode::lease`]: bits 0..32 count pins; `MAY_READ` and `MAY_WRITE` say what a pin may do;
+//! `CLOSED` bars new pins. The flags change under the state's lock; pins are counted without it. A thread's
+//! first pin is not counted in the word but named in its slot ([`slots::pin`]), so that threads that use one
+//! file do not take the word from each other: *name, light barrier, look at the word* against *bar, heavy
+//! barrier, look at the slots*.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -11,14 +12,13 @@ use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LeaseNo};
 use varve_ipc::{Clock, LeaseMode};
 
-use super::above::{Above, KernelCall};
+use crate::dir_cache::DirNames;
 use crate::inode::Inode;
+use crate::kernel_cache::pages::{Above, KernelCall};
 use crate::log::slots;
-use crate::names::DirNames;
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, wait_for};
-use crate::xattrs::Xattrs;
 
 const COUNT: u64 = 0xffff_ffff;
 const MAY_READ: u64 = 1 << 40;
@@ -61,6 +61,9 @@ pub(crate) struct LeaseState {
     /// How far giving back has come.
     pub phase: Phase,
 }
+
+/// Extended attributes of an inode, by name.
+pub(crate) type Xattrs = std::collections::BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// Everything that a session knows of one inode.
 pub(crate) struct Node {
@@ -179,8 +182,8 @@ impl Node {
         }
     }
 
-    /// Pins in the calling thread's slot. `Err`: it is taken, or what is held does not suffice, or something bars it; `true` with it if
-    /// the worker may have seen the attempt and must look again.
+    /// Pins in the calling thread's slot. `Err`: it is taken, or what is held does not suffice, or something
+    /// bars it; `true` with it if the worker may have seen the attempt and must look again.
     #[inline]
     pub(crate) fn try_pin_slot(&self, mode: LeaseMode) -> Result<usize, bool> {
         let lane = slots::pin(self.inode.id()).ok_or(false)?;
@@ -223,7 +226,8 @@ impl Node {
         before & COUNT == 1 && before & CLOSED != 0
     }
 
-    /// Requests that use the lease now. New ones are barred; one that is missed here looks again when it ends.
+    /// Requests that use the lease now. New ones are barred; one that is missed here looks again when it
+    /// ends.
     pub(crate) fn pins(&self) -> u64 {
         slots::pins(self.inode.id()) + (self.word().load(Ordering::Acquire) & COUNT)
     }
@@ -309,7 +313,8 @@ impl Node {
         done(&state)
     }
 
-    /// Takes over a grant, which took the place of grant `replaces` without a gap. `false`: it was given back already.
+    /// Takes over a grant, which took the place of grant `replaces` without a gap. `false`: it was given back
+    /// already.
     pub(crate) fn install(
         &self,
         number: LeaseNo,
@@ -351,13 +356,14 @@ impl Node {
     pub(crate) fn forget(&self) {
         self.names.lock().clear();
         *self.xattrs.lock() = None;
+        self.inode.renew_capability();
         *self.parent.lock() = None;
         self.atime_moved.store(false, Ordering::Relaxed);
     }
 }
 
 #[cfg(all(test, feature = "shuttle"))]
-mod driven {
+mod interleavings {
     //! The lease word under a scheduler that tries interleavings.
     #![allow(clippy::unwrap_used)]
 
@@ -368,7 +374,8 @@ mod driven {
     use varve_format::{InodeKey, LeaseNo};
     use varve_ipc::LeaseMode;
 
-    /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the one who gives it back is woken.
+    /// Threads pin and unpin while the lease is closed and given back: nobody has a pin when it goes, and the
+    /// one who gives it back is woken.
     fn nobody_uses_what_was_given_back() {
         let node = Arc::new(Node::new(crate::lease::table::empty(InodeKey::new(5, 1))));
         {

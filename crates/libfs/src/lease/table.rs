@@ -1,7 +1,8 @@
 //! All leases of a session: pinning what an operation needs, asking the daemon for what is missing.
 
 mod dead;
-mod numbers;
+mod pins;
+mod spare_inodes;
 
 use crossbeam_channel::Sender;
 use smallvec::{SmallVec, smallvec};
@@ -13,16 +14,18 @@ use varve_ipc::{
     light_barrier,
 };
 
+pub(crate) use self::pins::{AT_ONCE, Held, Pin, Pins, SlotPin};
+
 use self::dead::Dead;
-use self::numbers::Spare;
+use self::spare_inodes::Spare;
 use super::Use;
-use super::above::{Drops, KernelCall};
-use super::ahead::Ahead;
-use super::contended::Contended;
+use super::forward::Contended;
 use super::node::{Node, Phase};
-use super::withdraw::Event;
+use super::prefetch::Ahead;
+use super::recall::Event;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::hash::{KeyMap, KeySet};
+use crate::kernel_cache::pages::{Drops, KernelCall};
 use crate::seeded::{Bug, armed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, yield_now};
@@ -61,90 +64,9 @@ pub(crate) struct Leases {
     clock: Arc<dyn Clock>,
 }
 
-/// Leases that most operations pin at once: for so many nothing is allocated.
-pub(crate) const AT_ONCE: usize = 3;
-
-/// Pinned leases: they stay until this is dropped.
-pub(crate) struct Pins<'l> {
-    leases: &'l Leases,
-    nodes: SmallVec<[Arc<Node>; AT_ONCE]>,
-}
-
-impl Pins<'_> {
-    /// The node with this key; it must be one of those asked for.
-    pub(crate) fn node(&self, key: InodeKey) -> Result<&Arc<Node>, Errno> {
-        self.nodes
-            .iter()
-            .find(|node| node.key() == key)
-            .ok_or(Errno(libc::EIO))
-    }
-}
-
-impl Drop for Pins<'_> {
-    fn drop(&mut self) {
-        for node in &self.nodes {
-            self.leases.unpin(node);
-        }
-    }
-}
-
-/// A call of the kernel that waits, until this is dropped.
-pub(crate) struct Held<'n> {
-    node: &'n Arc<Node>,
-    number: u64,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.node.above.unhold(self.number);
-    }
-}
-
 fn note_pages(node: &Node, call: &KernelCall) {
     node.above.note(call);
     node.data_used.store(true, Ordering::Release);
-}
-
-/// One pinned lease, for the data path.
-pub(crate) struct Pin<'l> {
-    leases: &'l Leases,
-    node: Arc<Node>,
-}
-
-impl Pin<'_> {
-    pub(crate) const fn node(&self) -> &Arc<Node> {
-        &self.node
-    }
-}
-
-impl Drop for Pin<'_> {
-    fn drop(&mut self) {
-        self.leases.unpin(&self.node);
-    }
-}
-
-/// One lease pinned in the calling thread's slot.
-pub(crate) struct SlotPin<'l> {
-    leases: &'l Leases,
-    node: &'l Arc<Node>,
-    lane: usize,
-    // It must end on the thread that it began on.
-    _here: std::marker::PhantomData<*const ()>,
-}
-
-impl SlotPin<'_> {
-    pub(crate) const fn node(&self) -> &Arc<Node> {
-        self.node
-    }
-}
-
-impl Drop for SlotPin<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.node.unpin_slot(self.lane) {
-            self.leases.tell(Event::Look(self.node.key()));
-        }
-    }
 }
 
 impl Leases {
@@ -239,7 +161,8 @@ impl Leases {
             .cloned()
     }
 
-    /// ESTALE for what is dead and [taken down](Self::take_down): the daemon, which does not know that yet, would say that it lives.
+    /// ESTALE for what is dead and [taken down](Self::take_down): the daemon, which does not know that yet,
+    /// would say that it lives.
     #[inline]
     fn get_or_make(&self, key: InodeKey) -> Result<Arc<Node>, Errno> {
         match self.get(key) {
@@ -313,8 +236,8 @@ impl Leases {
         }
     }
 
-    /// Whether an inode may be read at this moment. Ask before and after: what was seen between counts if both say so and the session
-    /// still counts.
+    /// Whether an inode may be read at this moment. Ask before and after: what was seen between counts if
+    /// both say so and the session still counts.
     #[inline]
     pub(crate) fn may_look(&self, node: &Node, usage: Use<'_>) -> bool {
         // Noted before it is looked at: who bars the lease, and does not see this, is seen here.
@@ -360,9 +283,10 @@ impl Leases {
         Held { node, number }
     }
 
-    /// What comes before the daemon carries out a write of the kernel: this session's lease goes, and what the kernel has copied into its
-    /// pages, which would stay there under no lease. The call waits, with its last page locked, until what is returned is dropped.
-    pub(crate) fn before_mediated<'n, T>(
+    /// What comes before the daemon carries out a write of the kernel: this session's lease goes, and what
+    /// the kernel has copied into its pages, which would stay there under no lease. The call waits, with its
+    /// last page locked, until what is returned is dropped.
+    pub(crate) fn before_forwarded<'n, T>(
         &self,
         node: &'n Arc<Node>,
         call: &KernelCall,
@@ -370,7 +294,7 @@ impl Leases {
     ) -> OpResult<Held<'n>, T> {
         let held = self.hold(node, call);
         self.give_back(&[node.key()])?;
-        if !armed(Bug::KernelPagesMediated) {
+        if !armed(Bug::KernelPagesForwarded) {
             drop_pages(node.above.take_own(call));
         }
         Ok(held)
@@ -436,7 +360,8 @@ impl Leases {
         Err(OpError::Failed(Errno(libc::EIO)))
     }
 
-    /// Whether the inode was made in this session and is not digested: the daemon does not know it, so nobody else can want it.
+    /// Whether the inode was made in this session and is not digested: the daemon does not know it, so nobody
+    /// else can want it.
     fn is_unborn(&self, node: &Node) -> bool {
         node.born.load(Ordering::Relaxed) > self.page.digested().0 && node.mode().is_some()
     }
@@ -465,7 +390,7 @@ impl Leases {
                 node.waiters.fetch_sub(1, Ordering::SeqCst);
                 self.recall_early(node.key());
             }
-            return Err(OpError::Mediate);
+            return Err(OpError::Forward);
         }
         self.acquires.fetch_add(1, Ordering::Relaxed);
         let wants = asked.iter().map(|(_, want)| *want).collect();
@@ -554,7 +479,8 @@ impl Leases {
             node.note_recent();
             self.ahead.came(&node, mode, near);
         }
-        // Asked back meanwhile it was taken for what another request here waits for. That one may now wait for this lease to go.
+        // Asked back meanwhile it was taken for what another request here waits for. That one may now wait
+        // for this lease to go.
         let mut early = self.early.lock();
         if early.get(&node.key()) == Some(&lease) {
             early.remove(&node.key());
@@ -566,7 +492,8 @@ impl Leases {
         }
     }
 
-    /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back would only cost a digest.
+    /// Leases that stay until they are given back: those of the dead go by themselves, and giving them back
+    /// would only cost a digest.
     pub(super) fn living(&self) -> usize {
         let buried = self.buried.load(Ordering::Relaxed);
         self.held.load(Ordering::Relaxed).saturating_sub(buried)
@@ -609,11 +536,13 @@ impl Leases {
         }
     }
 
-    /// What a revocation of `number` means now. One that comes before its grant was taken in waits for it once; the daemon says it
-    /// again after a while, and then the grant is refused when it comes: what brings it may itself wait for this lease.
+    /// What a revocation of `number` means now. One that comes before its grant was taken in waits for it
+    /// once; the daemon says it again after a while, and then the grant is refused when it comes: what brings
+    /// it may itself wait for this lease.
     pub(crate) fn revoked(&self, key: InodeKey, number: LeaseNo) -> Revoked {
         if self.get(key).is_none() {
-            // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it is just being made.
+            // Perhaps a number for an inode that is not made yet: then it may not be made any more, unless it
+            // is just being made.
             let keeper = {
                 let mut spare = self.spare.lock();
                 let keeper = spare.keepers.remove(&key);
@@ -631,7 +560,8 @@ impl Leases {
                 return Revoked::Early;
             }
         }
-        // Before the node is looked at: a grant that nobody here has named and that is taken in meanwhile is seen there.
+        // Before the node is looked at: a grant that nobody here has named and that is taken in meanwhile is
+        // seen there.
         self.ahead.note_gone(key, number);
         let mut replaced = None;
         if let Some(node) = self.get(key) {
@@ -672,8 +602,9 @@ impl Leases {
         }
     }
 
-    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes all that is known of its names;
-    /// and what has no name, which goes by itself. Not for those that are `under_way` already: while they go, new ones ask again. Ends the trim.
+    /// Idle leases to give back, oldest use first as far as one bit tells, directories last: with one goes
+    /// all that is known of its names; and what has no name, which goes by itself. Not for those that are
+    /// `under_way` already: while they go, new ones ask again. Ends the trim.
     pub(crate) fn idle(&self, under_way: usize) -> Vec<Arc<Node>> {
         self.trimming.store(false, Ordering::Release);
         let held = self.living().saturating_sub(under_way);
@@ -712,8 +643,15 @@ impl Leases {
         idle
     }
 
-    /// Gives back what is held of `keys` and waits until it is: before the daemon does an operation on them itself.
+    /// Gives back what is held of `keys` and waits until it is: before the daemon does an operation on them
+    /// itself.
     pub(crate) fn give_back<T>(&self, keys: &[InodeKey]) -> OpResult<(), T> {
+        // Of many, all are said first: they go many in a message.
+        for key in keys.iter().filter(|_| keys.len() > 1) {
+            if let Some(number) = self.get(*key).and_then(|node| node.held_number()) {
+                self.tell(Event::GiveBack { key: *key, number });
+            }
+        }
         for key in keys {
             let Some(node) = self.get(*key) else { continue };
             let Some(number) = node.held_number() else {
@@ -750,14 +688,16 @@ pub(crate) enum Revoked {
     Held(Arc<Node>),
     /// One whose grant is under way: it is told again.
     Early,
-    /// One that never came here: say that it is free. What it took the place of is not held any more, whatever is believed here.
+    /// One that never came here: say that it is free. What it took the place of is not held any more,
+    /// whatever is believed here.
     Unknown {
         /// That one, if it is believed to be held.
         replaced: Option<(Arc<Node>, LeaseNo)>,
     },
 }
 
-/// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never shown.
+/// Placeholder attributes of an inode of which nothing is known: replaced when the lease is granted, never
+/// shown.
 pub(super) const fn empty(key: InodeKey) -> InodeAttr {
     InodeAttr {
         nlink: 0,

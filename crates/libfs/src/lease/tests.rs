@@ -1,14 +1,15 @@
-//! What passes between a session and the daemon about leases, in orders that are rare: each test plays one through by hand.
+//! What passes between a session and the daemon about leases, in orders that are rare: each test plays one
+//! through by hand.
 #![allow(clippy::unwrap_used)]
 
-mod ahead;
+mod prefetch;
 
-use super::above::{Above, KernelCall, PageUse};
 use super::node::{Node, Phase, Use};
+use super::recall::{Event, Surroundings, Withdrawals};
 use super::table::{Leases, Revoked};
-use super::withdraw::{Event, Surroundings, Withdrawals};
+use crate::dir::Target;
 use crate::errno::{Errno, OpError};
-use crate::names::Target;
+use crate::kernel_cache::pages::{Above, KernelCall, PageUse};
 use crate::options::CacheObserver;
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
@@ -206,8 +207,8 @@ fn knows(node: &Node, name: &[u8]) -> bool {
     node.names.lock().get(name).is_some()
 }
 
-/// The daemon says "you have 1 still" and wants it back at once. The request that asked must not go on under it: the last entry that the
-/// release names is already decided.
+/// The daemon says "you have 1 still" and wants it back at once. The request that asked must not go on under
+/// it: the last entry that the release names is already decided.
 #[test]
 fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
     let (mut rig, node) = releasing();
@@ -250,7 +251,8 @@ fn grant_that_does_not_go_on_from_what_is_held_forgets_what_is_known() {
     assert!(!knows(&node, b"old"));
 }
 
-/// A revocation of a grant that never came, twice: that grant took the place of the read lease, so that is not held either.
+/// A revocation of a grant that never came, twice: that grant took the place of the read lease, so that is
+/// not held either.
 #[test]
 fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
     let mut rig = rig();
@@ -388,7 +390,8 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
-/// What the kernel reads while it drops its pages is dropped as well, and a write that waits with its page locked is not waited for.
+/// What the kernel reads while it drops its pages is dropped as well, and a write that waits with its page
+/// locked is not waited for.
 #[test]
 fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     let mut rig = rig();
@@ -431,7 +434,8 @@ fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     assert!(!node.above.any());
 }
 
-/// A kernel that does not drop its pages is not waited for longer than the daemon waits; it is told once more when the lease is gone.
+/// A kernel that does not drop its pages is not waited for longer than the daemon waits; it is told once more
+/// when the lease is gone.
 #[test]
 fn lease_goes_when_the_kernel_takes_too_long() {
     let mut rig = rig();
@@ -516,7 +520,8 @@ fn leases_on_their_way_back_are_not_trimmed_for_again() {
     for _ in 0..4 {
         rig.take(Event::Trim);
     }
-    // Nor are the others looked through for each lease that comes meanwhile: one that was used since would soon seem idle.
+    // Nor are the others looked through for each lease that comes meanwhile: one that was used since would
+    // soon seem idle.
     let one = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500, 1), 0o100_644, 0)));
     drop(rig.leases.adopt(one, LeaseNo(500)));
     assert!(rig.leases.idle(81 - 56).is_empty());
@@ -562,7 +567,8 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
     assert_eq!(counts.iter().max(), Some(&NUMBERS_MAX));
     assert!(counts.len() < 20, "{counts:?}");
-    // A directory that goes takes them with it, and begins anew. Some are given back at a time: who waits for a lease meanwhile is not to wait for them.
+    // A directory that goes takes them with it, and begins anew. Some are given back at a time: who waits for
+    // a lease meanwhile is not to wait for them.
     rig.revoke(1);
     rig.flush();
     let spare = counts.iter().map(|count| u64::from(*count)).sum::<u64>() - used;

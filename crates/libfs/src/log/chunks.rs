@@ -1,5 +1,5 @@
-//! Which chunks of the log are free, in use, or wait for the digest; growth and waiting when the log is full. Knows nothing of
-//! entries but the highest number in a chunk.
+//! Which chunks of the log are free, in use, or wait for the digest; growth and waiting when the log is full.
+//! Knows nothing of entries but the highest number in a chunk.
 
 use super::{Log, LogHost, ipc};
 use crate::errno::{Errno, OpError, OpResult};
@@ -13,8 +13,8 @@ use varve_ipc::IpcError;
 /// How long a digest's next record may take before its end is waited for.
 const MOMENT: Duration = Duration::from_millis(5);
 const PROGRESS_NAP: Duration = Duration::from_micros(50);
-/// While there are chunks that were never used, pointers are dropped only when that frees this part of those that were: looking at all inodes
-/// that the log has something of is not for each chunk.
+/// While there are chunks that were never used, pointers are dropped only when that frees this part of those
+/// that were: looking at all inodes that the log has something of is not for each chunk.
 const PRUNED_SHARE: u64 = 4;
 
 /// A full chunk.
@@ -143,8 +143,9 @@ impl Pool {
         self.retired.iter().filter(may).count()
     }
 
-    /// The chunk that was used last comes first: its memory is there, and in the caches, where one that was never used is cleared by the
-    /// kernel page by page. So the log has as much memory as is written during a digest, not as much as it may have.
+    /// The chunk that was used last comes first: its memory is there, and in the caches, where one that was
+    /// never used is cleared by the kernel page by page. So the log has as much memory as is written during a
+    /// digest, not as much as it may have.
     fn try_take(&mut self, digested: u64, max_chunks: u64) -> Try {
         self.recycle();
         if let Some(chunk) = self.free.pop() {
@@ -209,8 +210,8 @@ impl Log {
         }
     }
 
-    /// Waits a moment for a digest that is under way, or is asked for now: its records give chunks back one after another, long before
-    /// everything is digested. `false`: nothing moved.
+    /// Waits a moment for a digest that is under way, or is asked for now: its records give chunks back one
+    /// after another, long before everything is digested. `false`: nothing moved.
     fn sees_progress(&self, host: &dyn LogHost, digested: u64) -> Result<bool, IpcError> {
         let upto = {
             let mut pool = self.pool.lock();
@@ -231,7 +232,8 @@ impl Log {
         Ok(true)
     }
 
-    /// Pointers at or below this may be dropped, and chunks up to it used again: digested, and no publication is still to come.
+    /// Pointers at or below this may be dropped, and chunks up to it used again: digested, and no publication
+    /// is still to come.
     #[must_use]
     pub fn droppable(&self) -> u64 {
         let digested = self.page.digested().0;
@@ -288,7 +290,8 @@ impl Log {
         }
     }
 
-    /// Asks for a digest when the share of the log that waits for one has passed the mark. Failures show when space is needed.
+    /// Asks for a digest when the share of the log that waits for one has passed the mark. Failures show when
+    /// space is needed.
     fn ask_when_due(&self, host: &dyn LogHost) {
         let upto = {
             let mut pool = self.pool.lock();

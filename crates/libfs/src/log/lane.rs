@@ -1,4 +1,5 @@
-//! One thread's part of the log: slots in it, staging, commit. Knows the bytes of an entry's header through `format` only.
+//! One thread's part of the log: slots in it, staging, commit. Knows the bytes of an entry's header through
+//! `format` only.
 
 use super::chunks::chunk_start;
 use super::{Log, LogHost, Stamp, slots};
@@ -24,7 +25,8 @@ const COMPOSE_MAX: usize = 448;
 /// As [`COMPOSE_MAX`], in a smaller buffer.
 const COMPOSE_SMALL: usize = 128;
 
-/// A lane. Words of `own` are written by the thread that has the lane (or holds the shared lane's lock) and by nobody else.
+/// A lane. Words of `own` are written by the thread that has the lane (or holds the shared lane's lock) and
+/// by nobody else.
 pub(super) struct Lane {
     /// Lowest number taken by this lane and not yet published, [`IDLE`] or [`TAKING`].
     in_flight: CachePadded<AtomicU64>,
@@ -118,8 +120,9 @@ struct Staging {
 
 /// The calling thread's lane, with space taken in it. Dropped without commit, it leaves nothing.
 ///
-/// Small on purpose: what is stored after a non-temporal copy cannot be loaded in another width before the write buffers are drained
-/// (a failed store-to-load forwarding waits for them), so nothing large may be moved between the copy and the return.
+/// Small on purpose: what is stored after a non-temporal copy cannot be loaded in another width before the
+/// write buffers are drained (a failed store-to-load forwarding waits for them), so nothing large may be
+/// moved between the copy and the return.
 pub struct Slot<'l> {
     log: &'l Log,
     lane: &'l Lane,
@@ -181,7 +184,8 @@ pub struct Committed<'l> {
     only: Logged,
     /// Its numbers.
     pub seqs: SeqRange,
-    /// The session counted when the commit was over. If not: whether the transaction counts is the seal's to say.
+    /// The session counted when the commit was over. If not: whether the transaction counts is the seal's to
+    /// say.
     pub live: bool,
 }
 
@@ -262,7 +266,8 @@ impl<'l> Slot<'l> {
         self.index != slots::SHARED
     }
 
-    /// Space credits of this lane, in blocks: the slot's holder spends them, and others may take what is left.
+    /// Space credits of this lane, in blocks: the slot's holder spends them, and others may take what is
+    /// left.
     pub(crate) fn credits(&self) -> &AtomicU64 {
         &self.lane.own.credits
     }
@@ -283,8 +288,9 @@ impl<'l> Slot<'l> {
             .min(PAYLOAD_MAX)
     }
 
-    /// Copies the payload of one entry to the log, loading each byte of the data once. May be called again: the entries make one
-    /// transaction (at most [`TX_ENTRIES_MAX`]). No inode may be locked. Takes further chunks where needed.
+    /// Copies the payload of one entry to the log, loading each byte of the data once. May be called again:
+    /// the entries make one transaction (at most [`TX_ENTRIES_MAX`]). No inode may be locked. Takes further
+    /// chunks where needed.
     ///
     /// # Errors
     /// As [`Log::reserve`]; `E2BIG` for too many entries, `EINVAL` for too long a payload.
@@ -330,8 +336,9 @@ impl<'l> Slot<'l> {
         self.staging.as_ref().map_or(0, |staging| staging.pieces.len())
     }
 
-    /// Gives the staged entries their numbers, writes their headers and fences once: committed when this returns. `add_offset` is
-    /// added to the offset of every staged write. Called under the locks of the inodes concerned.
+    /// Gives the staged entries their numbers, writes their headers and fences once: committed when this
+    /// returns. `add_offset` is added to the offset of every staged write. Called under the locks of the
+    /// inodes concerned.
     ///
     /// # Errors
     /// The region's; nothing counts then.
@@ -379,8 +386,9 @@ impl<'l> Slot<'l> {
         Ok(self.committed(first, count, only))
     }
 
-    /// Numbers, copies and commits one operation with a single drain of the processor's write buffers. The payload is copied while
-    /// the caller's locks are held: it must be memory that cannot fault for long (touch user memory before).
+    /// Numbers, copies and commits one operation with a single drain of the processor's write buffers. The
+    /// payload is copied while the caller's locks are held: it must be memory that cannot fault for long
+    /// (touch user memory before).
     ///
     /// # Errors
     /// As [`commit`](Self::commit); `EINVAL` if it is larger than what was reserved.
@@ -611,7 +619,8 @@ impl<'l> Slot<'l> {
         own.end.store(self.end, Ordering::Release);
     }
 
-    /// Numbers were taken and their entries could not be written: they become no-ops, so that the log stays dense.
+    /// Numbers were taken and their entries could not be written: they become no-ops, so that the log stays
+    /// dense.
     #[cold]
     fn fill_with_noops(&mut self, first: u64, count: u64) {
         let own = &self.lane.own;
@@ -711,7 +720,8 @@ impl Drop for Slot<'_> {
         if let Some(staging) = &self.staging
             && !staging.left.is_empty()
         {
-            // Staged over several chunks and not committed (a commit takes these): the lane is still in the first.
+            // Staged over several chunks and not committed (a commit takes these): the lane is still in the
+            // first.
             let mut pool = self.log.pool.lock();
             for later in &staging.left[1..] {
                 pool.give_back(later.start);
@@ -724,7 +734,8 @@ impl Drop for Slot<'_> {
 }
 
 impl Committed<'_> {
-    /// The entries, in order. The offset is that of staged writes; entries that were appended at once have 0 here.
+    /// The entries, in order. The offset is that of staged writes; entries that were appended at once have 0
+    /// here.
     pub fn entries(&self) -> &[Logged] {
         match &self.slot.staging {
             Some(staging) => &staging.logged,

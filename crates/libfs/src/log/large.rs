@@ -1,4 +1,5 @@
-//! How many chunks large operations may fill before they are committed. Knows numbers of chunks, not the chunks.
+//! How many chunks large operations may fill before they are committed. Knows numbers of chunks, not the
+//! chunks.
 
 use crate::sync::{Condvar, Mutex, wait_for};
 use std::time::Duration;
@@ -11,8 +12,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Operations of more bytes may need more than the chunk that their lane has and one more.
 const LARGE_BYTES: usize = CHUNK_BYTES as usize / 2;
 
-/// Lanes have at most half of a log's chunks; large operations together have at most a quarter besides. So whoever waits for a chunk waits
-/// for one that is committed, which the digest gives back.
+/// Lanes have at most half of a log's chunks; large operations together have at most a quarter besides. So
+/// whoever waits for a chunk waits for one that is committed, which the digest gives back.
 pub(super) struct Large {
     left: Mutex<u64>,
     changed: Condvar,

@@ -1,21 +1,21 @@
-//! The session's update log: numbers, lanes, chunks, commit and sync. Owns where an entry goes and in which order entries count;
-//! refuses to know what operations mean and who holds leases.
+//! The session's update log: numbers, lanes, chunks, commit and sync. Owns where an entry goes and in which
+//! order entries count; refuses to know what operations mean and who holds leases.
 //!
 //! # Cost
-//! A locked instruction between the non-temporal copy of a payload and the fence makes the processor drain its write-combining
-//! buffers twice (measured: +45 % at 4 KiB, 2 × at 128 B). So nothing of the kind happens there: [`Slot::append`] takes its numbers
-//! *before* it copies, and a caller that must not hold a lock while it copies user memory [`stage`](Slot::stage)s first and pays
-//! the second drain.
+//! A locked instruction between the non-temporal copy of a payload and the fence makes the processor drain
+//! its write-combining buffers twice (measured: +45 % at 4 KiB, 2 × at 128 B). So nothing of the kind happens
+//! there: [`Slot::append`] takes its numbers *before* it copies, and a caller that must not hold a lock while
+//! it copies user memory [`stage`](Slot::stage)s first and pays the second drain.
 //!
 //! # Order
-//! A caller takes a [`Slot`] first (this may wait for space), then its inode locks, then commits. The [`Committed`] it gets keeps
-//! the numbers *in flight* until it is dropped: publish pointers into the log before that, and the chunk cannot be used again under
-//! them.
+//! A caller takes a [`Slot`] first (this may wait for space), then its inode locks, then commits. The
+//! [`Committed`] it gets keeps the numbers *in flight* until it is dropped: publish pointers into the log
+//! before that, and the chunk cannot be used again under them.
 
-mod ahead;
 mod chunks;
+mod grow;
 #[cfg(all(test, feature = "shuttle"))]
-mod driven;
+mod interleavings;
 mod lane;
 mod large;
 pub(crate) mod slots;
@@ -151,17 +151,20 @@ impl Log {
         }
     }
 
-    /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) where they may not fit into a chunk. Without
-    /// it operations that each hold some chunks and wait for one more could wait for each other.
+    /// Waits until an operation of `bytes` may be staged: call it before [`reserve`](Self::reserve) where
+    /// they may not fit into a chunk. Without it operations that each hold some chunks and wait for one more
+    /// could wait for each other.
     pub fn room_for(&self, host: &dyn LogHost, bytes: usize) -> Room<'_> {
         self.large.take(host.clock(), bytes)
     }
 
-    /// Takes the calling thread's lane with room for `bytes` (sums of [`entry_size`](varve_format::log::entry_size)). Waits for space
-    /// for at most `wait_ms`. Call it before locking inodes.
+    /// Takes the calling thread's lane with room for `bytes` (sums of
+    /// [`entry_size`](varve_format::log::entry_size)). Waits for space for at most `wait_ms`. Call it before
+    /// locking inodes.
     ///
     /// # Errors
-    /// `ENOSPC` when no space came in time, or what the daemon answered; `EDEADLK` when this thread has a slot already; `SessionLost`.
+    /// `ENOSPC` when no space came in time, or what the daemon answered; `EDEADLK` when this thread has a
+    /// slot already; `SessionLost`.
     #[inline]
     pub fn reserve<T>(&self, host: &dyn LogHost, bytes: usize) -> OpResult<Slot<'_>, T> {
         Slot::take(self, host, bytes)
@@ -258,7 +261,8 @@ impl Log {
         self.lanes.iter().map(Lane::take_credits).sum()
     }
 
-    /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from `next_seq` before.
+    /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from
+    /// `next_seq` before.
     #[inline]
     fn stable(&self, own: usize, bound: u64) -> u64 {
         let used = slots::used().min(self.own_lanes);

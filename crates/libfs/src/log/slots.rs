@@ -1,9 +1,9 @@
-//! Slots of threads, for the whole process: which lane a thread uses, which inode it overwrites in place right now, and which inode's lease
-//! it uses right now.
+//! Slots of threads, for the whole process: which lane a thread uses, which inode it overwrites in place
+//! right now, and which inode's lease it uses right now.
 //! Knows neither logs nor files.
 //!
-//! A slot belongs to one thread until that thread ends, so its words have a single writer. Threads beyond the slots share lane
-//! [`SHARED`] under a lock and never overwrite in place.
+//! A slot belongs to one thread until that thread ends, so its words have a single writer. Threads beyond the
+//! slots share lane [`SHARED`] under a lock and never overwrite in place.
 
 use crossbeam_utils::CachePadded;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -76,8 +76,8 @@ pub(crate) fn used() -> usize {
     USED.load(Ordering::Acquire)
 }
 
-/// The calling thread says that it overwrites inode `id` in place. It must pass a full barrier before it looks whether it may.
-/// Without effect (and useless) for [`SHARED`].
+/// The calling thread says that it overwrites inode `id` in place. It must pass a full barrier before it
+/// looks whether it may. Without effect (and useless) for [`SHARED`].
 #[inline]
 pub(crate) fn enter_overwrite(lane: usize, id: u64) {
     if let Some(slot) = SLOTS.get(lane) {
@@ -93,8 +93,8 @@ pub(crate) fn leave_overwrite(lane: usize) {
     }
 }
 
-/// The calling thread says that it uses the lease of inode `id`: the slot to [`unpin`], unless it pins another one there. What it loads
-/// afterwards is what those who count with [`pins`] stored before.
+/// The calling thread says that it uses the lease of inode `id`: the slot to [`unpin`], unless it pins
+/// another one there. What it loads afterwards is what those who count with [`pins`] stored before.
 #[inline]
 pub(crate) fn pin(id: u64) -> Option<usize> {
     let lane = lane();
@@ -107,7 +107,8 @@ pub(crate) fn pin(id: u64) -> Option<usize> {
     Some(lane)
 }
 
-/// Ends what [`pin`] began. As there for what is loaded afterwards: who is missed by `pins` sees why it was counted.
+/// Ends what [`pin`] began. As there for what is loaded afterwards: who is missed by `pins` sees why it was
+/// counted.
 #[inline]
 pub(crate) fn unpin(lane: usize) {
     if let Some(slot) = SLOTS.get(lane) {
@@ -116,8 +117,8 @@ pub(crate) fn unpin(lane: usize) {
     }
 }
 
-/// Threads that have pinned inode `id` in their slots. The caller has barred new pins before; one that this misses sees the bar when it
-/// ends.
+/// Threads that have pinned inode `id` in their slots. The caller has barred new pins before; one that this
+/// misses sees the bar when it ends.
 pub(crate) fn pins(id: u64) -> u64 {
     heavy_barrier();
     pins_about(id)
@@ -131,7 +132,8 @@ pub(crate) fn pins_about(id: u64) -> u64 {
         .count() as u64
 }
 
-/// Waits until no thread overwrites inode `id` in place. The caller has barred new ones with a sequentially consistent store.
+/// Waits until no thread overwrites inode `id` in place. The caller has barred new ones with a sequentially
+/// consistent store.
 #[inline]
 pub(crate) fn wait_for_overwrites(id: u64) {
     for slot in &SLOTS[..used().min(SHARED)] {
@@ -147,8 +149,8 @@ pub(crate) fn wait_for_overwrites(id: u64) {
     }
 }
 
-/// In the child after `fork`: only the calling thread lives on, so the others' slots are free again. The parent's logs must not be
-/// used any more in the child.
+/// In the child after `fork`: only the calling thread lives on, so the others' slots are free again. The
+/// parent's logs must not be used any more in the child.
 pub fn reset_after_fork() {
     let own = lane();
     for (index, slot) in SLOTS.iter().enumerate() {

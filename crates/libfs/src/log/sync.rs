@@ -1,6 +1,8 @@
-//! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one round. Knows ranges only.
+//! Durability against power cuts: all that is committed goes to the medium, and calls that meet share one
+//! round. Knows ranges only.
 //!
-//! A round has a range for each lane, and its leader hands them to the medium together: sixteen threads wait for one flush of the device.
+//! A round has a range for each lane, and its leader hands them to the medium together: sixteen threads wait
+//! for one flush of the device.
 
 use super::{Log, slots};
 use crate::errno::Errno;
@@ -10,7 +12,7 @@ use crate::sync::{Condvar, Mutex};
 use std::time::Instant;
 use varve_format::LogSeq;
 use varve_format::log::LANES_MAX;
-use varve_media::watch::SLOW;
+use varve_media::stats::SLOW;
 use varve_media::{MediumKind, Region};
 
 /// Rounds of less than this are little.
@@ -46,8 +48,8 @@ impl Syncs {
 }
 
 impl Log {
-    /// Makes everything that was committed up to `upto` durable against a power cut, as far as the medium can. Durable when this
-    /// returns.
+    /// Makes everything that was committed up to `upto` durable against a power cut, as far as the medium
+    /// can. Durable when this returns.
     ///
     /// # Errors
     /// The region's.
@@ -59,7 +61,8 @@ impl Log {
             return self.sync_memory();
         }
         let mut rounds = self.syncs.state.lock();
-        // A round that has started may have read the lanes before our entries were there: wait for the next one.
+        // A round that has started may have read the lanes before our entries were there: wait for the next
+        // one.
         let needed = rounds.started + 1;
         loop {
             if rounds.done >= needed {
@@ -84,7 +87,8 @@ impl Log {
         }
     }
 
-    /// Where a commit's fence makes it durable there is nothing to write: no round, and nobody waits for a thread that is not running.
+    /// Where a commit's fence makes it durable there is nothing to write: no round, and nobody waits for a
+    /// thread that is not running.
     fn sync_memory(&self) -> Result<(), Errno> {
         self.region.sync(0, 0).map_err(|error| {
             tracing::error!(%error, "the log could not be made durable");
@@ -93,7 +97,8 @@ impl Log {
         })
     }
 
-    /// The program has synced. `true`: it does so a little at a time, and did not before, so [`look_ahead`](Self::look_ahead) has work.
+    /// The program has synced. `true`: it does so a little at a time, and did not before, so
+    /// [`look_ahead`](Self::look_ahead) has work.
     pub(crate) fn note_sync(&self) -> bool {
         let little = (1..LITTLE_BYTES).contains(&self.syncs.bytes.load(Ordering::Relaxed));
         let before = self.syncs_little.load(Ordering::Relaxed);
@@ -105,7 +110,8 @@ impl Log {
 
     /// One round over all lanes: whatever is committed now.
     fn sync_round(&self) -> Result<(), Errno> {
-        // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we see.
+        // Chunks change hands under the pool's lock, so each lane's position belongs to the chunk that we
+        // see.
         let mut parts: Vec<(u64, u64)> = Vec::new();
         let mut lanes: Vec<(usize, u64)> = Vec::new();
         {
@@ -150,7 +156,8 @@ impl Log {
         match synced {
             Ok(()) => {
                 for (index, end) in lanes {
-                    // The lane may be in another chunk by now; then the rest of the old one was noted when it was left.
+                    // The lane may be in another chunk by now; then the rest of the old one was noted when it
+                    // was left.
                     let (start, pos) = self.lanes[index].committed();
                     if start <= end && end <= pos {
                         pool.synced[index] = pool.synced[index].max(end);

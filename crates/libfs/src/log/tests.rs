@@ -1,4 +1,5 @@
-//! The log by itself: every committed entry is found by a scan, numbers are dense, chunks come back, a full log waits.
+//! The log by itself: every committed entry is found by a scan, numbers are dense, chunks come back, a full
+//! log waits.
 #![allow(clippy::unwrap_used)]
 
 use super::{Log, LogHost, LogOptions, Stamp};

@@ -11,7 +11,7 @@ use super::table::Open;
 use super::{AT_FDCWD, Fd, Posix};
 use crate::attrs::OpenFlags;
 use crate::errno::{Errno, Result};
-use crate::open::OpenFile;
+use crate::file::open::OpenFile;
 
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
@@ -334,7 +334,8 @@ impl Posix {
         self.table.get(fd)?.file.fsync(true)
     }
 
-    /// Up to `max` further entries of a directory, without `.` and `..`; none is the end. `lseek(fd, 0, Set)` starts again.
+    /// Up to `max` further entries of a directory, without `.` and `..`; none is the end. `lseek(fd, 0, Set)`
+    /// starts again.
     ///
     /// # Errors
     /// As `getdents`.

@@ -1,20 +1,20 @@
-//! POSIX calls over [`Fs`]: descriptors, a working directory, a umask and credentials. Owns paths and offsets; refuses to know leases
-//! and logs.
+//! POSIX calls over [`Fs`]: descriptors, a working directory, a umask and credentials. Owns paths and
+//! offsets; refuses to know leases and logs.
 //!
-//! Paths are bytes; flags and modes are those of the C library. Every call fails with the errno that Linux gives, in its order of
-//! checks. Descriptors are numbers of this object, not of the kernel.
+//! Paths are bytes; flags and modes are those of the C library. Every call fails with the errno that Linux
+//! gives, in its order of checks. Descriptors are numbers of this object, not of the kernel.
 
 mod files;
 mod locks;
 mod path;
 mod table;
-mod together;
 mod tree;
+mod txn;
 
 pub use files::Whence;
 pub use locks::NoLocks;
 pub use table::Fd;
-pub use together::{PosixTransaction, TX_FD_FIRST};
+pub use txn::{PosixTransaction, TX_FD_FIRST};
 
 use parking_lot::RwLock;
 use std::sync::Arc;

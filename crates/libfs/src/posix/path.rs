@@ -30,7 +30,8 @@ fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = Vec<u8>> + '_ {
 }
 
 impl Posix {
-    /// Walks `path`. The last component may be missing; if it is a symbolic link it is followed if `follow`, or if a slash comes after.
+    /// Walks `path`. The last component may be missing; if it is a symbolic link it is followed if `follow`,
+    /// or if a slash comes after.
     pub(super) fn walk(&self, dirfd: Fd, path: &[u8], follow: bool) -> Result<Walked> {
         if path.is_empty() {
             return Err(Errno(libc::ENOENT));
@@ -136,7 +137,8 @@ impl Posix {
     }
 }
 
-/// A trailing slash after the name of a directory to be made means nothing; after a symbolic link it must not follow it.
+/// A trailing slash after the name of a directory to be made means nothing; after a symbolic link it must not
+/// follow it.
 pub(super) trait StripSlashes {
     fn strip_suffix_slashes(&self, strip: bool) -> &[u8];
 }

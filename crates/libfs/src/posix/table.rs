@@ -6,7 +6,7 @@ use varve_format::InodeKey;
 
 use super::locks::Beside;
 use crate::errno::{Errno, Result};
-use crate::open::OpenFile;
+use crate::file::open::OpenFile;
 
 /// A descriptor.
 pub type Fd = i32;

@@ -39,7 +39,8 @@ impl Posix {
             _ => return Err(Errno(libc::EINVAL)),
         };
         let (dir, name) = self.place(dirfd, path, false)?;
-        if matches!(kind, libc::S_IFCHR | libc::S_IFBLK) && self.cred().uid != 0 {
+        let device = matches!(kind, libc::S_IFCHR | libc::S_IFBLK) && !varve_format::is_whiteout(kind, rdev);
+        if device && self.cred().uid != 0 {
             return Err(Errno(libc::EPERM));
         }
         self.fs
@@ -236,7 +237,8 @@ impl Posix {
         self.renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::default())
     }
 
-    /// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for good.
+    /// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides
+    /// for good.
     fn lies_below(&self, dir: InodeKey, above: InodeKey) -> Result<bool> {
         let root = varve_ipc::Cred::root();
         let mut at = dir;
@@ -501,7 +503,15 @@ impl Posix {
         self.fs.statfs()
     }
 
-    /// Makes everything durable against a power cut.
+    /// Makes everything that any program did on the pool durable against a power cut.
+    ///
+    /// # Errors
+    /// As `syncfs`: `EIO`, `ENOSPC` or `ETIMEDOUT` if something of it is not durable.
+    pub fn syncfs(&self) -> Result<()> {
+        self.fs.sync_all()
+    }
+
+    /// Makes everything that this connection did durable against a power cut.
     ///
     /// # Errors
     /// `EIO`.

@@ -1,12 +1,14 @@
-//! One session: its link, log, leases and worker; and the mount that outlives sessions. Knows no names and no data.
+//! One session: its link, log, leases and worker; and the mount that outlives sessions. Knows no names and no
+//! data.
 
+mod forward;
 #[cfg(all(test, feature = "shuttle"))]
-mod driven;
-mod mediate;
+mod interleavings;
 mod mount;
 mod opens;
+pub(crate) mod worker;
 
-pub(crate) use mediate::{Asks, Mediated};
+pub(crate) use forward::{Asks, Forwarded};
 pub(crate) use mount::{Mount, Try};
 pub(crate) use opens::Opens;
 
@@ -20,16 +22,14 @@ use varve_ipc::{
     ClientKind, Clock, IpcError, LeaseMode, Link, PageState, Request, Response, SessionPage, Want, Welcome,
 };
 
-use crate::beliefs::{Beliefs, Era};
 use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
-use crate::lease::{
-    AT_ONCE, Drops, Event, KernelCall, Leases, Node, Pins, Use, Withdrawals, drop_and_wait, drop_later,
-};
+use crate::kernel_cache::dentries::{DentryTimeouts, Era};
+use crate::kernel_cache::pages::{Drops, KernelCall, drop_and_wait, drop_later};
+use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Use, Withdrawals};
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
 use crate::sync::{Mutex, spawn};
-use crate::worker;
 
 /// A live (or just lost) session.
 pub(crate) struct Session {
@@ -40,12 +40,13 @@ pub(crate) struct Session {
     pub leases: Arc<Leases>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    beliefs: Arc<Beliefs>,
+    timeouts: Arc<DentryTimeouts>,
     era: Era,
     events: Sender<Event>,
-    /// Number of the last mediated operation; held while one is under way, so that `last_mediated` tells of exactly one.
-    mediating: Mutex<u64>,
-    pub mediated: AtomicU64,
+    /// Number of the last mediated operation; held while one is under way, so that `last_forwarded` tells of
+    /// exactly one.
+    forwarding: Mutex<u64>,
+    pub forwarded: AtomicU64,
     /// Number of the last mediated operation of which the daemon said that it is done.
     pub answered: AtomicU64,
     pub revoked: AtomicU64,
@@ -59,7 +60,7 @@ impl Session {
         connection: Connection,
         options: &FsOptions,
         opens: &Arc<Opens>,
-        beliefs: &Arc<Beliefs>,
+        timeouts: &Arc<DentryTimeouts>,
     ) -> Result<Arc<Self>, MountError> {
         let Connection {
             link,
@@ -95,7 +96,7 @@ impl Session {
             kernel,
         );
         let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
-        let era = beliefs.begin(welcome.company);
+        let era = timeouts.begin(welcome.shared);
         let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             welcome,
@@ -105,11 +106,11 @@ impl Session {
             leases,
             options: options.clone(),
             opens: Arc::clone(opens),
-            beliefs: Arc::clone(beliefs),
+            timeouts: Arc::clone(timeouts),
             era,
             events,
-            mediating: Mutex::new(0),
-            mediated: AtomicU64::new(0),
+            forwarding: Mutex::new(0),
+            forwarded: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             revoked: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
@@ -142,8 +143,8 @@ impl Session {
         let _ = self.events.send(Event::Stop);
     }
 
-    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on. On a thread of its own, since
-    /// the kernel may wait for requests, and one of them may be here.
+    /// What the kernel keeps of files was under leases that are gone: others may write to them from now on.
+    /// On a thread of its own, since the kernel may wait for requests, and one of them may be here.
     fn drop_kernel_data(&self) {
         let nodes = self.leases.all().into_iter();
         let keys: Vec<_> = nodes
@@ -162,8 +163,8 @@ impl Session {
         }
     }
 
-    /// Has the kernel above, if there is one, drop pages that `call` is about: before the call goes on, where that can be.
-    /// Says whether that is done.
+    /// Has the kernel above, if there is one, drop pages that `call` is about: before the call goes on, where
+    /// that can be. Says whether that is done.
     pub(crate) fn drop_pages(&self, key: InodeKey, call: &KernelCall, drops: Drops) -> bool {
         match &self.options.observer {
             Some(observer) if call.drops_late() => {
@@ -203,6 +204,15 @@ impl Session {
         }
     }
 
+    /// Makes everything that any session has logged until now durable against a power cut.
+    pub(crate) fn sync_all<T>(&self) -> OpResult<(), T> {
+        self.sync_log()?;
+        match self.link.call(Request::SyncAll)? {
+            Response::Done => Ok(()),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        }
+    }
+
     /// Makes everything logged until now durable against a power cut.
     pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
         let synced = self.data.sync();
@@ -212,7 +222,8 @@ impl Session {
             return Err(OpError::lost());
         }
         if synced.is_err() && !self.welcome.privileged {
-            // The daemon does it, if it has no backing file; and it may be away. Then the next one's digest makes it durable.
+            // The daemon does it, if it has no backing file; and it may be away. Then the next one's digest
+            // makes it durable.
             let alive = self.link.call(Request::StatFs);
             if matches!(alive, Err(IpcError::Gone(_) | IpcError::Sealed)) {
                 return Err(OpError::lost());
@@ -225,15 +236,16 @@ impl Session {
         self.options.observer.clone()
     }
 
-    /// Others come. What waits until the kernel believes nothing any more, and answers whether that is still asked for.
-    pub(crate) fn company(&self) -> impl FnOnce() -> bool + Send + 'static {
-        let (beliefs, company) = (Arc::clone(&self.beliefs), self.beliefs.company(self.era));
-        move || company.is_some_and(|company| beliefs.run_out(company))
+    /// Others come. What waits until the kernel believes nothing any more, and answers whether that is still
+    /// asked for.
+    pub(crate) fn shared(&self) -> impl FnOnce() -> bool + Send + 'static {
+        let (timeouts, shared) = (Arc::clone(&self.timeouts), self.timeouts.begin_sharing(self.era));
+        move || shared.is_some_and(|sharing| timeouts.run_out(sharing))
     }
 
     /// Alone again.
     pub(crate) fn solo(&self) {
-        self.beliefs.solo(self.era);
+        self.timeouts.solo(self.era);
     }
 
     /// Pins leases for names and attributes.

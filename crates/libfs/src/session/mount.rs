@@ -1,16 +1,17 @@
-//! The mount: the one session that lives, and the one place where an operation meets its end and is taken up in the next.
+//! The mount: the one session that lives, and the one place where an operation meets its end and is taken up
+//! in the next.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use varve_format::{LastMediated, LogSeq, Seal, SessionId};
+use varve_format::{LastForwarded, LogSeq, Seal, SessionId};
 use varve_ipc::{Clock, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Request};
 
 use super::{Opens, Session};
-use crate::beliefs::Beliefs;
 use crate::errno::{Errno, OpError, OpResult, Result};
+use crate::kernel_cache::dentries::DentryTimeouts;
 use crate::options::{Connection, Connector, FsOptions, MountError};
 use crate::seeded::{Bug, armed};
 use crate::sync::{Mutex, RwLock, lock_held_long};
@@ -28,7 +29,7 @@ struct End {
     session: SessionId,
     /// `None`: the daemon no longer knew it.
     seal: Option<Seal>,
-    last_mediated: LastMediated,
+    last_forwarded: LastForwarded,
 }
 
 /// What an operation remembers between its attempts.
@@ -36,23 +37,24 @@ struct End {
 pub(crate) struct Try {
     /// The mediated operation that was sent when the session was lost.
     pub asked: Option<(SessionId, u64)>,
-    done: Option<LastMediated>,
+    done: Option<LastForwarded>,
 }
 
 impl Try {
-    /// Whether the daemon has carried the mediated operation out: it must not be done again, in whatever way the next session would do it, and
-    /// however often that is lost too.
+    /// Whether the daemon has carried the mediated operation out: it must not be done again, in whatever way
+    /// the next session would do it, and however often that is lost too.
     pub(crate) const fn is_done(&self) -> bool {
         self.done.is_some()
     }
 
     /// What the daemon has done.
-    pub(crate) const fn done(&self) -> Option<LastMediated> {
+    pub(crate) const fn done(&self) -> Option<LastForwarded> {
         self.done
     }
 
-    /// The daemon says that it has done it. What still has to be asked for the caller's answer may be asked in another session.
-    pub(crate) const fn note_done(&mut self, done: LastMediated) {
+    /// The daemon says that it has done it. What still has to be asked for the caller's answer may be asked
+    /// in another session.
+    pub(crate) const fn note_done(&mut self, done: LastForwarded) {
         self.done = Some(done);
     }
 
@@ -67,9 +69,10 @@ pub(crate) struct Mount {
     connector: Arc<dyn Connector>,
     pub options: FsOptions,
     pub opens: Arc<Opens>,
-    pub beliefs: Arc<Beliefs>,
+    pub timeouts: Arc<DentryTimeouts>,
     session: RwLock<Arc<Session>>,
-    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory and its connection were given back when it ended.
+    /// The session of the beginning: as long as it lives nobody needs the lock above. Its memory and its
+    /// connection were given back when it ended.
     first: Arc<Session>,
     ends: Mutex<VecDeque<End>>,
     unmounted: AtomicBool,
@@ -125,13 +128,13 @@ impl Mount {
         let first = hello(&options, None, Vec::new());
         let connection = connect(&*connector, &*options.clock, FIRST_WAIT_MS, &first)?;
         let opens = Arc::new(Opens::default());
-        let beliefs = Arc::new(Beliefs::new(Arc::clone(&options.clock)));
-        let session = Session::start(connection, &options, &opens, &beliefs)?;
+        let timeouts = Arc::new(DentryTimeouts::new(Arc::clone(&options.clock)));
+        let session = Session::start(connection, &options, &opens, &timeouts)?;
         Ok(Self {
             connector,
             options,
             opens,
-            beliefs,
+            timeouts,
             session: RwLock::new(Arc::clone(&session)),
             first: session,
             ends: Mutex::new(VecDeque::new()),
@@ -167,7 +170,8 @@ impl Mount {
         self.unmounted.load(Ordering::Acquire)
     }
 
-    /// Runs an operation, as often as sessions are lost under it. A commit that the loss overtook counts iff the seal covers it.
+    /// Runs an operation, as often as sessions are lost under it. A commit that the loss overtook counts iff
+    /// the seal covers it.
     #[inline]
     pub(crate) fn with_session<T>(
         &self,
@@ -176,7 +180,8 @@ impl Mount {
         self.with_session_from(&self.first, op)
     }
 
-    /// [`with_session`](Self::with_session), in `known` as long as that lives: it saves the look for the session that does.
+    /// [`with_session`](Self::with_session), in `known` as long as that lives: it saves the look for the
+    /// session that does.
     #[inline]
     pub(crate) fn with_session_from<T>(
         &self,
@@ -204,7 +209,7 @@ impl Mount {
                 }
                 Err(OpError::Failed(_)) => (None, None),
                 // Operations deal with contention themselves.
-                Err(OpError::Mediate) => return Err(Errno(libc::EIO)),
+                Err(OpError::Forward) => return Err(Errno(libc::EIO)),
                 Err(OpError::SessionLost { committed, otherwise }) => (committed, otherwise),
             };
             let end = self.resume(session)?;
@@ -227,14 +232,15 @@ impl Mount {
                     return Err(Errno(libc::EIO));
                 }
                 // One is under way at a time: no later number is done.
-                if end.last_mediated.number >= number {
-                    attempt.done = Some(end.last_mediated);
+                if end.last_forwarded.number >= number {
+                    attempt.done = Some(end.last_forwarded);
                 }
             }
         }
     }
 
-    /// [`with_session`](Self::with_session) for what only looks: what was seen counts if the session still lives afterwards.
+    /// [`with_session`](Self::with_session) for what only looks: what was seen counts if the session still
+    /// lives afterwards.
     pub(crate) fn look<T>(&self, mut op: impl FnMut(&Arc<Session>) -> OpResult<T, T>) -> Result<T> {
         self.with_session(|session, _| {
             let value = op(session)?;
@@ -291,17 +297,17 @@ impl Mount {
         let end = End {
             session: lost.id(),
             seal: connection.welcome.seal.clone().filter(|_| known),
-            last_mediated: connection.welcome.last_mediated,
+            last_forwarded: connection.welcome.last_forwarded,
         };
-        let session = Session::start(connection, &self.options, &self.opens, &self.beliefs)
+        let session = Session::start(connection, &self.options, &self.opens, &self.timeouts)
             .map_err(|_| Errno(libc::EIO))?;
         for keys in rest.chunks(HELD_MAX) {
             if session.link.call(Request::Hold { keys: keys.to_vec() }).is_err() {
                 break;
             }
         }
-        if let Some(made) = end.last_mediated.made.filter(|_| end.last_mediated.open)
-            && lost.answered.load(Ordering::Acquire) >= end.last_mediated.number
+        if let Some(made) = end.last_forwarded.made.filter(|_| end.last_forwarded.open)
+            && lost.answered.load(Ordering::Acquire) >= end.last_forwarded.number
             && !self.opens.is_open(made)
         {
             // The daemon keeps it for one who was not told. It was closed since.
@@ -349,7 +355,7 @@ impl Mount {
 fn counts(session: &Session) -> [u64; 4] {
     [
         session.data.log().map_or(0, |log| log.last_seq().0),
-        session.mediated.load(Ordering::Relaxed),
+        session.forwarded.load(Ordering::Relaxed),
         session.leases.acquires(),
         session.revoked.load(Ordering::Relaxed),
     ]

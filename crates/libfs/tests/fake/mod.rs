@@ -1,5 +1,5 @@
-//! A daemon for tests, in plain maps: sessions with logs and seals, leases, digest by parsing entries, mediation. It has faults on demand:
-//! sealing a session, and answering that an inode is contended.
+//! A daemon for tests, in plain maps: sessions with logs and seals, leases, digest by parsing entries,
+//! mediation. It has faults on demand: sealing a session, and answering that an inode is contended.
 #![allow(clippy::unwrap_used, dead_code, clippy::missing_panics_doc)]
 
 mod apply;
@@ -13,12 +13,12 @@ use varve_format::log::{
     CHUNK_BYTES, HEADER_SIZE, LIVE_HEADER_SIZE, PAYLOAD_MAX, crc_seed, entry_crc, entry_size, payload_crc,
 };
 use varve_format::{
-    EntryHeader, Generation, Ino, InodeKey, LastMediated, LeaseNo, LogOp, LogSeq, Seal, SessionId,
+    EntryHeader, Generation, Ino, InodeKey, LastForwarded, LeaseNo, LogOp, LogSeq, Seal, SessionId,
 };
 use varve_ipc::{
-    Admin, Descriptors, DirEntry, Grant, Hello, InprocLink, IpcError, LeaseMode, MediatedOp, MediatedResult,
-    Near, Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall, UpcallQueue, Want,
-    Welcome,
+    Admin, Descriptors, DirEntry, ForwardedOp, ForwardedResult, Grant, Hello, InprocLink, IpcError,
+    LeaseMode, Near, Opened, Page, Peer, Request, Response, Service, SessionPage, StatFs, Upcall,
+    UpcallQueue, Want, Welcome,
 };
 use varve_libfs::{Connection, Connector};
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
@@ -42,7 +42,7 @@ struct Session {
     upcalls: Arc<UpcallQueue>,
     token: u128,
     sealed: Option<Seal>,
-    last_mediated: LastMediated,
+    last_forwarded: LastForwarded,
     opens: HashSet<InodeKey>,
 }
 
@@ -70,13 +70,13 @@ pub struct Fake {
     /// Every request for a write lease is answered: contended.
     pub contended: AtomicBool,
     /// The next mediated operation is done, its answer is lost, and nothing is contended from then on.
-    pub lose_mediated: AtomicBool,
+    pub lose_forwarded: AtomicBool,
     /// What is made then loses its name before its client comes back.
     pub unlink_lost: AtomicBool,
     /// All sessions end when the next mediated operation has been answered.
-    pub seal_after_mediated: AtomicBool,
+    pub seal_after_forwarded: AtomicBool,
     /// Operations that were mediated; those of a session that has ended are not.
-    pub mediated: AtomicU64,
+    pub forwarded: AtomicU64,
     pub leases_max: AtomicU64,
     pub calls: Mutex<BTreeMap<&'static str, u64>>,
     /// Sessions sealed because a lease was not given back.
@@ -138,7 +138,7 @@ fn names(request: &Request, key: InodeKey) -> bool {
         Request::Release { items } => items.iter().any(|item| item.key == key),
         Request::Drop { keys } => keys.contains(&key),
         Request::ReadDir { dir, .. } | Request::Lookup { dir, .. } => *dir == key,
-        Request::Mediate(_) => true,
+        Request::Forward(_) => true,
         _ => false,
     }
 }
@@ -235,7 +235,8 @@ impl State {
         LogSeq(next.0 - 1)
     }
 
-    /// Applies an entry that must be covered by write leases and must fit: a client that logs nonsense fails the test.
+    /// Applies an entry that must be covered by write leases and must fit: a client that logs nonsense fails
+    /// the test.
     fn apply(&mut self, id: u64, header: &EntryHeader, op: &LogOp<'_>) {
         for key in apply::touched(op) {
             let covered = self.leases.get(&key).is_some_and(|holders| {
@@ -325,10 +326,10 @@ impl Fake {
             changed: Condvar::new(),
             dir: tempfile::tempdir().unwrap(),
             contended: AtomicBool::new(false),
-            lose_mediated: AtomicBool::new(false),
-            seal_after_mediated: AtomicBool::new(false),
+            lose_forwarded: AtomicBool::new(false),
+            seal_after_forwarded: AtomicBool::new(false),
             unlink_lost: AtomicBool::new(false),
-            mediated: AtomicU64::new(0),
+            forwarded: AtomicU64::new(0),
             leases_max: AtomicU64::new(10_000),
             calls: Mutex::default(),
             late: AtomicU64::new(0),
@@ -354,13 +355,14 @@ impl Fake {
         self.changed.notify_all();
     }
 
-    /// Asks all sessions for the space that they do not use: of each how much it gives back, and of how much it knew, by age.
+    /// Asks all sessions for the space that they do not use: of each how much it gives back, and of how much
+    /// it knew, by age.
     pub fn recall_space(&self) -> Vec<(u64, u64)> {
         let mut state = self.lock();
         state.given_back.clear();
         let asked = state.sessions.values().filter(|session| session.sealed.is_none());
         let asked = asked
-            .filter(|session| session.upcalls.push(Upcall::CreditsWanted))
+            .filter(|session| session.upcalls.push(Upcall::ReclaimReservations))
             .count();
         let waits = |state: &mut State| state.given_back.len() < asked;
         let (mut state, late) = self.changed.wait_timeout_while(state, WAIT, waits).unwrap();
@@ -387,7 +389,7 @@ impl Fake {
     /// The next change is mediated, and its answer lost.
     pub fn lose_next(&self) {
         self.contended.store(true, Ordering::SeqCst);
-        self.lose_mediated.store(true, Ordering::SeqCst);
+        self.lose_forwarded.store(true, Ordering::SeqCst);
     }
 
     /// From now on entries without a lease are left out and counted, instead of failing the test.
@@ -400,7 +402,8 @@ impl Fake {
         self.lock().refused
     }
 
-    /// Holds the next request of a session (they count from 1) of this name that is about `key`, or the answer to it.
+    /// Holds the next request of a session (they count from 1) of this name that is about `key`, or the
+    /// answer to it.
     pub fn hold(&self, session: u64, what: &'static str, key: InodeKey, answer: bool) -> Arc<Gate> {
         let gate = Arc::new(Gate {
             session,
@@ -487,7 +490,7 @@ impl Fake {
 
     fn acquire(&self, id: u64, asked: &[Want], near: Option<Near>) -> Result<Response, IpcError> {
         if self.contended.load(Ordering::SeqCst) && asked.iter().any(|want| want.mode == LeaseMode::Write) {
-            return Err(IpcError::Mediate);
+            return Err(IpcError::Forward);
         }
         let mut state = self.settle(self.lock(), id, asked)?;
         for want in asked {
@@ -539,9 +542,10 @@ impl Fake {
         Ok(Response::Granted(grants))
     }
 
-    fn mediate(&self, id: u64, op: &MediatedOp) -> Result<Response, IpcError> {
+    fn forward(&self, id: u64, op: &ForwardedOp) -> Result<Response, IpcError> {
         let header = EntryHeader::read_from_bytes(&op.entry[..HEADER_SIZE]).unwrap();
         let mut parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).unwrap();
+        assert!(!op.whiteout, "whiteouts are the real daemon's");
         let contended = self.contended.load(Ordering::SeqCst);
         if let LogOp::Rename {
             dir,
@@ -606,7 +610,7 @@ impl Fake {
             _ => None,
         };
         let session = state.sessions.get_mut(&id).unwrap();
-        session.last_mediated = LastMediated {
+        session.last_forwarded = LastForwarded {
             number: op.number,
             made,
             open: op.open,
@@ -616,7 +620,7 @@ impl Fake {
         if op.open {
             session.opens.extend(made);
         }
-        self.mediated.fetch_add(1, Ordering::SeqCst);
+        self.forwarded.fetch_add(1, Ordering::SeqCst);
         let key = match parsed {
             LogOp::Write { key, .. } | LogOp::Truncate { key, .. } | LogOp::SetAttr { key, .. } => Some(key),
             LogOp::Create { key, .. } | LogOp::Link { key, .. } => Some(key),
@@ -625,7 +629,7 @@ impl Fake {
         let attr = key
             .and_then(|key| state.tree.get(key).ok())
             .map(|inode| inode.attr.clone());
-        if self.lose_mediated.swap(false, Ordering::SeqCst) {
+        if self.lose_forwarded.swap(false, Ordering::SeqCst) {
             if let LogOp::Create { dir, name, key, .. } = parsed
                 && self.unlink_lost.load(Ordering::SeqCst)
             {
@@ -637,11 +641,11 @@ impl Fake {
             self.seal_all();
             return Err(IpcError::Gone("the answer is lost".into()));
         }
-        if self.seal_after_mediated.swap(false, Ordering::SeqCst) {
+        if self.seal_after_forwarded.swap(false, Ordering::SeqCst) {
             drop(state);
             self.seal_all();
         }
-        Ok(Response::Mediated(MediatedResult {
+        Ok(Response::Forwarded(ForwardedResult {
             attr,
             offset,
             victim: None,
@@ -786,6 +790,7 @@ impl Fake {
                 assert!(!held.1.timed_out(), "nobody lets the space go");
                 Ok(Response::Credits(blocks))
             }
+            Request::SyncAll => Ok(Response::Done),
             Request::CreditsBack { blocks, of } => {
                 state.given_back.push((id, blocks, of));
                 drop(state);
@@ -804,7 +809,7 @@ impl Fake {
                 self.changed.notify_all();
                 Ok(Response::Done)
             }
-            Request::Hold { .. } | Request::CompanyAck | Request::BarrierAck { .. } => Ok(Response::Done),
+            Request::Hold { .. } | Request::SharingAck | Request::BarrierAck { .. } => Ok(Response::Done),
             _ => errno(libc::ENOSYS),
         }
     }
@@ -844,14 +849,14 @@ impl Service for Fake {
             upcalls: Arc::clone(&upcalls),
             token: u128::from(id) + 1000,
             sealed: None,
-            last_mediated: LastMediated::default(),
+            last_forwarded: LastForwarded::default(),
             opens: hello
                 .held
                 .iter()
                 .copied()
                 .chain(
                     old.as_ref()
-                        .and_then(|old| old.last_mediated.made.filter(|_| old.last_mediated.open)),
+                        .and_then(|old| old.last_forwarded.made.filter(|_| old.last_forwarded.open)),
                 )
                 .collect(),
         };
@@ -864,11 +869,12 @@ impl Service for Fake {
             acts_for: None,
             read_only: hello.read_only,
             latched: None,
-            company: state.sessions.len() > 1,
+            shared: state.sessions.len() > 1,
             log_bytes: LOG_BYTES,
             log_max_bytes: LOG_BYTES,
             nvm_bytes: 0,
             nvm_sums: None,
+            nvm_sums_once: false,
             nvm_emulated: false,
             lease_ms: 20_000,
             wait_ms: 10_000,
@@ -877,7 +883,7 @@ impl Service for Fake {
             sync_ms: 0,
             needs_sync: false,
             seal: old.as_ref().and_then(|old| old.sealed.clone()),
-            last_mediated: old.map_or(LastMediated::default(), |old| old.last_mediated),
+            last_forwarded: old.map_or(LastForwarded::default(), |old| old.last_forwarded),
             leases_max: self.leases_max.load(Ordering::SeqCst) as u32,
             name_hash: None,
             copies_at: None,
@@ -894,7 +900,7 @@ impl Service for Fake {
         let name = match &request {
             Request::Acquire { .. } | Request::AcquireNear { .. } => "acquire",
             Request::Lookup { .. } => "lookup",
-            Request::Mediate(_) => "mediate",
+            Request::Forward(_) => "mediate",
             Request::Release { .. } => "release",
             Request::Drop { .. } => "drop",
             Request::ReadDir { .. } => "readdir",
@@ -916,7 +922,7 @@ impl Service for Fake {
         let answer = match request {
             Request::Acquire { wants } => self.acquire(session.0, &wants, None),
             Request::AcquireNear { wants, near } => self.acquire(session.0, &wants, Some(near)),
-            Request::Mediate(op) => self.mediate(session.0, &op),
+            Request::Forward(op) => self.forward(session.0, &op),
             request => self.answer(session.0, request),
         };
         if let Some(gate) = gate.filter(|gate| gate.answer) {

@@ -1,6 +1,6 @@
 //! Attributes, permissions, times, extended attributes.
 
-use super::Answer;
+use super::{Answer, limits};
 use crate::Errno;
 use crate::process::Process;
 use crate::sys::args::{Args, Plain};
@@ -49,7 +49,7 @@ fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
         time
     };
     let mut statx = libc::statx::zero();
-    statx.stx_mask = libc::STATX_BASIC_STATS;
+    statx.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
     statx.stx_blksize = BLOCK as u32;
     statx.stx_nlink = attr.nlink;
     statx.stx_uid = attr.uid;
@@ -61,6 +61,7 @@ fn to_statx(p: &Process, attr: &InodeAttr) -> libc::statx {
     statx.stx_atime = time(attr.atime_ns);
     statx.stx_mtime = time(attr.mtime_ns);
     statx.stx_ctime = time(attr.ctime_ns);
+    statx.stx_btime = time(attr.btime_ns);
     statx.stx_rdev_major = libc::major(u64::from(attr.rdev));
     statx.stx_rdev_minor = libc::minor(u64::from(attr.rdev));
     statx.stx_dev_major = libc::major(p.config.device);
@@ -252,9 +253,8 @@ pub(super) fn truncate(p: &Process, a: &Args) -> Answer {
         if p.mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
-        if p.runs(&attr, &route) {
-            return fail(libc::ETXTBSY);
-        }
+        p.open_writer(&attr, &route, libc::O_WRONLY)?;
+        limits::grow(|| Ok::<_, Errno>(attr.size_bytes), size)?;
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
@@ -296,8 +296,8 @@ pub(super) fn utimes(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
         let set = if a.word(i + 1) == 0 {
             times(Some(SetTime::Now), Some(SetTime::Now))
         } else {
-            let one = |nth| -> Result<Option<SetTime>, Errno> {
-                let time = a.get_nth::<libc::timeval>(i + 1, nth)?;
+            let [atime, mtime] = a.get::<[libc::timeval; 2]>(i + 1)?;
+            let one = |time: libc::timeval| -> Result<Option<SetTime>, Errno> {
                 let inside = (0..1_000_000).contains(&time.tv_usec);
                 if inside {
                     Ok(at(time.tv_sec, time.tv_usec * 1000))
@@ -305,7 +305,7 @@ pub(super) fn utimes(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
                     Err(Errno(libc::EINVAL))
                 }
             };
-            times(one(0)?, one(1)?)
+            times(one(atime)?, one(mtime)?)
         };
         change(p, find(p, start, true)?.key, &set)
     })
@@ -315,7 +315,8 @@ fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
     if a.word(2) == 0 {
         return Ok(Some(times(Some(SetTime::Now), Some(SetTime::Now))));
     }
-    let one = |nth| match a.get_nth::<libc::timespec>(2, nth)? {
+    let [atime, mtime] = a.get::<[libc::timespec; 2]>(2)?;
+    let one = |time: libc::timespec| match time {
         libc::timespec {
             tv_nsec: libc::UTIME_NOW,
             ..
@@ -327,7 +328,7 @@ fn given_times(a: &Args) -> Result<Option<AttrChange>, Errno> {
         time if (0..SECOND).contains(&time.tv_nsec) => Ok(at(time.tv_sec, time.tv_nsec)),
         _ => Err(Errno(libc::EINVAL)),
     };
-    let (atime, mtime) = (one(0)?, one(1)?);
+    let (atime, mtime) = (one(atime)?, one(mtime)?);
     // Linux does not look at the path when there is nothing to change.
     Ok((atime.is_some() || mtime.is_some()).then(|| times(atime, mtime)))
 }
@@ -376,10 +377,7 @@ fn hand_out(a: &Args, i: usize, value: &[u8]) -> Here<isize> {
     if size < value.len() {
         return fail(libc::ERANGE);
     }
-    a.buffer(i, value.len(), |out| {
-        out.copy_from_slice(value);
-        Ok(())
-    })?;
+    a.put_bytes(i, value)?;
     Ok(value.len() as isize)
 }
 

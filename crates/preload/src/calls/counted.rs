@@ -1,5 +1,5 @@
-//! For `varve run --stats`: which calls concern the mount, also those that were never asked of LibFS. Owns what the counters remember of
-//! descriptors; decides nothing about how a call is made.
+//! For `varve run --stats`: which calls concern the mount, also those that were never asked of LibFS. Owns
+//! what the counters remember of descriptors; decides nothing about how a call is made.
 
 use super::{Answer, named_descriptor};
 use crate::process::Process;
@@ -11,8 +11,8 @@ use std::ffi::CStr;
 
 const CWD: i32 = libc::AT_FDCWD;
 
-/// As [`dispatch`](super::dispatch), for who wants to know: calls that are the kernel's count as fallen back if they are on descriptors that it
-/// was given, or if it was given all.
+/// As [`dispatch`](super::dispatch), for who wants to know: calls that are the kernel's count as fallen back
+/// if they are on descriptors that it was given, or if it was given all.
 pub(super) fn counted(process: &'static Process, args: &Args, answer: Answer) -> Option<isize> {
     let number = args.number();
     let answer = match answer {
@@ -81,8 +81,9 @@ fn noted(process: &Process, args: &Args, result: isize) {
     }
 }
 
-/// Whether a call that is the kernel's is one on the mount, as far as is known: on a descriptor that was given to the kernel, or that it opened
-/// for a path of the mount; or on a path, when all paths are the kernel's.
+/// Whether a call that is the kernel's is one on the mount, as far as is known: on a descriptor that was
+/// given to the kernel, or that it opened for a path of the mount; or on a path, when all paths are the
+/// kernel's.
 fn concerns(process: &Process, args: &Args) -> bool {
     let given = |fd: i32| process.table.is_given(fd);
     descriptors(args).into_iter().flatten().any(given)
@@ -98,8 +99,8 @@ fn concerns(process: &Process, args: &Args) -> bool {
         })
 }
 
-/// As [`concerns`], of a child that goes on without the library: whatever it has done with its descriptors, the kernel knows. Allocates nothing,
-/// since other threads may have been amid that when it began.
+/// As [`concerns`], of a child that goes on without the library: whatever it has done with its descriptors,
+/// the kernel knows. Allocates nothing, since other threads may have been amid that when it began.
 pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
     let is_of_mount = |fd: i32| {
         fd >= 0 && !internal::is_own(fd) && kernel::device_at(fd, c"") == Some(process.config.device)
@@ -114,7 +115,8 @@ pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
             })
 }
 
-/// Whether a path is one of the mount: it, or what of it there is. The kernel is asked, whose root may be another one than it was.
+/// Whether a path is one of the mount: it, or what of it there is. The kernel is asked, whose root may be
+/// another one than it was.
 fn leads_in(process: &Process, dirfd: i32, path: &[u8]) -> bool {
     let mut text = [0_u8; libc::PATH_MAX as usize];
     let mut len = path.len().min(text.len() - 1);
@@ -138,7 +140,7 @@ fn leads_in(process: &Process, dirfd: i32, path: &[u8]) -> bool {
 }
 
 /// The descriptors that a call is about.
-fn descriptors(args: &Args) -> [Option<i32>; 2] {
+pub(super) fn descriptors(args: &Args) -> [Option<i32>; 2] {
     use libc as c;
     let fd = |i: usize| Some(args.int(i));
     match args.number() as c::c_long {
@@ -189,7 +191,7 @@ fn descriptors(args: &Args) -> [Option<i32>; 2] {
 }
 
 /// The paths that a call is about: the directory where each starts, and the argument that it is.
-fn paths(args: &Args) -> [Option<(i32, usize)>; 2] {
+pub(super) fn paths(args: &Args) -> [Option<(i32, usize)>; 2] {
     use libc as c;
     match args.number() as c::c_long {
         c::SYS_open

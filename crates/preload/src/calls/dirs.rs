@@ -7,7 +7,8 @@ use crate::walk::{Here, Stop, fail};
 use varve_format::FileKind;
 use varve_libfs::Cred;
 
-/// Offsets 1 and 2 of a directory stream are behind "." and "..", as in the mount; the daemon's cookies follow.
+/// Offsets 1 and 2 of a directory stream are behind "." and "..", as in the mount; the daemon's cookies
+/// follow.
 const DOTS: u64 = 2;
 /// Bytes of an entry before its name.
 const HEAD: usize = 19;
@@ -43,7 +44,8 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    let size = a.word(2) as u32 as usize;
+    // The kernel takes it for an `int`, of which nothing fits if it is negative.
+    let size = usize::try_from(a.word(2) as i32).unwrap_or(0);
     let list = || -> Here<isize> {
         if !ofd.is_dir {
             return fail(libc::ENOTDIR);
@@ -55,9 +57,10 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
         let Ok(fs) = p.fs() else {
             return super::io::by_kernel(a, &mut position);
         };
-        let mut full = false;
+        let (mut full, mut cut) = (false, false);
         let used = a.buffer(1, size, |out| {
             let mut used = 0;
+            cut = out.len() < size;
             while position.at < DOTS {
                 let (name, key): (&[u8], _) = if position.at == 0 {
                     (b".", ofd.key())
@@ -98,7 +101,7 @@ pub(super) fn getdents(p: &Process, a: &Args) -> Answer {
             Ok(used)
         })?;
         if used == 0 && full {
-            return fail(libc::EINVAL);
+            return fail(if cut { libc::EFAULT } else { libc::EINVAL });
         }
         Ok(used as isize)
     };
@@ -112,6 +115,22 @@ pub(super) fn chdir(p: &Process, a: &Args) -> Answer {
     }
     // The kernel stands there too, so that what it resolves itself starts at the same place.
     Answer::Made(result)
+}
+
+pub(super) fn getcwd(p: &Process, a: &Args) -> Answer {
+    let tell = || -> Here<isize> {
+        let mut path = p.working_path()?;
+        path.push(0);
+        if a.word(1) < path.len() {
+            return fail(libc::ERANGE);
+        }
+        a.put_bytes(0, &path)?;
+        Ok(path.len() as isize)
+    };
+    match tell() {
+        Err(Stop::Kernel) => Answer::NotOurs,
+        other => Answer::of(other),
+    }
 }
 
 pub(super) fn fchdir(p: &Process, a: &Args) -> Answer {
@@ -144,7 +163,14 @@ pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
     let inside = a
         .path(i)
         .is_ok_and(|path| p.start(dirfd, path).is_ok_and(|start| start.is_some()));
-    if inside { p.gives_up() } else { Answer::NotOurs }
+    if inside {
+        return p.gives_up();
+    }
+    match a.number() as libc::c_long {
+        // A path that starts at one of ours, or is empty, would mean the mount's root.
+        libc::SYS_move_mount => p.on_real(&[a.int(0), dirfd]),
+        _ => Answer::NotOurs,
+    }
 }
 
 pub(super) fn umask(p: &Process, a: &Args) -> Answer {

@@ -1,6 +1,6 @@
 //! Descriptors: closing, duplicating, their flags.
 
-use super::{Answer, error, locks};
+use super::{Answer, carried, error, locks};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::sys::kernel;
@@ -140,6 +140,17 @@ const F_SET_FILE_RW_HINT: i32 = 1038;
 /// The longest life that can be said.
 const RW_HINT_MAX: u64 = 5;
 
+const DN_MULTISHOT: usize = 0x8000_0000;
+
+/// Why a lease is neither given nor taken back.
+const fn no_lease(kind: i32) -> i32 {
+    if kind == libc::F_UNLCK {
+        libc::EAGAIN
+    } else {
+        libc::EINVAL
+    }
+}
+
 pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
     if internal::is_own(fd) {
@@ -172,6 +183,13 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
             Ok(_) => Answer::Served(error(Errno(libc::EINVAL))),
             Err(errno) => Answer::Served(error(errno)),
         },
+        // Opens in other processes would not break a lease, nor would changes be told of: there are none on
+        // this file system.
+        libc::F_SETLEASE => Answer::Served(error(Errno(no_lease(a.int(2))))),
+        libc::F_GETLEASE => Answer::Served(libc::F_UNLCK as isize),
+        libc::F_NOTIFY if !ofd.is_dir => Answer::Served(error(Errno(libc::ENOTDIR))),
+        libc::F_NOTIFY if a.word(2) & !DN_MULTISHOT == 0 => Answer::Served(0),
+        libc::F_NOTIFY => Answer::Served(error(Errno(libc::EINVAL))),
         libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
         _ => p.to_kernel(&[fd]),
     }
@@ -187,11 +205,8 @@ const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
 pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
     let request = a.word(1) as libc::c_ulong;
-    if request == FICLONE && !p.table.has(fd) && p.table.has(a.int(2)) {
-        return p.to_kernel(&[a.int(2)]);
-    }
     let Some(ofd) = p.table.get(fd) else {
-        return Answer::NotOurs;
+        return carried::ioctl(p, a);
     };
     match request {
         request if TERMINAL.contains(&request) => Answer::Served(error(Errno(libc::ENOTTY))),

@@ -1,6 +1,6 @@
 //! Reading, writing, offsets, lengths, durability.
 
-use super::Answer;
+use super::{Answer, limits};
 use crate::Errno;
 use crate::ofd::{Held, Ofd};
 use crate::process::Process;
@@ -59,7 +59,8 @@ fn at_offset(
     Ok(count as isize)
 }
 
-/// The kernel makes the call on the descriptor in argument 0, at the offset that is kept here and held by the caller.
+/// The kernel makes the call on the descriptor in argument 0, at the offset that is kept here and held by the
+/// caller.
 pub(super) fn by_kernel(a: &Args, position: &mut Held<'_>) -> Here<isize> {
     let fd = a.int(0);
     kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
@@ -74,12 +75,43 @@ fn offset_of(a: &Args, i: usize) -> Result<u64, Errno> {
     u64::try_from(a.word(i) as i64).map_err(|_| Errno(libc::EINVAL))
 }
 
+/// Longest read that is made as it is asked for.
+const SHORT: usize = 16 << 10;
+
+/// Whether an offset and a length are together an offset.
+fn ends(at: u64, len: usize) -> Result<(), Errno> {
+    match at.checked_add(len as u64) {
+        Some(end) if end <= i64::MAX as u64 => Ok(()),
+        _ => Err(Errno(libc::EINVAL)),
+    }
+}
+
+/// How many of `len` bytes at `at` the file has.
+fn within(file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
+    let left = file.getattr()?.size_bytes.saturating_sub(at);
+    Ok(len.min(usize::try_from(left).unwrap_or(usize::MAX)))
+}
+
+/// Reads at `at` into the buffer of argument 1. What gets no data of a large one is not touched, nor does it
+/// matter what a bad one would get behind the end.
+fn read_at(a: &Args, file: &OpenFile, at: u64) -> Result<usize, Errno> {
+    let len = a.word(2);
+    a.is_range(1, len)?;
+    ends(at, len)?;
+    let read = |len| a.buffer(1, len, |out| file.read_at(at, out));
+    if len > SHORT {
+        return read(within(file, at, len)?);
+    }
+    match read(len) {
+        Err(Errno(libc::EFAULT)) => read(within(file, at, len)?),
+        other => other,
+    }
+}
+
 pub(super) fn read(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
-        at_offset(p, a, ofd, |file, at| {
-            Ok(a.buffer(1, a.word(2), |out| file.read_at(at, out))?)
-        })
+        at_offset(p, a, ofd, |file, at| Ok(read_at(a, file, at)?))
     })
 }
 
@@ -87,7 +119,8 @@ pub(super) fn readv(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         readable(ofd)?;
         at_offset(p, a, ofd, |file, at| {
-            Ok(a.scatter(1, 2, |done, out| file.read_at(at + done, out))?)
+            let most = |len| within(file, at, len);
+            Ok(a.scatter(1, 2, most, |done, out| file.read_at(at + done, out))?)
         })
     })
 }
@@ -97,11 +130,12 @@ pub(super) fn pread(p: &Process, a: &Args) -> Answer {
         let at = offset_of(a, 3)?;
         readable(ofd)?;
         let file = p.file(ofd)?;
-        Ok(a.buffer(1, a.word(2), |out| file.read_at(at, out))? as isize)
+        Ok(read_at(a, file, at)? as isize)
     })
 }
 
-/// Flags of `preadv2` and `pwritev2` that mean nothing here: no data waits for a device, and none is kept in a page cache.
+/// Flags of `preadv2` and `pwritev2` that mean nothing here: no data waits for a device, and none is kept in
+/// a page cache.
 const NO_MATTER: i32 = libc::RWF_HIPRI | libc::RWF_NOWAIT;
 
 pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
@@ -120,7 +154,11 @@ pub(super) fn preadv(p: &Process, a: &Args) -> Answer {
         let at = offset_of(a, 3)?;
         readable(ofd)?;
         let file = p.file(ofd)?;
-        Ok(a.scatter(1, 2, |done, out| file.read_at(at + done, out))? as isize)
+        let most = |len| {
+            ends(at, len)?;
+            within(file, at, len)
+        };
+        Ok(a.scatter(1, 2, most, |done, out| file.read_at(at + done, out))? as isize)
     })
 }
 
@@ -139,8 +177,19 @@ fn write_at(p: &Process, ofd: &Ofd, file: &OpenFile, at: u64, data: &[u8]) -> Re
         .change(ofd.key(), part, || file.write_at(at, data, &p.cred()))
 }
 
+/// How much of what is to be written at `at`, or appended, the limit of the program leaves.
+fn room(ofd: &Ofd, file: &OpenFile, at: u64, len: usize) -> Result<usize, Errno> {
+    let place = || {
+        if ofd.appends() {
+            Ok(file.getattr()?.size_bytes)
+        } else {
+            Ok(at)
+        }
+    };
+    limits::room(place, len)
+}
+
 fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
-    writable(ofd)?;
     let mut position = ofd.position();
     // Where what is appended goes is not the offset's business.
     if position.moved && !ofd.appends() {
@@ -155,6 +204,7 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
         Err(_) => return by_kernel(a, &mut position),
     };
     let cred = p.cred();
+    let data = &data[..room(ofd, file, position.at, data.len())?];
     let (at, count) = if ofd.appends() {
         p.copies.change(ofd.key(), ALL, || file.append(data, &cred))?
     } else {
@@ -168,12 +218,13 @@ fn write_here(p: &Process, a: &Args, ofd: &Ofd, data: &[u8]) -> Here<isize> {
 }
 
 fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
-    writable(ofd)?;
     if data.is_empty() {
         return Ok(0);
     }
+    ends(at, data.len())?;
     // As Linux does: also with an offset, a descriptor that appends appends.
     let file = p.file(ofd)?;
+    let data = &data[..room(ofd, file, at, data.len())?];
     let count = if ofd.appends() {
         let appended = p.copies.change(ofd.key(), ALL, || file.append(data, &p.cred()));
         appended?.1
@@ -184,11 +235,15 @@ fn write_there(p: &Process, ofd: &Ofd, at: u64, data: &[u8]) -> Here<isize> {
 }
 
 pub(super) fn write(p: &Process, a: &Args) -> Answer {
-    on_file(p, a, |ofd| write_here(p, a, ofd, a.bytes(1, a.word(2))?))
+    on_file(p, a, |ofd| {
+        writable(ofd)?;
+        write_here(p, a, ofd, a.data(1, a.word(2))?)
+    })
 }
 
 pub(super) fn writev(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
+        writable(ofd)?;
         let mut result = Ok(0);
         a.gather(1, 2, |data| {
             result = write_here(p, a, ofd, data);
@@ -200,7 +255,9 @@ pub(super) fn writev(p: &Process, a: &Args) -> Answer {
 
 pub(super) fn pwrite(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
-        write_there(p, ofd, offset_of(a, 3)?, a.bytes(1, a.word(2))?)
+        let at = offset_of(a, 3)?;
+        writable(ofd)?;
+        write_there(p, ofd, at, a.data(1, a.word(2))?)
     })
 }
 
@@ -218,6 +275,7 @@ pub(super) fn pwritev(p: &Process, a: &Args) -> Answer {
     }
     on_file(p, a, |ofd| {
         let at = offset_of(a, 3)?;
+        writable(ofd)?;
         let mut result = Ok(0);
         a.gather(1, 2, |data| {
             result = write_there(p, ofd, at, data);
@@ -270,10 +328,11 @@ pub(super) fn ftruncate(p: &Process, a: &Args) -> Answer {
         if ofd.is_dir {
             return fail(libc::EINVAL);
         }
+        let file = p.file(ofd)?;
+        limits::grow(|| file.getattr().map(|attr| attr.size_bytes), size)?;
         if size > FILE_SIZE_MAX {
             return fail(libc::EFBIG);
         }
-        let file = p.file(ofd)?;
         p.copies
             .change(ofd.key(), ALL, || file.truncate(size, &p.cred()))?;
         Ok(0)
@@ -301,6 +360,12 @@ pub(super) fn fallocate(p: &Process, a: &Args) -> Answer {
             return fail(libc::EFBIG);
         }
         let file = p.file(ofd)?;
+        if matches!(mode, FallocateMode::Allocate | FallocateMode::ZeroRange) {
+            limits::grow(
+                || file.getattr().map(|attr| attr.size_bytes),
+                (offset + len) as u64,
+            )?;
+        }
         p.copies.change(ofd.key(), ALL, || {
             file.fallocate(mode, offset as u64, len as u64, &p.cred())
         })?;
@@ -316,24 +381,55 @@ pub(super) fn fsync(p: &Process, a: &Args) -> Answer {
     })
 }
 
+/// Everything that anybody did on the pool, or an error: the kernel would tell the mount nothing.
+pub(super) fn syncfs(p: &Process, a: &Args) -> Answer {
+    on_file(p, a, |_| {
+        p.fs()?.sync_all()?;
+        Ok(0)
+    })
+}
+
+const SYNC_FLAGS: u32 =
+    libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+
 pub(super) fn sync_file_range(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
-        if (a.word(1) as i64) < 0 || (a.word(2) as i64) < 0 {
+        let (offset, len) = (a.word(1) as i64, a.word(2) as i64);
+        if a.word(3) as u32 & !SYNC_FLAGS != 0 || offset < 0 || len < 0 {
             return fail(libc::EINVAL);
         }
+        ends(offset as u64, len as usize)?;
         p.file(ofd)?.fsync(true)?;
         Ok(0)
     })
 }
 
 pub(super) fn sync(p: &Process) -> Answer {
-    // The kernel syncs the rest. It does not tell the mount, whose log is another one.
+    // The kernel syncs the rest. It does not tell the mount: the daemon does what others have logged.
     p.sync_session();
     Answer::NotOurs
 }
 
-pub(super) fn advise(p: &Process, a: &Args) -> Answer {
-    on_file(p, a, |_| Ok(0))
+/// The last of the kinds of advice, which are numbered from 0.
+const ADVICE_MAX: i32 = libc::POSIX_FADV_NOREUSE;
+
+pub(super) fn fadvise(p: &Process, a: &Args) -> Answer {
+    on_file(p, a, |_| {
+        let known = (0..=ADVICE_MAX).contains(&a.int(3));
+        if known && a.word(2) as i64 >= 0 {
+            Ok(0)
+        } else {
+            fail(libc::EINVAL)
+        }
+    })
+}
+
+pub(super) fn readahead(p: &Process, a: &Args) -> Answer {
+    on_file(p, a, |ofd| match ofd.access() {
+        (false, _) => fail(libc::EBADF),
+        _ if ofd.is_dir || (a.word(2) as i64) < 0 => fail(libc::EINVAL),
+        _ => Ok(0),
+    })
 }
 
 /// The offset that argument `i` points to, if it points anywhere.
@@ -346,8 +442,9 @@ fn given_offset(a: &Args, i: usize) -> Result<Option<u64>, Errno> {
         .map_err(|_| Errno(libc::EINVAL))
 }
 
-/// One of the two files is ours, and `other` is not. It may be the mount's too, given to the kernel before; if it is elsewhere, the answer is
-/// the kernel's, by which programs know that they are to copy by reading and writing.
+/// One of the two files is ours, and `other` is not. It may be the mount's too, given to the kernel before;
+/// if it is elsewhere, the answer is the kernel's, by which programs know that they are to copy by reading
+/// and writing.
 fn half_ours(p: &Process, a: &Args, other: i32) -> Answer {
     match kernel::kind(other) {
         None => Answer::Served(-(libc::EBADF as isize)),
@@ -368,10 +465,18 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         if a.word(5) != 0 {
             return fail(libc::EINVAL);
         }
-        readable(&from)?;
-        writable(&to)?;
-        if to.is_dir {
+        if from.is_dir || to.is_dir {
             return fail(libc::EISDIR);
+        }
+        if !from.access().0 || !to.access().1 || to.appends() {
+            return fail(libc::EBADF);
+        }
+        let wraps = |i| {
+            let offset = if a.word(i) == 0 { Ok(0) } else { a.get::<u64>(i) };
+            offset.map(|offset| offset.checked_add(a.word(4) as u64).is_none())
+        };
+        if wraps(1)? || wraps(3)? {
+            return fail(libc::EOVERFLOW);
         }
         let (given_from, given_to) = (given_offset(a, 1)?, given_offset(a, 3)?);
         let at = |ofd: &Ofd, given: Option<u64>| {
@@ -384,8 +489,9 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         };
         let (file, other) = (p.file(&from)?, p.file(&to)?);
         let (read_at, write_at) = (at(&from, given_from)?, at(&to, given_to)?);
+        let most = limits::room(|| Ok::<_, Errno>(write_at), a.word(4))?;
         let count = p.copies.change(to.key(), ALL, || {
-            file.copy_range_to(read_at, other, write_at, a.word(4) as u64, &p.cred())
+            file.copy_range_to(read_at, other, write_at, most as u64, &p.cred())
         })?;
         match given_from {
             Some(_) => a.put(1, (read_at + count) as i64)?,
@@ -406,6 +512,20 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
 /// Bytes that are moved at once.
 const PIECE: usize = 256 << 10;
 
+/// Whether the kernel sends to a descriptor, which is not ours: it says so before it looks whether there is
+/// anything to send.
+fn takes_bytes(fd: i32) -> Here<()> {
+    let flags = kernel::fcntl(fd, libc::F_GETFL, 0);
+    let is = |flag| flags as i32 & flag != 0;
+    if flags < 0 || is(libc::O_PATH) || !(is(libc::O_WRONLY) || is(libc::O_RDWR)) {
+        return fail(libc::EBADF);
+    }
+    if is(libc::O_APPEND) {
+        return fail(libc::EINVAL);
+    }
+    Ok(())
+}
+
 pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
     let Some(from) = p.table.get(a.int(1)) else {
         return p.kernels(&[a.int(0)]);
@@ -414,8 +534,15 @@ pub(super) fn sendfile(p: &Process, a: &Args) -> Answer {
         return p.to_kernel(&[a.int(0), a.int(1)]);
     }
     let send = || -> Here<isize> {
-        readable(&from)?;
         let given = given_offset(a, 2)?;
+        if !from.access().0 {
+            return fail(libc::EBADF);
+        }
+        ends(given.unwrap_or(0), a.word(3))?;
+        takes_bytes(a.int(0))?;
+        if from.is_dir {
+            return fail(libc::EINVAL);
+        }
         let start = match given {
             Some(start) => start,
             None => {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 const SERVED: i32 =
     libc::MAP_TYPE | libc::MAP_NORESERVE | libc::MAP_POPULATE | libc::MAP_NONBLOCK | libc::MAP_DENYWRITE;
 
-/// The pages that arguments `i` and `i + 1` say, if they touch a map that is served. Asked of calls that the program's allocator makes with
-/// its locks held: nothing here allocates unless it is so.
+/// The pages that arguments `i` and `i + 1` say, if they touch a map that is served. Asked of calls that the
+/// program's allocator makes with its locks held: nothing here allocates unless it is so.
 fn served_range(a: &Args, i: usize) -> Option<Range<usize>> {
     let (at, len) = (a.word(i), a.word(i + 1).max(1));
     if !Maps::touches(at, len) {
@@ -115,8 +115,8 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     let fd = a.int(4);
     let shared = a.int(3) & libc::MAP_TYPE != libc::MAP_PRIVATE;
     if shared && ofd.access().1 {
-        // What is stored through the map is in the kernel's page cache: whoever reads the file here must read it there. A map that is
-        // made without PROT_WRITE may get it later.
+        // What is stored through the map is in the kernel's page cache: whoever reads the file here must read
+        // it there. A map that is made without PROT_WRITE may get it later.
         p.give_inode(ofd.key());
         if let Err(errno) = p.materialise(fd) {
             return error(errno);
@@ -126,7 +126,8 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
     }
     match p.side(fd, ofd) {
         Ok(side) => {
-            // The descriptor may be from before the file grew, and what lies beyond the end that the kernel knows is a SIGBUS.
+            // The descriptor may be from before the file grew, and what lies beyond the end that the kernel
+            // knows is a SIGBUS.
             kernel::refresh(side);
             a.call_with(4, side)
         }
@@ -136,34 +137,40 @@ fn by_mount(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> isize {
 
 pub(super) fn poll(p: &Process, a: &Args) -> Answer {
     let mut ours = Vec::new();
-    for nth in 0..a.word(1).min(crate::table::LIMIT) {
-        let Ok(entry) = a.get_nth::<libc::pollfd>(0, nth) else {
-            break;
-        };
+    let count = if p.table.is_unused() {
+        0
+    } else {
+        a.word(1).min(crate::table::LIMIT)
+    };
+    a.each(0, count, |_, entry: libc::pollfd| {
         if p.table.has(entry.fd) {
             ours.push(entry.fd);
         }
-    }
+    });
     p.on_real(&ours)
 }
 
 pub(super) fn select(p: &Process, a: &Args) -> Answer {
     let count = usize::try_from(a.int(0)).unwrap_or(0).min(crate::table::LIMIT);
+    let count = if p.table.is_unused() { 0 } else { count };
     let mut ours = Vec::new();
     for set in (1..=3).filter(|set| a.word(*set) != 0) {
-        for fd in 0..count {
-            let Ok(word) = a.get_nth::<u64>(set, fd / 64) else {
-                break;
-            };
-            if word >> (fd % 64) & 1 != 0 && p.table.has(fd as i32) {
-                ours.push(fd as i32);
+        a.each(set, count.div_ceil(64), |nth, word: u64| {
+            let mut left = word;
+            while left != 0 {
+                let fd = nth * 64 + left.trailing_zeros() as usize;
+                left &= left - 1;
+                if fd < count && p.table.has(fd as i32) {
+                    ours.push(fd as i32);
+                }
             }
-        }
+        });
     }
     p.on_real(&ours)
 }
 
-/// Files and directories are always ready, and `epoll` refuses them as everywhere. (Those of the mount it would take, since FUSE can be asked.)
+/// Files and directories are always ready, and `epoll` refuses them as everywhere. (Those of the mount it
+/// would take, since FUSE can be asked.)
 pub(super) fn epoll_ctl(p: &Process, a: &Args) -> Answer {
     if !p.table.has(a.int(2)) {
         return Answer::NotOurs;
@@ -188,7 +195,10 @@ pub(super) fn sendmsg(p: &Process, a: &Args, count: usize) -> Answer {
     let carried: Vec<i32> = (0..count.min(1024))
         .flat_map(|nth| a.carried(1, nth, stride))
         .collect();
-    p.kernels(&carried)
+    match p.kernels(&carried) {
+        Answer::NotOurs => p.on_real(&[a.int(0)]),
+        other => other,
+    }
 }
 
 /// Rings take descriptors that this library does not see: from now on all are the kernel's.

@@ -1,15 +1,19 @@
-//! What each system call does when it concerns the mount. One module a family; [`dispatch`] chooses, counts, and knows nothing else.
+//! What each system call does when it concerns the mount. One module a family; [`dispatch`] chooses, counts,
+//! and knows nothing else.
 
 mod attrs;
+mod carried;
 mod counted;
 mod dirs;
 mod fds;
 mod io;
+pub mod limits;
 mod locks;
 mod maps;
 mod names;
 mod open;
 mod programs;
+mod watched;
 
 pub(crate) use self::open::open_flags;
 use crate::process::Process;
@@ -48,6 +52,16 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// As [`of`](Self::of), of a call on a path: what went while it was looked for is not there.
+    fn of_path(result: Here<isize>) -> Self {
+        match result {
+            Err(Stop::Errno(Errno(libc::ESTALE))) => Self::Served(error(Errno(libc::ENOENT))),
+            other => Self::of(other),
+        }
+    }
+}
+
 impl Process {
     /// Leaves a call to the kernel, after it was given the descriptions behind `fds`.
     fn to_kernel(&self, fds: &[i32]) -> Answer {
@@ -59,7 +73,8 @@ impl Process {
         Answer::FellBack
     }
 
-    /// A call that the kernel makes always, on descriptors that must be real, but whose offset it does not use.
+    /// A call that the kernel makes always, on descriptors that must be real, but whose offset it does not
+    /// use.
     fn on_real(&self, fds: &[i32]) -> Answer {
         let mut answer = Answer::NotOurs;
         for fd in fds.iter().filter(|fd| self.table.has(**fd)) {
@@ -97,7 +112,7 @@ impl Process {
             Ok(None) => self.of_others(path),
             Ok(Some(start)) => match act(start) {
                 Err(Stop::Kernel) => self.for_kernel(dirfd),
-                other => Answer::of(other),
+                other => Answer::of_path(other),
             },
             Err(Stop::Kernel) => self.for_kernel(dirfd),
             Err(Stop::Errno(errno)) => Answer::Served(error(errno)),
@@ -151,8 +166,9 @@ fn named_descriptor(path: &[u8]) -> Option<i32> {
     }
 }
 
-/// A call of a child that has this process' memory for a while (`vfork`), and a table of descriptors of its own: the kernel makes it. But what
-/// the child does with our files by their offset, or leaves to the next program, happens to descriptions that it shares with us.
+/// A call of a child that has this process' memory for a while (`vfork`), and a table of descriptors of its
+/// own: the kernel makes it. But what the child does with our files by their offset, or leaves to the next
+/// program, happens to descriptions that it shares with us.
 pub fn lent(process: &'static Process, args: &Args) {
     let (fd, number) = (args.int(0), args.number() as libc::c_long);
     if stats::wanted() && counted::goes_to_mount(process, args) {
@@ -198,7 +214,11 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
 }
 
 fn choose(p: &'static Process, a: &Args) -> Answer {
+    use crate::numbers::newer as n;
     use libc as c;
+    if let Some(answer) = watched::watched(p, a) {
+        return answer;
+    }
     let cwd = c::AT_FDCWD;
     match a.number() as c::c_long {
         c::SYS_read => io::read(p, a),
@@ -212,10 +232,12 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_lseek => io::lseek(p, a),
         c::SYS_ftruncate => io::ftruncate(p, a),
         c::SYS_fallocate => io::fallocate(p, a),
-        c::SYS_fsync | c::SYS_fdatasync | c::SYS_syncfs => io::fsync(p, a),
+        c::SYS_fsync | c::SYS_fdatasync => io::fsync(p, a),
+        c::SYS_syncfs => io::syncfs(p, a),
         c::SYS_sync_file_range => io::sync_file_range(p, a),
         c::SYS_sync => io::sync(p),
-        c::SYS_fadvise64 | c::SYS_readahead => io::advise(p, a),
+        c::SYS_fadvise64 => io::fadvise(p, a),
+        c::SYS_readahead => io::readahead(p, a),
         c::SYS_copy_file_range => io::copy_file_range(p, a),
         c::SYS_sendfile => io::sendfile(p, a),
 
@@ -293,10 +315,13 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_getdents64 => dirs::getdents(p, a),
         c::SYS_chdir => dirs::chdir(p, a),
         c::SYS_fchdir => dirs::fchdir(p, a),
+        c::SYS_getcwd => dirs::getcwd(p, a),
         c::SYS_chroot | c::SYS_pivot_root | c::SYS_setns | c::SYS_unshare => dirs::other_root(p, a),
         c::SYS_mount => dirs::mount(p, a, cwd, 1),
         c::SYS_move_mount => dirs::mount(p, a, a.int(2), 3),
         c::SYS_umask => dirs::umask(p, a),
+        c::SYS_setrlimit => limits::set(a, 0),
+        c::SYS_prlimit64 => limits::set(a, 1),
 
         c::SYS_mmap => maps::mmap(p, a),
         c::SYS_munmap => maps::munmap(p, a),
@@ -313,8 +338,44 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
         // A placeholder is a descriptor of the same file system.
         c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,
-        c::SYS_name_to_handle_at => p.on_real(&[a.int(0)]),
+        c::SYS_name_to_handle_at | c::SYS_open_by_handle_at => p.on_real(&[a.int(0)]),
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
+        c::SYS_bpf => carried::unknown(p, a),
+        c::SYS_bind
+        | c::SYS_connect
+        | c::SYS_listen
+        | c::SYS_accept
+        | c::SYS_accept4
+        | c::SYS_shutdown
+        | c::SYS_getsockname
+        | c::SYS_getpeername
+        | c::SYS_getsockopt
+        | c::SYS_setsockopt
+        | c::SYS_sendto
+        | c::SYS_recvfrom
+        | c::SYS_recvmsg
+        | c::SYS_recvmmsg
+        | c::SYS_kcmp
+        | c::SYS_pidfd_getfd
+        | c::SYS_fsconfig
+        | c::SYS_kexec_file_load
+        | c::SYS_landlock_add_rule
+        | c::SYS_open_tree
+        | c::SYS_fspick
+        | c::SYS_mount_setattr
+        | c::SYS_finit_module
+        | c::SYS_quotactl_fd
+        | n::SYS_cachestat
+        | n::SYS_setxattrat
+        | n::SYS_getxattrat
+        | n::SYS_listxattrat
+        | n::SYS_removexattrat
+        | n::SYS_open_tree_attr
+        | n::SYS_file_getattr
+        | n::SYS_file_setattr => carried::known(p, a),
+
+        c::SYS_inotify_add_watch => watched::inotify_add_watch(p, a),
+        c::SYS_fanotify_mark => watched::fanotify_mark(p, a),
 
         c::SYS_fork => programs::fork(p, a),
         c::SYS_vfork => programs::vfork(p),
@@ -332,6 +393,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         | c::SYS_setfsgid
         | c::SYS_setgroups => programs::set_ids(p, a),
         c::SYS_rt_sigaction => crate::sys::signals::sigaction(a).map_or(Answer::NotOurs, Answer::Made),
+        c::SYS_rt_sigprocmask => crate::sys::signals::sigprocmask(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_prctl => {
             crate::internal::named(a);
             Answer::NotOurs

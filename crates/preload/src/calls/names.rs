@@ -74,10 +74,7 @@ pub(super) fn readlink(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
         }
         let target = p.fs()?.readlink(attr.key)?;
         let len = target.len().min(size);
-        a.buffer(i + 1, len, |out| {
-            out.copy_from_slice(&target[..len]);
-            Ok(())
-        })?;
+        a.put_bytes(i + 1, &target[..len])?;
         Ok(len as isize)
     })
 }
@@ -145,7 +142,7 @@ fn on_two(
                 Answer::NotOurs => Answer::FellBack,
                 other => other,
             },
-            other => Answer::of(other),
+            other => Answer::of_path(other),
         },
         Ok(_) | Err(Stop::Kernel) => match p.on_real(&fds) {
             Answer::NotOurs => Answer::FellBack,
@@ -156,7 +153,8 @@ fn on_two(
     }
 }
 
-/// The open file that is to get one more name, and the descriptor that was said: `/proc/self/fd/N` (followed), or an empty path.
+/// The open file that is to get one more name, and the descriptor that was said: `/proc/self/fd/N`
+/// (followed), or an empty path.
 fn linked_file(p: &Process, a: &Args, from: (i32, usize), flags: i32) -> Option<(i32, Arc<Ofd>)> {
     let fd = match a.path(from.1).ok()? {
         b"" if flags & libc::AT_EMPTY_PATH != 0 => from.0,
@@ -205,7 +203,8 @@ pub(super) fn link(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), 
     })
 }
 
-/// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for good.
+/// Whether directory `dir` is `above` or lies below it. A hint for the right errno: the daemon decides for
+/// good.
 fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
     let fs = p.fs()?;
     let mut at = dir;
@@ -219,18 +218,16 @@ fn lies_below(p: &Process, dir: InodeKey, above: InodeKey) -> Here<bool> {
 }
 
 pub(super) fn rename(p: &Process, a: &Args, from: (i32, usize), to: (i32, usize), flags: u32) -> Answer {
-    let wanted = match flags {
-        0 => RenameFlags::default(),
-        libc::RENAME_NOREPLACE => RenameFlags {
-            noreplace: true,
-            exchange: false,
-        },
-        libc::RENAME_EXCHANGE => RenameFlags {
-            noreplace: false,
-            exchange: true,
-        },
-        _ => return p.kernels(&[from.0, to.0]),
+    let has = |flag| flags & flag != 0;
+    let wanted = RenameFlags {
+        noreplace: has(libc::RENAME_NOREPLACE),
+        exchange: has(libc::RENAME_EXCHANGE),
+        whiteout: has(libc::RENAME_WHITEOUT),
     };
+    let known = libc::RENAME_NOREPLACE | libc::RENAME_EXCHANGE | libc::RENAME_WHITEOUT;
+    if flags & !known != 0 || (wanted.exchange && (wanted.noreplace || wanted.whiteout)) {
+        return p.kernels(&[from.0, to.0]);
+    }
     on_two(p, a, from, to, |first, second| {
         rename_here(p, first, second, wanted)
     })

@@ -50,14 +50,37 @@ pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode
     })
 }
 
+/// All flags that `openat2` knows; it refuses others, where `open` ignores them.
+const KNOWN: i32 = libc::O_ACCMODE
+    | libc::O_CREAT
+    | libc::O_EXCL
+    | libc::O_NOCTTY
+    | libc::O_TRUNC
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_ASYNC
+    | libc::O_DIRECT
+    | libc::O_LARGEFILE
+    | 0o100_000
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME
+    | libc::O_CLOEXEC
+    | libc::O_TMPFILE;
+
+/// Whether `openat2` takes these flags and this mode, and they do not open a place (`O_PATH`).
+fn is_valid(how: &libc::open_how) -> bool {
+    let makes = how.flags & (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64 != 0;
+    how.flags & !(KNOWN as u64) == 0 && how.mode & !(if makes { 0o7777 } else { 0 }) == 0
+}
+
 pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     let known = a.word(3) == size_of::<libc::open_how>();
     match a.get::<libc::open_how>(2) {
-        Ok(how) if known && how.resolve == 0 && how.flags >> 31 == 0 && how.mode & !0o7777 == 0 => {
-            p.on_path(a, a.int(0), 1, |start| {
-                open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize)
-            })
-        }
+        Ok(how) if known && how.resolve == 0 && is_valid(&how) => p.on_path(a, a.int(0), 1, |start| {
+            open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize)
+        }),
         _ => p.kernels(&[a.int(0)]),
     }
 }
@@ -130,9 +153,14 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
         if p.mapped.read().contains_key(&attr.key) {
             return Err(Stop::Kernel);
         }
-        if made.is_none() && (wanted.write || wanted.truncate) && p.runs(&attr, &walked.whole()) {
-            return fail(libc::ETXTBSY);
-        }
+        let writer = match (made.is_none(), wanted.write, wanted.truncate) {
+            (true, true, _) => p.open_writer(&attr, &walked.whole(), flags)?,
+            (true, false, true) => {
+                p.open_writer(&attr, &walked.whole(), libc::O_WRONLY)?;
+                None
+            }
+            _ => None,
+        };
         let mine = p.cred();
         if made.is_none() && flags & libc::O_NOATIME != 0 && mine.uid != 0 && mine.uid != attr.uid {
             return fail(libc::EPERM);
@@ -149,7 +177,9 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
             Err(Errno(libc::ENOENT | libc::ESTALE)) => {}
             Err(errno) => return Err(errno.into()),
             Ok(file) => {
-                let ofd = Arc::new(Ofd::new(file, attr.is_dir(), flags, walked.whole(), walked.dir));
+                let ofd = Ofd::new(file, attr.is_dir(), flags, walked.whole(), walked.dir);
+                *ofd.side.lock() = writer;
+                let ofd = Arc::new(ofd);
                 let _gate = p.gate.read();
                 return p.place(ofd, flags & libc::O_CLOEXEC != 0);
             }
@@ -158,7 +188,7 @@ fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> 
     fail(libc::ENOENT)
 }
 
-/// Makes a file without a name (`O_TMPFILE`), which the mount cannot.
+/// Makes a file without a name (`O_TMPFILE`).
 fn open_unnamed(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags) -> Here<i32> {
     let is_whole = flags & libc::O_TMPFILE == libc::O_TMPFILE;
     if !is_whole || !wanted.write || flags & libc::O_CREAT != 0 {

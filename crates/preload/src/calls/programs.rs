@@ -38,7 +38,8 @@ pub(super) fn clone(p: &'static Process, a: &Args, flags: u64, stack: u64) -> An
     }
     if !has(libc::CLONE_VM) {
         if has(libc::CLONE_NEWPID) {
-            // Numbers of threads, by which the lock of a shared offset knows its holder, mean something else there.
+            // Numbers of threads, by which the lock of a shared offset knows its holder, mean something else
+            // there.
             p.materialise_all(false);
         }
         if stack == 0 {
@@ -65,6 +66,25 @@ pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
     }
 }
 
+/// The kernel does not run what is open for writing. Whatever of that the new program does not inherit, the
+/// kernel is to know before.
+fn show_writers(p: &Process, a: &Args, dirfd: i32, i: usize) {
+    let key = match a.path(i) {
+        Ok(b"") => p.table.get(dirfd).map(|ofd| ofd.key()),
+        Ok(path) => match p.start(dirfd, path) {
+            Ok(Some(start)) => {
+                let walked = p.walk(start, true).ok();
+                walked.and_then(|walked| walked.target).map(|attr| attr.key)
+            }
+            _ => None,
+        },
+        Err(_) => None,
+    };
+    if let Some(key) = key {
+        p.show_writers(key);
+    }
+}
+
 pub(super) fn exec(p: &Process, a: &Args) -> Answer {
     let (dirfd, i) = match a.number() as libc::c_long {
         libc::SYS_execveat => (a.int(0), 1),
@@ -74,6 +94,7 @@ pub(super) fn exec(p: &Process, a: &Args) -> Answer {
     if i == 0 && a.path(i).is_ok() && !kernel::may_execute(a.word(i)) {
         return Answer::NotOurs;
     }
+    show_writers(p, a, dirfd, i);
     let alone = p.alone();
     p.materialise_all(true);
     if dirfd >= 0

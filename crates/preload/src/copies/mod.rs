@@ -1,5 +1,5 @@
 //! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and what becomes of a map that is to be
-//! more than that. Decisions and alternatives: `docs/adr/0022-maps-that-only-read-are-of-copies.md`.
+//! more than that. Decisions and alternatives: `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
 //!
 //! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A load of a page that is not shown waits
 //! (`userfaultfd`) until a thread of ours has read it through LibFS, stored it, and shown it.

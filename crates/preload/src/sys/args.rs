@@ -1,10 +1,11 @@
-//! The arguments of one system call, and the program's memory that they point to. Owns the checks that keep a wrong pointer of the program from
-//! being the library's fault.
+//! The arguments of one system call, and the program's memory that they point to. Owns the checks that keep a
+//! wrong pointer of the program from being the library's fault.
 
-use super::{kernel, ranges};
+use super::pages::PAGE;
+use super::{kernel, ranges, user};
 use crate::{Errno, Result};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::mem::MaybeUninit;
 
 /// What `varve_entry` keeps of a call.
 #[repr(C)]
@@ -13,20 +14,16 @@ pub struct Frame {
     a: [usize; 6],
 }
 
-/// The arguments of a system call that a program makes. Pointers among them are valid as the system call demands, or the call fails with
-/// EFAULT where that is easy to see; where it is not, the program gets the signal that its pointer deserves.
+/// The arguments of a system call that a program makes. What pointers among them lead to is touched by way of
+/// [`user`] only: EFAULT is found here, for all calls.
 pub struct Args {
     number: usize,
     a: [usize; 6],
-    /// Copies of what the program hands over from maps whose loads LibFS serves: they are not loaded from while it works.
+    /// Copies of what the program hands over from maps whose loads LibFS serves: they are not loaded from
+    /// while it works.
     own: RefCell<Vec<Box<[u8]>>>,
 }
 
-/// Nothing of a program lies below, and the kernel's half begins above.
-const LOWEST: usize = 0x1_0000;
-const HIGHEST: usize = 0x7fff_ffff_f000;
-/// Below, only programs at fixed addresses have memory: looked at with the kernel's help.
-const DOUBTFUL: usize = 1 << 32;
 /// Longest path, with its end.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 /// Most bytes that one call moves, as Linux has it.
@@ -37,49 +34,12 @@ const PIECES_MAX: usize = 1024;
 /// Most variables of an environment.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// How much memory a program at a fixed address is taken to have from there on.
-const FIXED: usize = 1 << 30;
-/// Where such a program begins; 0 for others.
-static FIXED_AT: AtomicUsize = AtomicUsize::new(0);
-
 const FAULT: Errno = Errno(libc::EFAULT);
-
-/// The program's code is at `at`.
-pub fn program_at(at: usize) {
-    if at < DOUBTFUL {
-        FIXED_AT.store(at & !0xf_ffff, Ordering::Relaxed);
-    }
-}
-
-/// Whether `len` bytes at `at` can be read, as far as is cheap to tell.
-fn readable(at: usize, len: usize) -> bool {
-    if at < LOWEST || at.saturating_add(len) > HIGHEST {
-        return len == 0;
-    }
-    let fixed = FIXED_AT.load(Ordering::Relaxed);
-    if at >= DOUBTFUL || (fixed > 0 && (fixed..fixed + FIXED).contains(&at)) {
-        return true;
-    }
-    let mut byte = 0_u8;
-    [at, at + len.max(1) - 1].iter().all(|&at| {
-        let (to, from) = ([(&raw mut byte) as usize, 1], [at, 1]);
-        let a = [
-            kernel::getpid() as usize,
-            to.as_ptr() as usize,
-            1,
-            from.as_ptr() as usize,
-            1,
-            0,
-        ];
-        // SAFETY: one byte is copied to `byte`; the kernel checks the source.
-        unsafe { kernel::call(libc::SYS_process_vm_readv as usize, a) == 1 }
-    })
-}
 
 impl Args {
     /// # Safety
-    /// `frame` is readable, and its arguments are those of a system call, with pointers that are valid as that call demands until it
-    /// ends.
+    /// `frame` is readable, and its arguments are those of a system call, with pointers that are valid as
+    /// that call demands until it ends.
     pub(super) unsafe fn new(frame: *const Frame) -> Self {
         // SAFETY: readable, as promised.
         let frame = unsafe { &*frame };
@@ -122,6 +82,15 @@ impl Args {
         self.call_as(self.number, a)
     }
 
+    /// Makes the call in the kernel, with argument `i` replaced by the address of a set of signals of the
+    /// library's, or by null.
+    #[must_use]
+    pub(super) fn call_with_set(&self, i: usize, at: usize) -> isize {
+        let mut a = self.a;
+        a[i] = at;
+        self.call_as(self.number, a)
+    }
+
     fn call_as(&self, number: usize, a: [usize; 6]) -> isize {
         // SAFETY: the program's own call; only descriptors differ.
         unsafe { kernel::call(number, a) }
@@ -135,8 +104,9 @@ impl Args {
             // Byte by byte: no further than the text's end.
             let prefix = &entry.as_bytes()[..=name.len()];
             prefix.iter().enumerate().all(|(k, byte)| {
-                // SAFETY: the program hands a text that ends with a zero byte, and all bytes before this one were equal to others than zero.
-                readable(at + k, 1) && unsafe { *((at + k) as *const u8) } == *byte
+                let mut there = [MaybeUninit::uninit()];
+                // SAFETY: copied, if it could be.
+                user::copy_in(&mut there, at + k) && unsafe { there[0].assume_init() } == *byte
             })
         };
         let mut entries = Vec::new();
@@ -174,15 +144,21 @@ impl Args {
     /// A text of fewer than `max` bytes; `None` if it is longer.
     pub(crate) fn text(&self, i: usize, max: usize) -> Result<Option<&[u8]>> {
         let at = self.a[i];
-        if !readable(at, 1) {
-            return Err(FAULT);
+        let mut len = 0;
+        while len < max {
+            let here = at.checked_add(len).ok_or(FAULT)?;
+            let most = (PAGE - here % PAGE).min(max - len);
+            if user::readable(here, 1) == 0 {
+                return Err(FAULT);
+            }
+            // SAFETY: the rest of a page that was just touched.
+            let part = unsafe { libc::strnlen(here as *const libc::c_char, most) };
+            len += part;
+            if part < most {
+                return Ok(Some(self.slice(at, len)));
+            }
         }
-        // SAFETY: the program hands a text that ends with a zero byte; no more than `max` bytes are looked at.
-        let len = unsafe { libc::strnlen(at as *const libc::c_char, max) };
-        if len == max {
-            return Ok(None);
-        }
-        self.bytes_at(at, len).map(Some)
+        Ok(None)
     }
 
     /// A copy that lives as long as this.
@@ -190,39 +166,70 @@ impl Args {
         let copy: Box<[u8]> = bytes.into();
         let (at, len) = (copy.as_ptr(), copy.len());
         self.own.borrow_mut().push(copy);
-        // SAFETY: what a box holds stays where it is, and no box is taken out of the vector before `self` ends.
+        // SAFETY: what a box holds stays where it is, and no box is taken out of the vector before `self`
+        // ends.
         unsafe { std::slice::from_raw_parts(at, len) }
     }
 
-    /// The bytes that argument `i` points to.
+    /// The bytes that argument `i` points to: all of them.
     ///
     /// # Errors
     /// EFAULT.
     pub fn bytes(&self, i: usize, len: usize) -> Result<&[u8]> {
-        self.bytes_at(self.a[i], len.min(COUNT_MAX))
-    }
-
-    fn bytes_at(&self, at: usize, len: usize) -> Result<&[u8]> {
-        if len == 0 {
-            return Ok(&[]);
-        }
-        if !readable(at, len) {
+        let at = self.a[i];
+        if len > COUNT_MAX || user::readable(at, len) < len {
             return Err(FAULT);
         }
-        // SAFETY: the program hands `len` readable bytes for the time of the call.
-        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, len) };
-        Ok(if ranges::touches(at, len) {
-            self.keep(bytes)
-        } else {
-            bytes
-        })
+        Ok(self.slice(at, len))
     }
 
-    /// The buffer that argument `i` points to, handed to `fill`.
+    /// Whether the kernel would look at a buffer of `len` bytes that argument `i` points to, whatever is
+    /// there.
     ///
     /// # Errors
     /// EFAULT.
+    pub fn is_range(&self, i: usize, len: usize) -> Result<()> {
+        let end = self.a[i].checked_add(len).filter(|end| *end <= user::HIGHEST);
+        end.map(drop).ok_or(FAULT)
+    }
+
+    /// The data that argument `i` points to: as much of it as can be read, as the kernel's writes have it.
+    ///
+    /// # Errors
+    /// EFAULT if that is nothing.
+    pub fn data(&self, i: usize, len: usize) -> Result<&[u8]> {
+        self.is_range(i, len)?;
+        self.data_at(self.a[i], len.min(COUNT_MAX))
+    }
+
+    fn data_at(&self, at: usize, len: usize) -> Result<&[u8]> {
+        match user::readable(at, len) {
+            0 if len > 0 => Err(FAULT),
+            good => Ok(self.slice(at, good)),
+        }
+    }
+
+    /// Bytes of the program that can be read.
+    fn slice(&self, at: usize, len: usize) -> &[u8] {
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: every page was touched just now, and the program hands the bytes for the time of the call.
+        let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, len) };
+        if ranges::touches(at, len) {
+            self.keep(bytes)
+        } else {
+            bytes
+        }
+    }
+
+    /// The buffer that argument `i` points to, handed to `fill`: as much of it as can be written, as the
+    /// kernel's reads have it.
+    ///
+    /// # Errors
+    /// EFAULT if that is nothing.
     pub fn buffer<T>(&self, i: usize, len: usize, fill: impl FnOnce(&mut [u8]) -> Result<T>) -> Result<T> {
+        self.is_range(i, len)?;
         self.buffer_at(self.a[i], len.min(COUNT_MAX), fill)
     }
 
@@ -230,16 +237,18 @@ impl Args {
         if len == 0 {
             return fill(&mut []);
         }
-        if !readable(at, len) {
-            return Err(FAULT);
+        match user::writable(at, len) {
+            0 => Err(FAULT),
+            // SAFETY: every page was touched just now, and the program hands the bytes, which nobody else
+            // needs, for the time of the call.
+            good => fill(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, good) }),
         }
-        // SAFETY: the program hands `len` writable bytes that nobody else needs for the time of the call.
-        fill(unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) })
     }
 
-    /// The vector of argument `i` with as many pieces as argument `count` says: addresses and lengths, at most 2 GiB in all.
+    /// The vector of argument `i` with as many pieces as argument `count` says: addresses and lengths, at
+    /// most 2 GiB in all.
     fn pieces(&self, i: usize, count: usize) -> Result<Vec<(usize, usize)>> {
-        let count = self.a[count];
+        let count = self.a[count] as u32 as usize;
         if count > PIECES_MAX {
             return Err(Errno(libc::EINVAL));
         }
@@ -252,6 +261,9 @@ impl Args {
                 if len > isize::MAX as usize {
                     return Err(Errno(libc::EINVAL));
                 }
+                if at.checked_add(len).is_none_or(|end| end > user::HIGHEST) {
+                    return Err(FAULT);
+                }
                 let len = len.min(left);
                 left -= len;
                 Ok((at, len))
@@ -259,18 +271,23 @@ impl Args {
             .collect()
     }
 
-    /// Hands the buffers of a vectored read to `fill`, one after the other, until one is not filled.
+    /// Hands the buffers of a vectored read to `fill`, one after the other, until one is not filled; no more
+    /// bytes in all than `most` says of their number.
     ///
     /// # Errors
-    /// EFAULT, EINVAL; what `fill` fails with if nothing was read before.
+    /// EFAULT, EINVAL; what `most` fails with, or `fill` if nothing was read before.
     pub fn scatter(
         &self,
         i: usize,
         count: usize,
+        most: impl FnOnce(usize) -> Result<usize>,
         mut fill: impl FnMut(u64, &mut [u8]) -> Result<usize>,
     ) -> Result<usize> {
+        let pieces = self.pieces(i, count)?;
+        let most = most(pieces.iter().map(|(_, len)| len).sum())?;
         let mut done = 0;
-        for (at, len) in self.pieces(i, count)? {
+        for (at, len) in pieces {
+            let len = len.min(most - done);
             match self.buffer_at(at, len, |buffer| fill(done as u64, buffer)) {
                 Ok(got) => {
                     done += got;
@@ -285,18 +302,27 @@ impl Args {
         Ok(done)
     }
 
-    /// Hands the bytes of a vectored write to `take`, in one piece.
+    /// Hands the bytes of a vectored write to `take`, in one piece; as many as can be read.
     ///
     /// # Errors
     /// EFAULT, EINVAL; what `take` fails with.
     pub fn gather<T>(&self, i: usize, count: usize, take: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         let pieces = self.pieces(i, count)?;
         if let [(at, len)] = pieces[..] {
-            return take(self.bytes_at(at, len)?);
+            return take(self.data_at(at, len)?);
         }
         let mut all = Vec::with_capacity(pieces.iter().map(|(_, len)| len).sum());
         for (at, len) in pieces {
-            all.extend_from_slice(self.bytes_at(at, len)?);
+            match self.data_at(at, len) {
+                Ok(part) => {
+                    all.extend_from_slice(part);
+                    if part.len() < len {
+                        break;
+                    }
+                }
+                Err(_) if !all.is_empty() => break,
+                Err(errno) => return Err(errno),
+            }
         }
         take(&all)
     }
@@ -311,12 +337,24 @@ impl Args {
 
     /// As [`get`](Self::get), of an array.
     pub(crate) fn get_nth<T: Plain>(&self, i: usize, nth: usize) -> Result<T> {
-        let at = self.a[i].wrapping_add(nth * size_of::<T>());
-        if !readable(at, size_of::<T>()) {
-            return Err(FAULT);
+        get_at(self.a[i].wrapping_add(nth * size_of::<T>()))
+    }
+
+    /// Shows the first `count` elements of an array to `look`, as far as they can be read.
+    pub(crate) fn each<T: Plain>(&self, i: usize, count: usize, mut look: impl FnMut(usize, T)) {
+        const AT_ONCE: usize = 64;
+        let mut nth = 0;
+        while nth + AT_ONCE <= count {
+            let Ok(some) = self.get_nth::<[T; AT_ONCE]>(i, nth / AT_ONCE) else {
+                break;
+            };
+            (nth..).zip(some).for_each(|(nth, one)| look(nth, one));
+            nth += AT_ONCE;
         }
-        // SAFETY: readable by the program's word, and any bytes are a `T`.
-        Ok(unsafe { (at as *const T).read_unaligned() })
+        for nth in nth..count {
+            let Ok(one) = self.get_nth(i, nth) else { break };
+            look(nth, one);
+        }
     }
 
     /// Writes a `T` to where argument `i` points.
@@ -324,60 +362,89 @@ impl Args {
     /// # Errors
     /// EFAULT.
     pub fn put<T: Plain>(&self, i: usize, value: T) -> Result<()> {
-        if !readable(self.a[i], size_of::<T>()) {
-            return Err(FAULT);
-        }
-        // SAFETY: writable by the program's word.
-        unsafe { (self.a[i] as *mut T).write_unaligned(value) };
-        Ok(())
+        // SAFETY: the bytes of a value of integers. Padding, if there is any, comes from `Plain::zero`.
+        let bytes = unsafe { std::slice::from_raw_parts((&raw const value).cast::<u8>(), size_of::<T>()) };
+        self.put_bytes(i, bytes)
     }
 
-    /// The descriptors that a message of `sendmsg` (argument `i`, the `nth` of an array of `stride` bytes) carries.
+    /// Writes bytes to where argument `i` points.
+    ///
+    /// # Errors
+    /// EFAULT.
+    pub fn put_bytes(&self, i: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the program asked for an answer there.
+        if unsafe { user::copy_out(self.a[i], bytes) } {
+            Ok(())
+        } else {
+            Err(FAULT)
+        }
+    }
+
+    /// The descriptors that a message of `sendmsg` (argument `i`, the `nth` of an array of `stride` bytes)
+    /// carries.
     #[must_use]
     pub fn carried(&self, i: usize, nth: usize, stride: usize) -> Vec<i32> {
-        let at = self.a[i].wrapping_add(nth * stride);
         let mut fds = Vec::new();
-        if !readable(at, size_of::<libc::msghdr>()) {
+        let Ok(mut message) = get_at::<libc::msghdr>(self.a[i].wrapping_add(nth * stride)) else {
+            return fds;
+        };
+        // A copy, aligned as control parts are.
+        let len = message.msg_controllen.min(CONTROL_MAX);
+        let mut control = vec![MaybeUninit::<u64>::uninit(); len.div_ceil(8)];
+        // SAFETY: any part of the words may be filled by bytes.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(control.as_mut_ptr().cast(), len) };
+        if !user::copy_in(bytes, message.msg_control as usize) {
             return fds;
         }
-        // SAFETY: a message as `sendmsg` demands it; the macros stay within its control part.
-        unsafe {
-            let message = at as *const libc::msghdr;
-            let mut part = libc::CMSG_FIRSTHDR(message);
-            while let Some(header) = part.as_ref() {
-                if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-                    let bytes = header.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                    let data = libc::CMSG_DATA(part).cast::<i32>();
-                    fds.extend((0..bytes / 4).map(|k| data.add(k).read_unaligned()));
-                }
-                part = libc::CMSG_NXTHDR(message, part);
-            }
-        }
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = len;
+        each_carried(&message, |at| {
+            // SAFETY: within the control part, which is ours.
+            fds.push(unsafe { at.read_unaligned() });
+        });
         fds
     }
 
-    /// Replaces the descriptors that a received message carries, one by one.
+    /// Replaces the descriptors that a message which the library received carries, one by one.
     pub(crate) fn replace_carried(&self, i: usize, mut with: impl FnMut(i32) -> i32) {
-        if !readable(self.a[i], size_of::<libc::msghdr>()) {
-            return;
-        }
-        // SAFETY: as in `carried`; the kernel has just filled the control part.
+        let message = self.a[i] as *const libc::msghdr;
+        // SAFETY: the library's own message, whose control part the kernel has just filled.
         unsafe {
-            let message = self.a[i] as *const libc::msghdr;
-            let mut part = libc::CMSG_FIRSTHDR(message);
-            while let Some(header) = part.as_ref() {
-                if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
-                    let bytes = header.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
-                    let data = libc::CMSG_DATA(part).cast::<i32>();
-                    for k in 0..bytes / 4 {
-                        let new = with(data.add(k).read_unaligned());
-                        data.add(k).write_unaligned(new);
-                    }
-                }
-                part = libc::CMSG_NXTHDR(message, part);
-            }
+            each_carried(&*message, |at| at.write_unaligned(with(at.read_unaligned())));
         }
     }
+}
+
+/// Longest control part of a message that is looked at; the kernel takes some 20 KiB.
+const CONTROL_MAX: usize = 1 << 18;
+
+/// Shows where the descriptors of a message lie, whose control part is the library's own.
+fn each_carried(message: &libc::msghdr, mut look: impl FnMut(*mut i32)) {
+    // SAFETY: the macros stay within the control part; a header's length is checked against its end.
+    unsafe {
+        let end = message.msg_control as usize + message.msg_controllen;
+        let mut part = libc::CMSG_FIRSTHDR(message);
+        while let Some(header) = part.as_ref() {
+            if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(part).cast::<i32>();
+                let said = header.cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let bytes = said.min(end.saturating_sub(data as usize));
+                (0..bytes / 4).for_each(|k| look(data.add(k)));
+            }
+            part = libc::CMSG_NXTHDR(message, part);
+        }
+    }
+}
+
+fn get_at<T: Plain>(at: usize) -> Result<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the value's own bytes.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>()) };
+    if !user::copy_in(bytes, at) {
+        return Err(FAULT);
+    }
+    // SAFETY: filled, and any bytes are a `T`.
+    Ok(unsafe { value.assume_init() })
 }
 
 /// C types for which any bytes are a value.
@@ -417,5 +484,7 @@ unsafe impl Plain for libc::flock {}
 unsafe impl Plain for libc::pollfd {}
 // SAFETY: integers.
 unsafe impl Plain for libc::open_how {}
-// SAFETY: integers.
-unsafe impl Plain for [u64; 8] {}
+// SAFETY: integers and raw pointers.
+unsafe impl Plain for libc::msghdr {}
+// SAFETY: as each of them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -1,17 +1,22 @@
 //! What a process holds while it forks, and what its child does first.
 //!
-//! Once the C library's `fork` holds the locks of its own allocator, nothing that calls into that may run until the child is there, and LibFS makes threads. So there the work is done by
-//! handlers of `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls) does the same: the C library locks nothing then.
+//! Once the C library's `fork` holds the locks of its own allocator, nothing that calls into that may run
+//! until the child is there, and LibFS makes threads. So there the work is done by handlers of
+//! `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls)
+//! does the same: the C library locks nothing then.
 
 use super::{entry, heap, thread};
+use crate::internal::Limits;
 use crate::process::{self, Process};
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 
-/// What the forking thread holds from before the fork until after it. The program's signal handlers, which may call us, wait until it holds nothing: that goes last.
+/// What the forking thread holds from before the fork until after it. The program's signal handlers, which
+/// may call us, wait until it holds nothing: that goes last.
 #[must_use]
 pub struct Held {
+    limits: Limits,
     heap: heap::Hold,
     gate: RwLockWriteGuard<'static, ()>,
     _inside: entry::Inside,
@@ -25,6 +30,7 @@ impl Held {
         let gate = process.gate.write();
         process.share_all();
         Self {
+            limits: Limits::hold(),
             heap: heap::hold(),
             gate,
             _inside: inside,
@@ -33,7 +39,13 @@ impl Held {
 
     /// In the child.
     pub fn in_child(self, parent: &'static Process) {
-        let Self { heap, gate, _inside } = self;
+        let Self {
+            limits,
+            heap,
+            gate,
+            _inside,
+        } = self;
+        drop(limits);
         // The parent's locks are left as they are, held or not: nobody looks at them here again.
         std::mem::forget(gate);
         drop(heap);

@@ -35,7 +35,8 @@ pub fn gettid() -> i32 {
     (unsafe { call(nr(libc::SYS_gettid), [0; 6]) }) as i32
 }
 
-/// Whether this process may be able to execute the file whose path is at `path`: not if it is not there, or permissions say no.
+/// Whether this process may be able to execute the file whose path is at `path`: not if it is not there, or
+/// permissions say no.
 #[must_use]
 pub fn may_execute(path: usize) -> bool {
     let flags = libc::AT_EACCESS as usize;
@@ -45,7 +46,8 @@ pub fn may_execute(path: usize) -> bool {
     ![libc::ENOENT, libc::ENOTDIR, libc::EACCES].contains(&(-found as i32))
 }
 
-/// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited for it.
+/// Whether thread `tid` still runs code of its own. One that was killed does not, also before anybody waited
+/// for it.
 #[must_use]
 pub fn runs(tid: i32) -> bool {
     let path = format!("/proc/{tid}/stat\0");
@@ -185,13 +187,31 @@ pub fn kind(fd: i32) -> Option<(u64, u32)> {
     stat(fd).map(|stat| (stat.st_dev, stat.st_mode & libc::S_IFMT))
 }
 
-/// The device that a path lies on, or that a descriptor (`dir`, with an empty path) is of; nothing is followed at its end, and no file system asked
-/// more than its names.
+/// The device that a path lies on, or that a descriptor (`dir`, with an empty path) is of; nothing is
+/// followed at its end, and no file system asked more than its names.
 #[must_use]
 pub fn device_at(dir: i32, path: &CStr) -> Option<u64> {
     let flags =
         libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     statx(dir, path, flags, 0).map(|statx| libc::makedev(statx.stx_dev_major, statx.stx_dev_minor))
+}
+
+/// Device and inode number of what a path names, or of a descriptor (`dir`, with an empty path).
+#[must_use]
+pub fn inode_at(dir: i32, path: &CStr, follow: bool) -> Option<(u64, u64)> {
+    let kept = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let flags = kept | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH;
+    let statx = statx(dir, path, flags, libc::STATX_INO)?;
+    let device = libc::makedev(statx.stx_dev_major, statx.stx_dev_minor);
+    Some((device, statx.stx_ino))
+}
+
+/// Asks a file for an extended attribute whose value nobody wants; both texts end with a zero byte.
+pub fn ask_attribute(path: &[u8], name: &[u8]) {
+    assert!(path.ends_with(&[0]) && name.ends_with(&[0]));
+    let a = [path.as_ptr() as usize, name.as_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: both texts end with a zero byte, and nothing is written.
+    unsafe { call(nr(libc::SYS_getxattr), a) };
 }
 
 /// `fstat`, or `stat` of the working directory for -1.
@@ -272,7 +292,8 @@ pub fn getcwd() -> Option<Vec<u8>> {
     path.starts_with(b"/").then_some(path)
 }
 
-/// The path of the directory behind a descriptor; `None` if it is none, has no path any more, or the process cannot reach it.
+/// The path of the directory behind a descriptor; `None` if it is none, has no path any more, or the process
+/// cannot reach it.
 #[must_use]
 pub fn directory_path(fd: i32) -> Option<Vec<u8>> {
     if fd < 0 || kind(fd)?.1 != libc::S_IFDIR {
@@ -328,8 +349,8 @@ pub fn ids() -> Ids {
     // SAFETY: with no room it only counts.
     let count = unsafe { call(nr(libc::SYS_getgroups), [0; 6]) };
     let mut groups = vec![0_u32; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is said; `setfsuid` and
-    // `setfsgid` take numbers, and -1 changes nothing.
+    // SAFETY: `getresuid` and `getresgid` fill three numbers each, `getgroups` a buffer of the length that is
+    // said; `setfsuid` and `setfsgid` take numbers, and -1 changes nothing.
     unsafe {
         for (number, out) in [libc::SYS_getresuid, libc::SYS_getresgid].iter().zip(&mut three) {
             let out = out.as_mut_ptr() as usize;
@@ -370,22 +391,46 @@ pub fn sigmask(block: bool, mask: u64) {
     unsafe { call(nr(libc::SYS_rt_sigprocmask), [how as usize, set, 0, 8, 0, 0]) };
 }
 
-/// Soft limit on descriptors.
-#[must_use]
-pub fn descriptors_max() -> usize {
-    let mut limit = libc::rlimit {
+/// Asks for a limit of this process, and sets it: soft and hard, all ones where there is none.
+fn limit(resource: u32, new: Option<libc::rlimit>) -> Option<libc::rlimit> {
+    let mut old = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    let a = [
-        0,
-        libc::RLIMIT_NOFILE as usize,
-        0,
-        (&raw mut limit) as usize,
-        0,
-        0,
-    ];
-    // SAFETY: the answer goes to `limit`.
+    let new = new.as_ref().map_or(0, |new| std::ptr::from_ref(new) as usize);
+    let a = [0, resource as usize, new, (&raw mut old) as usize, 0, 0];
+    // SAFETY: the new limit is ours or null; the answer goes to `old`.
     let done = unsafe { call(nr(libc::SYS_prlimit64), a) };
-    if done == 0 { limit.rlim_cur as usize } else { 1024 }
+    (done == 0).then_some(old)
+}
+
+/// Soft and hard limit on descriptors.
+#[must_use]
+pub fn descriptors_max() -> (usize, usize) {
+    let limit = limit(libc::RLIMIT_NOFILE, None);
+    limit.map_or((1024, 1024), |limit| {
+        (limit.rlim_cur as usize, limit.rlim_max as usize)
+    })
+}
+
+/// Sets the limit on descriptors. False if it could not be.
+pub fn set_descriptors_max(soft: usize, hard: usize) -> bool {
+    let new = libc::rlimit {
+        rlim_cur: soft as u64,
+        rlim_max: hard as u64,
+    };
+    limit(libc::RLIMIT_NOFILE, Some(new)).is_some()
+}
+
+/// Soft limit on the length of files, in bytes; all ones if there is none.
+#[must_use]
+pub fn file_max() -> u64 {
+    limit(libc::RLIMIT_FSIZE, None).map_or(u64::MAX, |limit| limit.rlim_cur)
+}
+
+/// Sends a signal to this thread.
+pub fn raise(signal: i32) {
+    let a = [getpid() as usize, gettid() as usize, signal as usize, 0, 0, 0];
+    // SAFETY: takes numbers.
+    unsafe { call(nr(libc::SYS_tgkill), a) };
 }

@@ -1,4 +1,5 @@
-//! What touches the machine: system calls, the program's memory, the code of its C library. The only unsafe code of the crate.
+//! What touches the machine: system calls, the program's memory, the code of its C library. The only unsafe
+//! code of the crate.
 
 pub mod args;
 pub mod entry;
@@ -15,3 +16,4 @@ pub mod sites;
 pub mod start;
 pub mod thread;
 pub mod together;
+pub mod user;

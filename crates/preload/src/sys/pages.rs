@@ -1,8 +1,10 @@
-//! The file of copies, the maps of it, and the kernel's word of loads that find nothing there (`userfaultfd`). Knows no file of ours.
+//! The file of copies, the maps of it, and the kernel's word of loads that find nothing there
+//! (`userfaultfd`). Knows no file of ours.
 //!
-//! A map is private and read-only: what is not in the file at the moment of a load, or is there but was never shown at that address, is a
-//! fault that waits for [`Faults::show`]. To show a page is one system call, which fails if the page is not in the file. Whoever takes pages
-//! out of the file takes them out of all maps.
+//! A map is private and read-only: what is not in the file at the moment of a load, or is there but was never
+//! shown at that address, is a fault that waits for [`Faults::show`]. To show a page is one system call,
+//! which fails if the page is not in the file. Whoever takes pages out of the file takes them out of all
+//! maps.
 
 use super::kernel;
 use crate::Errno;
@@ -50,8 +52,8 @@ fn result(value: isize) -> Result<usize, Errno> {
 
 fn ioctl<T>(fd: i32, request: usize, value: &mut T) -> Result<usize, Errno> {
     let a = [fd as usize, request, (&raw mut *value) as usize, 0, 0, 0];
-    // SAFETY: the requests of this module take records of the sizes that their numbers say, which `T` has (asserted below), and change
-    // nothing else that is not asked for.
+    // SAFETY: the requests of this module take records of the sizes that their numbers say, which `T` has
+    // (asserted below), and change nothing else that is not asked for.
     result(unsafe { kernel::call(nr(libc::SYS_ioctl), a) })
 }
 
@@ -100,7 +102,8 @@ impl Faults {
     /// Opens it, for faults of the program and of the kernel on its behalf.
     ///
     /// # Errors
-    /// EPERM where the process has no right to it (`vm.unprivileged_userfaultfd`, `/dev/userfaultfd`); ENOSYS, EINVAL for a kernel before 5.14.
+    /// EPERM where the process has no right to it (`vm.unprivileged_userfaultfd`, `/dev/userfaultfd`);
+    /// ENOSYS, EINVAL for a kernel before 5.14.
     pub fn open() -> Result<Self, Errno> {
         let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
         // SAFETY: takes flags.
@@ -137,7 +140,8 @@ impl Faults {
         ioctl(self.fd.0, UFFDIO_REGISTER, &mut register).map(drop)
     }
 
-    /// Puts pages where none are in a file that is mapped at `at` (registered): each into a page of its own that the kernel has not cleared before.
+    /// Puts pages where none are in a file that is mapped at `at` (registered): each into a page of its own
+    /// that the kernel has not cleared before.
     ///
     /// # Errors
     /// EEXIST: one is there, others before it have been put. ENOMEM: there is no room.
@@ -164,7 +168,8 @@ impl Faults {
         Ok(())
     }
 
-    /// Shows the pages of a range that are in the file, as far as they are there from its start on, and wakes who waits for them.
+    /// Shows the pages of a range that are in the file, as far as they are there from its start on, and wakes
+    /// who waits for them.
     ///
     /// # Errors
     /// EFAULT: one is not there. Others: the range is not (or not only) a map of ours any more.
@@ -197,7 +202,8 @@ impl Faults {
         let _ = ioctl(self.fd.0, UFFDIO_WAKE, &mut range);
     }
 
-    /// The address of the next load that waits; `None` if there is none for `patience`, or another thread was told of it.
+    /// The address of the next load that waits; `None` if there is none for `patience`, or another thread was
+    /// told of it.
     #[must_use]
     pub fn next(&self, patience: Option<Duration>) -> Option<usize> {
         let mut asked = libc::pollfd {
@@ -238,10 +244,12 @@ pub struct CopyFile {
 }
 
 impl CopyFile {
-    /// Makes it anew, empty, at `name` in the directory `dir`, whose device and inode are `dir_is`, and for the owner of that.
+    /// Makes it anew, empty, at `name` in the directory `dir`, whose device and inode are `dir_is`, and for
+    /// the owner of that.
     ///
     /// # Errors
-    /// It cannot be made, lies elsewhere than in the memory that is meant, or this process may not write files of any length.
+    /// It cannot be made, lies elsewhere than in the memory that is meant, or this process may not write
+    /// files of any length.
     pub fn make(dir: &[u8], dir_is: (u64, u64), name: &str, faults: &Faults) -> Result<Self, Errno> {
         if limits_files() {
             return Err(Errno(libc::EFBIG));
@@ -304,7 +312,8 @@ impl CopyFile {
         self.came_alone(last)
     }
 
-    /// Whether the first huge page of the file has the page at `last`, its last one, and no other. Takes it out.
+    /// Whether the first huge page of the file has the page at `last`, its last one, and no other. Takes it
+    /// out.
     fn came_alone(&self, last: u64) -> Result<(), Errno> {
         let a = [self.fd.0 as usize, 0, libc::SEEK_DATA as usize, 0, 0, 0];
         // SAFETY: takes numbers.
@@ -330,10 +339,12 @@ impl CopyFile {
         kernel::stat(self.fd.0).is_some_and(|about| about.st_nlink > 0)
     }
 
-    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before, and nothing comes into the file beside them.
+    /// Stores pages at an offset. They are shown to nobody who had not been shown the same before, and
+    /// nothing comes into the file beside them.
     ///
-    /// By way of a map, whose pages are never huge: `write` may put 2 MiB there where one page was meant, in a memory file system that is mounted so (`huge=always`). And
-    /// by the kernel's hand: where there is no room, a store would be a signal.
+    /// By way of a map, whose pages are never huge: `write` may put 2 MiB there where one page was meant, in
+    /// a memory file system that is mounted so (`huge=always`). And by the kernel's hand: where there is no
+    /// room, a store would be a signal.
     ///
     /// # Errors
     /// ENOSPC; EFBIG where the program has limited the length of files; of `mmap` and `process_vm_writev`.
@@ -345,7 +356,8 @@ impl CopyFile {
         match self.put_new(offset, pages, faults) {
             Ok(()) => Ok(()),
             Err(Errno(libc::ENOMEM)) => Err(Errno(libc::ENOSPC)),
-            // Something is there: of an earlier reading, or zeros that the kernel has put where all of a process is kept in memory (`mlockall`).
+            // Something is there: of an earlier reading, or zeros that the kernel has put where all of a
+            // process is kept in memory (`mlockall`).
             Err(_) => self.put_over(offset, pages),
         }
     }
@@ -397,7 +409,8 @@ impl CopyFile {
         }
     }
 
-    /// Maps `len` bytes of the file from `offset` on (a multiple of [`HUGE`], all of which is this map's) where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
+    /// Maps `len` bytes of the file from `offset` on (a multiple of [`HUGE`], all of which is this map's)
+    /// where the kernel likes, near `hint` if it can. Loads of all of it wait when this returns.
     ///
     /// # Errors
     /// Of `mmap`; of the kernel's where it does not report faults of this map. Nothing is left then.
@@ -419,12 +432,14 @@ impl CopyFile {
         Ok(at)
     }
 
-    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS, and waits as soon as the file [reaches](Self::reach) so
-    /// far. Answers the offset. (Another map of what is in the file could not be made there while others load: until the kernel is told to
-    /// report faults, it puts zeros where nothing is.)
+    /// Maps what is beyond the end in the place of a map of ours: a load there gets SIGBUS, and waits as soon
+    /// as the file [reaches](Self::reach) so far. Answers the offset. (Another map of what is in the file
+    /// could not be made there while others load: until the kernel is told to report faults, it puts zeros
+    /// where nothing is.)
     ///
     /// # Errors
-    /// Of `mmap`, with nothing changed; or the offset cannot be had or watched, and loads get SIGBUS from now on.
+    /// Of `mmap`, with nothing changed; or the offset cannot be had or watched, and loads get SIGBUS from now
+    /// on.
     pub fn map_nothing(&self, at: usize, len: usize, protection: i32, faults: &Faults) -> Result<u64, Errno> {
         let offset = self.beyond.fetch_add(len as u64, Ordering::Relaxed);
         if offset + len as u64 > LEN_MAX {
@@ -473,11 +488,13 @@ impl CopyFile {
             self.fd.0 as usize,
             offset as usize,
         ];
-        // SAFETY: at a place of the kernel's choice, or over a map that this library has made for the program, which the caller has looked for.
+        // SAFETY: at a place of the kernel's choice, or over a map that this library has made for the
+        // program, which the caller has looked for.
         result(unsafe { kernel::call(nr(libc::SYS_mmap), a) })
     }
 
-    /// Whether all that is mapped in a range is this file's: the program may have put something else there that was not seen.
+    /// Whether all that is mapped in a range is this file's: the program may have put something else there
+    /// that was not seen.
     #[must_use]
     pub fn is_at(&self, range: &Range<usize>) -> bool {
         let Some(text) = read_all(b"/proc/self/maps\0") else {
@@ -562,11 +579,13 @@ pub fn map_other(fd: i32, len: usize, protection: i32, shared: bool, offset: u64
 /// Of `mremap`.
 pub fn put_over(from: usize, len: usize, to: usize) -> Result<(), Errno> {
     let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as usize;
-    // SAFETY: both are maps that this library has made, and the caller has looked whether the second is there still; the bytes are the same file's.
+    // SAFETY: both are maps that this library has made, and the caller has looked whether the second is there
+    // still; the bytes are the same file's.
     result(unsafe { kernel::call(nr(libc::SYS_mremap), [from, len, len, flags, to, 0]) }).map(drop)
 }
 
-/// What is so of all maps of ours: a child does not get them, no huge page is made of theirs, and loads of what is not shown wait.
+/// What is so of all maps of ours: a child does not get them, no huge page is made of theirs, and loads of
+/// what is not shown wait.
 fn watch(at: usize, len: usize, faults: &Faults) -> Result<(), Errno> {
     advise(at, len, libc::MADV_DONTFORK)?;
     advise(at, len, libc::MADV_NOHUGEPAGE).or_else(no_huge_pages)?;
@@ -626,14 +645,7 @@ fn filesystem(fd: i32) -> Result<(i64, u64), Errno> {
 
 /// Whether the program may not write files of any length.
 fn limits_files() -> bool {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let a = [0, libc::RLIMIT_FSIZE as usize, 0, (&raw mut limit) as usize, 0, 0];
-    // SAFETY: the answer goes to `limit`.
-    let done = unsafe { kernel::call(nr(libc::SYS_prlimit64), a) };
-    done != 0 || limit.rlim_cur < LEN_MAX
+    kernel::file_max() < LEN_MAX
 }
 
 #[cfg(test)]

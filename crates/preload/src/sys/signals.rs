@@ -1,17 +1,25 @@
-//! Signals that come while a thread is inside the library wait until it is out: the program's handler may call us again, and must not find a
-//! lock held by the very thread that it interrupted.
+//! Signals that come while a thread is inside the library wait until it is out: the program's handler may
+//! call us again, and must not find a lock held by the very thread that it interrupted.
 //!
-//! Every handler that the program installs is called by `wrapper`. Inside, it blocks the signal in the interrupted context and sends it
-//! to this thread once more; it stays with the kernel, with all that came with it, and is let in when the thread leaves.
+//! Every handler that the program installs is called by `wrapper`. Inside, it blocks the signal in the
+//! interrupted context and sends it to this thread once more; it stays with the kernel, with all that came
+//! with it, and is let in when the thread leaves.
+//!
+//! SIGSEGV and SIGBUS are always handled by `wrapper`, and never blocked in the kernel, whatever the program
+//! says: bad pointers of the program come to light by them ([`user`]). It is told what it set itself, and
+//! gets, or dies by, all that is not of `user`.
 
 use super::args::{Args, Plain};
-use super::{kernel, thread};
+use super::{kernel, thread, user};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const COUNT: usize = 65;
 const SET: usize = 8;
 const RESETHAND: u64 = libc::SA_RESETHAND as u32 as u64;
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
+const RESTORER: u64 = 0x0400_0000;
+/// Of faults that [`user`] looks for.
+const FAULTS: u64 = 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1);
 
 /// What the kernel keeps for a signal.
 #[repr(C)]
@@ -26,8 +34,64 @@ pub struct Action {
 // SAFETY: integers.
 unsafe impl Plain for Action {}
 
-static HANDLERS: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
-static FLAGS: [AtomicU64; COUNT] = [const { AtomicU64::new(0) }; COUNT];
+/// What the program said last of each signal.
+struct Said {
+    handler: AtomicUsize,
+    flags: AtomicU64,
+    restorer: AtomicUsize,
+    mask: AtomicU64,
+}
+
+impl Said {
+    const fn nothing() -> Self {
+        Self {
+            handler: AtomicUsize::new(libc::SIG_DFL),
+            flags: AtomicU64::new(0),
+            restorer: AtomicUsize::new(0),
+            mask: AtomicU64::new(0),
+        }
+    }
+
+    fn get(&self) -> Action {
+        Action {
+            handler: self.handler.load(Ordering::Acquire),
+            flags: self.flags.load(Ordering::Acquire),
+            restorer: self.restorer.load(Ordering::Acquire),
+            mask: self.mask.load(Ordering::Acquire),
+        }
+    }
+
+    fn set(&self, action: &Action) {
+        self.flags.store(action.flags, Ordering::Release);
+        self.restorer.store(action.restorer, Ordering::Release);
+        self.mask.store(action.mask, Ordering::Release);
+        self.handler.store(action.handler, Ordering::Release);
+    }
+}
+
+static SAID: [Said; COUNT] = [const { Said::nothing() }; COUNT];
+
+// Where a handler returns to, as the C library has it: what unwinds a stack knows these bytes.
+std::arch::global_asm!(
+    ".pushsection .text.varve_restore,\"ax\",@progbits",
+    "nop",
+    ".p2align 4",
+    ".hidden varve_restore",
+    ".globl varve_restore",
+    "varve_restore:",
+    "mov rax, {number}",
+    "syscall",
+    ".popsection",
+    number = const libc::SYS_rt_sigreturn,
+);
+
+unsafe extern "C" {
+    fn varve_restore();
+}
+
+const fn is_fault_signal(signal: usize) -> bool {
+    signal < COUNT && signal > 0 && FAULTS >> (signal - 1) & 1 != 0
+}
 
 const fn is_handler(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN
@@ -40,6 +104,40 @@ fn set(signal: usize, new: Option<&Action>, old: Option<&mut Action>) -> isize {
     unsafe { kernel::call(libc::SYS_rt_sigaction as usize, [signal, new, old, SET, 0, 0]) }
 }
 
+/// What the kernel is to have where the program wants `action`; `None`: the same.
+fn wrapped(signal: usize, action: &Action) -> Option<Action> {
+    let handler = wrapper as *const () as usize;
+    if is_handler(action.handler) {
+        // A signal that is sent again must find the handler still.
+        let flags = (action.flags | SIGINFO) & !RESETHAND;
+        let mask = action.mask & !FAULTS;
+        return Some(Action {
+            handler,
+            flags,
+            mask,
+            ..*action
+        });
+    }
+    is_fault_signal(signal).then_some(Action {
+        handler,
+        flags: SIGINFO | RESTORER | libc::SA_ONSTACK as u64,
+        restorer: varve_restore as *const () as usize,
+        mask: 0,
+    })
+}
+
+/// Faults come here from now on.
+pub fn begin() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS].map(|signal| signal as usize) {
+        let mut old = Action::zero();
+        if set(signal, None, Some(&mut old)) == 0 && old.handler != wrapper as *const () as usize {
+            SAID[signal].set(&old);
+            let _ = set(signal, wrapped(signal, &old).as_ref(), None);
+        }
+    }
+    kernel::sigmask(false, FAULTS);
+}
+
 /// `rt_sigaction` of the program. `None`: as it is.
 pub fn sigaction(args: &Args) -> Option<isize> {
     let signal = args.word(0);
@@ -50,42 +148,58 @@ pub fn sigaction(args: &Args) -> Option<isize> {
         0 => None,
         _ => Some(args.get::<Action>(1).ok()?),
     };
-    let (known, flags) = (
-        HANDLERS[signal].load(Ordering::Acquire),
-        FLAGS[signal].load(Ordering::Acquire),
-    );
-    if let Some(new) = new.filter(|new| is_handler(new.handler)) {
-        FLAGS[signal].store(new.flags, Ordering::Release);
-        HANDLERS[signal].store(new.handler, Ordering::Release);
+    let before = SAID[signal].get();
+    if let Some(new) = &new {
+        SAID[signal].set(new);
     }
-    let changed = new.map(|new| {
-        if is_handler(new.handler) {
-            let handler = wrapper as *const () as usize;
-            // A signal that is sent again must find the handler still.
-            Action {
-                handler,
-                flags: (new.flags | SIGINFO) & !RESETHAND,
-                ..new
-            }
-        } else {
-            new
-        }
-    });
+    let changed = new.map(|new| wrapped(signal, &new).unwrap_or(new));
     let mut old = Action::zero();
     let result = set(signal, changed.as_ref(), Some(&mut old));
     if result < 0 {
-        FLAGS[signal].store(flags, Ordering::Release);
-        HANDLERS[signal].store(known, Ordering::Release);
+        SAID[signal].set(&before);
         return Some(result);
     }
     if args.word(2) != 0 {
         if old.handler == wrapper as *const () as usize {
-            old.handler = known;
-            old.flags = old.flags & !SIGINFO | flags & (SIGINFO | RESETHAND);
+            old = before;
         }
         if let Err(errno) = args.put(2, old) {
             return Some(-(errno.0 as isize));
         }
+    }
+    Some(result)
+}
+
+/// `rt_sigprocmask` of the program: signals of faults are taken for blocked, and are not. `None`: as it is.
+pub fn sigprocmask(args: &Args) -> Option<isize> {
+    let hidden = thread::with(|thread| thread.hidden.get());
+    let set = match args.word(1) {
+        0 => None,
+        _ if args.word(3) != SET => return None,
+        _ => Some(args.get::<u64>(1).ok()?),
+    };
+    if hidden == 0 && set.is_none_or(|set| set & FAULTS == 0) {
+        return None;
+    }
+    let shown = set.map(|set| set & !FAULTS);
+    let pointer = shown.as_ref().map_or(0, |set| std::ptr::from_ref(set) as usize);
+    let result = args.call_with_set(1, pointer);
+    if result < 0 {
+        return Some(result);
+    }
+    if let Some(wanted) = set.map(|set| set & FAULTS) {
+        let now = match args.int(0) {
+            libc::SIG_BLOCK => hidden | wanted,
+            libc::SIG_UNBLOCK => hidden & !wanted,
+            _ => wanted,
+        };
+        thread::with(|thread| thread.hidden.set(now));
+    }
+    if args.word(2) != 0
+        && hidden != 0
+        && let Ok(old) = args.get::<u64>(2)
+    {
+        let _ = args.put(2, old | hidden);
     }
     Some(result)
 }
@@ -99,7 +213,7 @@ fn is_fault(signal: i32, code: i32) -> bool {
         )
 }
 
-/// Called by the kernel for every signal with a handler of the program.
+/// Called by the kernel for every signal with a handler of the program, and for faults.
 ///
 /// # Safety
 /// The kernel's arguments of a handler with `SA_SIGINFO`.
@@ -107,6 +221,10 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
     let bit = 1_u64 << (signal - 1);
     // SAFETY: the kernel hands a valid record.
     let code = unsafe { (*info).si_code };
+    // SAFETY: the kernel's context of this frame.
+    if code > 0 && is_fault_signal(signal as usize) && unsafe { user::recover(context) } {
+        return;
+    }
     let inside = thread::with(|thread| thread.inside.get() > 0);
     if inside && !is_fault(signal, code) {
         // SAFETY: takes nothing.
@@ -126,7 +244,8 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
             0,
             0,
         ];
-        // SAFETY: the record is the kernel's own; it is blocked here (the handler's mask) and after the return.
+        // SAFETY: the record is the kernel's own; it is blocked here (the handler's mask) and after the
+        // return.
         let sent = unsafe { kernel::call(libc::SYS_rt_tgsigqueueinfo as usize, a) };
         thread::with(|thread| thread.deferred.set(thread.deferred.get() | bit));
         if sent == 0 {
@@ -134,21 +253,37 @@ unsafe extern "C" fn wrapper(signal: i32, info: *mut libc::siginfo_t, context: *
         }
         // It cannot wait (no room for another): it is better handled here than lost.
     }
-    let handler = HANDLERS[signal as usize].load(Ordering::Acquire);
-    let flags = FLAGS[signal as usize].load(Ordering::Acquire);
-    if !is_handler(handler) {
+    let said = SAID[signal as usize].get();
+    if !is_handler(said.handler) {
+        if is_fault_signal(signal as usize) && (said.handler == libc::SIG_DFL || code > 0) {
+            die(signal, info);
+        }
         return;
     }
-    if flags & RESETHAND != 0 {
-        let mut plain = Action::zero();
-        plain.mask = 0;
-        set(signal as usize, Some(&plain), None);
+    if said.flags & RESETHAND != 0 {
+        let plain = Action::zero();
+        SAID[signal as usize].set(&plain);
+        if !is_fault_signal(signal as usize) {
+            set(signal as usize, Some(&plain), None);
+        }
     }
-    // SAFETY: the program gave this address for a handler; with or without SA_SIGINFO, more arguments than it takes do no harm in this
-    // calling convention.
+    // SAFETY: the program gave this address for a handler; with or without SA_SIGINFO, more arguments than it
+    // takes do no harm in this calling convention.
     unsafe {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-            std::mem::transmute(handler);
+            std::mem::transmute(said.handler);
         handler(signal, info, context);
     }
+}
+
+/// The program has no handler for a fault: the process ends by it when `wrapper` returns, with all that came
+/// with the signal.
+#[cold]
+fn die(signal: i32, info: *mut libc::siginfo_t) {
+    set(signal as usize, Some(&Action::zero()), None);
+    let (process, thread) = (kernel::getpid() as usize, kernel::gettid() as usize);
+    let a = [process, thread, signal as usize, info as usize, 0, 0];
+    // SAFETY: the record is the kernel's own. The signal is blocked while its handler runs, and the same
+    // instruction faults again if this fails.
+    unsafe { kernel::call(libc::SYS_rt_tgsigqueueinfo as usize, a) };
 }

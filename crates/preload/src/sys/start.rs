@@ -1,11 +1,11 @@
 //! What happens when the library is loaded, and in a child after `fork`.
 
-use super::{args, entry, forking, patch};
+use super::{entry, forking, patch, signals};
 use crate::config::Config;
 use crate::{numbers, process};
 
-/// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it believes it. Before the program has
-/// threads.
+/// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it
+/// believes it. Before the program has threads.
 #[must_use]
 pub fn take_variable(name: &str) -> Option<String> {
     let name = std::ffi::CString::new(name).ok()?;
@@ -14,7 +14,8 @@ pub fn take_variable(name: &str) -> Option<String> {
     if at.is_null() {
         return None;
     }
-    // SAFETY: `getenv` hands a text that ends with a zero byte, in memory of this process that may be written; nobody else looks at it yet.
+    // SAFETY: `getenv` hands a text that ends with a zero byte, in memory of this process that may be
+    // written; nobody else looks at it yet.
     unsafe {
         let text = std::ffi::CStr::from_ptr(at).to_str().ok().map(str::to_owned);
         if *at != 0 {
@@ -38,8 +39,10 @@ extern "C" fn start() {
         if !process::begin(config) || !forking::watch() {
             return;
         }
-        // While there is one thread, it takes no time; with several the kernel waits for all processors, some 10 ms.
+        // While there is one thread, it takes no time; with several the kernel waits for all processors, some
+        // 10 ms.
         varve_ipc::page::register_for_membarrier();
+        signals::begin();
         let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
         let all = numbers::all();
         for number in &all {
@@ -49,9 +52,6 @@ extern "C" fn start() {
         let mut patched = false;
         for library in patch::loaded() {
             let name = library.name.as_slice();
-            if name.is_empty() {
-                args::program_at(library.start);
-            }
             let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
             let entry = entry::address();
             if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {

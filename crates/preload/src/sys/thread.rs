@@ -15,6 +15,8 @@ pub struct Thread {
     pub forking: Cell<bool>,
     /// Signals that came while `inside`, and wait in the kernel.
     pub deferred: Cell<u64>,
+    /// Signals of faults that the program takes for blocked.
+    pub hidden: Cell<u64>,
     /// Which slot of the [heap](super::heap) it uses; 0: none yet.
     pub slot: Cell<u32>,
 }
@@ -22,11 +24,12 @@ pub struct Thread {
 thread_local! {
     static THREAD: Thread = const { Thread {
         inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false), deferred: Cell::new(0),
-        slot: Cell::new(0),
+        hidden: Cell::new(0), slot: Cell::new(0),
     } };
 }
 
-/// Looks at this thread's record. There is nothing to drop in it, so it is there from the first call to the last.
+/// Looks at this thread's record. There is nothing to drop in it, so it is there from the first call to the
+/// last.
 pub fn with<T>(look: impl FnOnce(&Thread) -> T) -> T {
     THREAD.with(look)
 }

@@ -1,9 +1,9 @@
-//! Data on NVM that does not have its checksum. Clients read NVM without comparing, so it must not stay there: it goes to a slower tier
-//! with the checksum that it should have, where every read of it fails.
+//! Data on NVM that does not have its checksum. Clients read NVM without comparing, so it must not stay
+//! there: it goes to a slower tier with the checksum that it should have, where every read of it fails.
 
 use super::RepairReport;
-use crate::lens::file_root;
-use crate::store::Store;
+use crate::pool::Store;
+use crate::reader::file_root;
 use crate::{DataTarget, Result, StoreError};
 use varve_extent_tree::ExtentTree;
 use varve_format::inode::{Content, InodeSlot};
@@ -64,12 +64,13 @@ impl Store {
         Ok(bad)
     }
 
-    /// Takes one damaged block out of NVM; false if there is no slower tier with space, so that a hole is left.
+    /// Takes one damaged block out of NVM; false if there is no slower tier with space, so that a hole is
+    /// left.
     fn condemn(&self, ino: Ino, at: FileBlock, block: BlockNo) -> Result<bool> {
         let mut tx = self.begin()?;
         tx.use_reserve();
         let core = &mut tx.core;
-        let sum = core.lens().table_checksums(Tier::Nvm, block.0, 1)?;
+        let sum = core.reader().table_checksums(Tier::Nvm, block.0, 1)?;
         let span = [Tier::Ssd, Tier::Hdd]
             .into_iter()
             .filter(|tier| self.layout.blocks(*tier) > 0)
@@ -88,7 +89,7 @@ impl Store {
                 flags: ExtentFlags::empty(),
             });
         }
-        let mut inode = core.lens().get(ino)?;
+        let mut inode = core.reader().get(ino)?;
         let mut root = file_root(&inode)?;
         for run in ExtentTree::of(ino).replace(core, &mut root, at..FileBlock(at.0 + 1), &new)? {
             core.free_span(

@@ -1,22 +1,24 @@
-//! Mending from the bottom up: fixed blocks, bitmaps, unit rows, the inode file, images, trees. Names are not looked at.
+//! Mending from the bottom up: fixed blocks, bitmaps, unit rows, the inode file, images, trees. Names are not
+//! looked at.
 
-use super::survey::{BlockSet, Found, Survey};
+mod inodes;
+
+use inodes::{free_image, make_tree};
+
+use super::survey::{BlockSet, Survey};
 use super::{RepairOptions, RepairReport};
-use crate::core::Core;
-use crate::lens::POOL_INO;
+use crate::pool::Store;
+use crate::reader::POOL_INO;
 use crate::seeded::{Bug, armed};
-use crate::store::Store;
-use crate::{DataTarget, Result, StoreError};
+use crate::{Result, StoreError};
 use std::collections::BTreeMap;
-use varve_extent_tree::ExtentTree;
-use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::inode::{INODE_SIZE, INODES_PER_BLOCK};
 use varve_format::session::{GRANT_ROW_SIZE, GrantRow, SESSION_ROW_SIZE, SessionRow};
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
 use varve_format::state::PoolState;
 use varve_format::{
-    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, DIR_SIZE, DirRoot,
-    Dirent, Extent, ExtentFlags, FILE_BLOCKS_MAX, FILE_SIZE_MAX, FileBlock, FileKind, Ino, InodeAttr,
-    InodeKey, ROOT_INO, Tier, TreeRoot, XattrRoot, init_block, sum_of_metadata, verify_block,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentFlags,
+    FileBlock, FileKind, Ino, Tier, TreeRoot, init_block, sum_of_metadata, verify_block,
 };
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -109,8 +111,8 @@ impl Store {
         Ok(())
     }
 
-    /// What is in use, in the same transaction as the block: from a bitmap that calls everything free, a repair after this one would take it that
-    /// nothing is left of the trees whose nodes are lost.
+    /// What is in use, in the same transaction as the block: from a bitmap that calls everything free, a
+    /// repair after this one would take it that nothing is left of the trees whose nodes are lost.
     fn rebuilt_bits(&self, survey: &Survey, at: BlockNo, block: &mut Block) {
         for tier in Tier::ALL {
             let (start, _) = self.layout.bit(tier, 0);
@@ -152,7 +154,8 @@ impl Store {
                 },
             };
             let first = base + index;
-            // In NVM of data only: a node with a checksum here would be taken for data, were this repair cut off and what led to the node lost.
+            // In NVM of data only: a node with a checksum here would be taken for data, were this repair cut
+            // off and what led to the node lost.
             let numbers = survey.data_blocks(tier, first..first + CHECKSUMS_PER_BLOCK);
             let meta = (first..first + CHECKSUMS_PER_BLOCK)
                 .filter(|number| tier != Tier::Nvm && survey.meta[tier as usize].has(*number));
@@ -189,7 +192,7 @@ impl Store {
         let snapshot = self.snapshot();
         (0..units).find(|unit| {
             snapshot
-                .lens()
+                .reader()
                 .unit_row(tier, *unit)
                 .is_ok_and(|row| row.state == UnitRow::OPEN)
         })
@@ -210,8 +213,9 @@ impl Store {
         Ok(state)
     }
 
-    /// Unit rows from footers and the pool state. Where something lies and no footer is left, a row that says that there was one: were this cut
-    /// off before the footer is made anew, one that says that nothing lies there would let the unit be opened again with checksums of nothing.
+    /// Unit rows from footers and the pool state. Where something lies and no footer is left, a row that says
+    /// that there was one: were this cut off before the footer is made anew, one that says that nothing lies
+    /// there would let the unit be opened again with checksums of nothing.
     fn rebuilt_units(&self, survey: &Survey, at: BlockNo, block: &mut Block) -> Result<()> {
         for tier in [Tier::Ssd, Tier::Hdd] {
             let area = self.layout.sb.tier(tier).units;
@@ -266,7 +270,8 @@ impl Store {
         Ok(Some(if ahead > 0 { (1, second.1) } else { (0, first.1) }))
     }
 
-    /// The sums of a footer as it lies there (`None` where its block is bad), and the checksum of it all if it is whole.
+    /// The sums of a footer as it lies there (`None` where its block is bad), and the checksum of it all if
+    /// it is whole.
     fn footer_on_media(&self, tier: Tier, unit: u64, footer: u8) -> Result<(Vec<Option<u32>>, Option<u32>)> {
         let data = self.layout.unit_data_blocks(tier);
         let start = self.layout.footer_start(tier, unit, footer);
@@ -348,7 +353,7 @@ impl Store {
             let place = self.layout.session_row(slot);
             let row = self
                 .snapshot()
-                .lens()
+                .reader()
                 .row(place, BlockKind::SessionTable, SessionRow::decode)?;
             let why = match row {
                 Ok(None) => continue,
@@ -374,7 +379,7 @@ impl Store {
             let place = self.layout.grant_row(slot);
             let row = self
                 .snapshot()
-                .lens()
+                .reader()
                 .row(place, BlockKind::GrantTable, GrantRow::decode)?;
             let why = match row {
                 Ok(None) => continue,
@@ -393,7 +398,7 @@ impl Store {
             tx.commit()?;
             report.mended(format!("{why}, dropped"));
         }
-        let mut state = self.snapshot().lens().state()?;
+        let mut state = self.snapshot().reader().state()?;
         if state.next_session.get() <= highest.0 || state.next_lease.get() <= highest.1 {
             state.next_session = U64::new(state.next_session.get().max(highest.0 + 1));
             state.next_lease = U64::new(state.next_lease.get().max(highest.1 + 1));
@@ -411,7 +416,7 @@ impl Store {
 
     /// Counters that do not follow from anything else.
     fn mend_state(&self, survey: &Survey, report: &mut RepairReport) -> Result<()> {
-        let mut state = self.snapshot().lens().state()?;
+        let mut state = self.snapshot().reader().state()?;
         let used = (survey.found.len() + survey.reserved.len()) as u64;
         let old = state;
         state.inodes_used = U64::new(used);
@@ -444,9 +449,9 @@ impl Store {
             else {
                 continue;
             };
-            let open = self.snapshot().lens().open_unit(tier)?;
+            let open = self.snapshot().reader().open_unit(tier)?;
             for unit in 0..units {
-                let row = self.snapshot().lens().unit_row(tier, unit)?;
+                let row = self.snapshot().reader().unit_row(tier, unit)?;
                 let used = self.is_used(survey, tier, unit);
                 if open == Some(unit) {
                     if row.state != UnitRow::OPEN {
@@ -494,7 +499,8 @@ impl Store {
         tx.commit().map(drop)
     }
 
-    /// Writes a footer that fits what lies in the unit. Where an old sum fits its block, the block is known to be good.
+    /// Writes a footer that fits what lies in the unit. Where an old sum fits its block, the block is known
+    /// to be good.
     fn seal_again(&self, survey: &Survey, tier: Tier, unit: u64, report: &mut RepairReport) -> Result<()> {
         let [first, second] = [0, 1].map(|footer| self.footer_on_media(tier, unit, footer));
         let old = first?.0.into_iter().zip(second?.0);
@@ -530,7 +536,7 @@ impl Store {
         options: RepairOptions,
         report: &mut RepairReport,
     ) -> Result<()> {
-        let state = self.snapshot().lens().state()?;
+        let state = self.snapshot().reader().state()?;
         if survey.inode_tree.is_none() && state.inode_blocks.get() == survey.inode_blocks {
             return Ok(());
         }
@@ -585,294 +591,6 @@ impl Store {
         ));
         Ok(())
     }
-
-    /// Images that cannot be read become free numbers.
-    fn mend_images(&self, survey: &Survey, options: RepairOptions, report: &mut RepairReport) -> Result<()> {
-        for (ino, why) in &survey.bad_images {
-            let bytes = if *ino == ROOT_INO {
-                new_root(options)
-                    .encode(*ino)
-                    .map_err(|fault| StoreError::Inode { ino: *ino, fault })?
-            } else {
-                free_image(survey, *ino, options)?
-            };
-            self.put_image(*ino, &bytes)?;
-            report.mended(format!("inode {ino}: image made free ({why})"));
-            report.lost(*ino, None, format!("inode {ino}: {why}"));
-        }
-        for (ino, slot) in &survey.misplaced {
-            let bytes = slot
-                .encode(*ino)
-                .map_err(|fault| StoreError::Inode { ino: *ino, fault })?;
-            self.put_image(*ino, &bytes)?;
-            report.mended(format!("inode {ino}: its image lay in the place of another"));
-        }
-        Ok(())
-    }
-
-    fn put_image(&self, ino: Ino, bytes: &[u8]) -> Result<()> {
-        let mut tx = self.begin()?;
-        let block = tx
-            .core
-            .lens()
-            .inode_block(ino.0 / INODES_PER_BLOCK)?
-            .ok_or(StoreError::NoInode(InodeKey {
-                ino,
-                ..InodeKey::default()
-            }))?;
-        tx.core.put_image(ino, block, bytes)?;
-        tx.commit().map(drop)
-    }
-
-    /// Says which files' content may not be theirs.
-    fn note_doubts(&self, survey: &Survey, ino: Ino, found: &Found, report: &mut RepairReport) {
-        let old = found.extents.iter().any(|extent| {
-            (extent.block.0..extent.block.0 + u64::from(extent.len)).any(|block| {
-                let (bitmap, _) = self.layout.bit(extent.tier, block);
-                !survey.marked[extent.tier as usize].has(block) && !survey.bad_fixed.contains_key(&bitmap.0)
-            })
-        });
-        if old {
-            // A metadata block of which a write was lost: all that it says is old, not only what shows.
-            report.lost(
-                ino,
-                None,
-                "some of its blocks counted as free: its content may be an old one, or another's",
-            );
-        }
-        for copy in &found.copies {
-            for (other, holder) in &survey.found {
-                let shares = holder.extents.iter().find(|extent| {
-                    extent.tier == copy.tier
-                        && (extent.block.0..extent.block.0 + u64::from(extent.len)).contains(&copy.block.0)
-                });
-                if let Some(extent) = shares {
-                    let at = (extent.file_block.0 + copy.block.0 - extent.block.0) * BLOCK_BYTES;
-                    report.lost(
-                        *other,
-                        Some((at, at + BLOCK_BYTES)),
-                        format!("inode {ino} used the same block: one of the two has wrong content"),
-                    );
-                }
-            }
-        }
-    }
-
-    fn mend_inode(&self, ino: Ino, found: &Found, report: &mut RepairReport) -> Result<()> {
-        let file_changed = !found.dropped.is_empty() || !found.copies.is_empty();
-        let mut inode = found.inode.clone();
-        let size_wrong = self.size_wrong(&inode);
-        if found.tree.is_none()
-            && found.xattrs.is_none()
-            && found.link.is_none()
-            && !file_changed
-            && !size_wrong
-        {
-            return Ok(());
-        }
-        let mut tx = self.begin()?;
-        tx.use_reserve();
-        let core = &mut tx.core;
-        match &inode.content {
-            Content::File(_) if found.tree.is_some() || file_changed => {
-                let extents = copy_shared(core, ino, found, report)?;
-                inode.content = Content::File(make_tree(core, ino, &extents)?);
-                for gone in &found.dropped {
-                    report.lost(
-                        ino,
-                        Some(bytes_of(gone)),
-                        "its blocks belong to somebody else or to nobody",
-                    );
-                }
-                if let Some((what, true)) = &found.tree {
-                    let mut at = 0;
-                    let end = inode.attr.size_bytes.div_ceil(BLOCK_BYTES);
-                    for extent in extents.iter().filter(|extent| extent.file_block.0 < end) {
-                        if extent.file_block.0 > at {
-                            report.lost(
-                                ino,
-                                Some((at * BLOCK_BYTES, extent.file_block.0 * BLOCK_BYTES)),
-                                format!("reads as zeros: {what}"),
-                            );
-                        }
-                        at = extent.end().0;
-                    }
-                    if at < end {
-                        report.lost(
-                            ino,
-                            Some((at * BLOCK_BYTES, inode.attr.size_bytes)),
-                            format!("reads as zeros: {what}"),
-                        );
-                    }
-                }
-                report.mended(format!("inode {ino}: its extents made again"));
-            }
-            Content::Dir(_) if found.tree.is_some() => {
-                let directory = core.lens().directory(ino);
-                let mut root = DirRoot::default();
-                for name in &found.names {
-                    let entry = Dirent {
-                        key: name.key,
-                        kind: name.kind,
-                        name: &name.name,
-                    };
-                    match directory.insert(core, &mut root, &entry) {
-                        Ok(_) | Err(StoreError::Tree(varve_extent_tree::TreeError::Exists)) => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                inode.content = Content::Dir(root);
-                if let Some((what, true)) = &found.tree {
-                    report.lost(ino, None, format!("names of this directory, if any: {what}"));
-                }
-                report.mended(format!("directory {ino}: its names made again"));
-            }
-            Content::SymlinkBlock(_) if found.link.is_some() => {
-                let target = b"lost-by-damage";
-                inode.content = Content::Symlink(target.to_vec());
-                inode.attr.size_bytes = target.len() as u64;
-                report.lost(
-                    ino,
-                    None,
-                    format!(
-                        "target of a symbolic link: {}",
-                        found.link.as_deref().unwrap_or("")
-                    ),
-                );
-                report.mended(format!("inode {ino}: a target in place of the lost one"));
-            }
-            _ => {}
-        }
-        if let Some((what, lossy)) = &found.xattrs {
-            let old = inode.xattrs;
-            let xattrs = core.lens().xattrs(ino);
-            let mut root = XattrRoot::default();
-            for name in &found.attributes {
-                match xattrs.get(core, &old, name) {
-                    Ok(Some(value)) => {
-                        xattrs.set(core, &mut root, name, &value)?;
-                    }
-                    _ => report.lost(
-                        ino,
-                        None,
-                        format!("attribute {}: {what}", String::from_utf8_lossy(name)),
-                    ),
-                }
-            }
-            inode.xattrs = root;
-            if *lossy {
-                report.lost(ino, None, format!("attributes, if there were more: {what}"));
-            }
-            report.mended(format!("inode {ino}: its attributes made again"));
-        }
-        if matches!(inode.content, Content::Dir(_)) {
-            inode.attr.size_bytes = DIR_SIZE;
-        }
-        if inode.attr.size_bytes > FILE_SIZE_MAX {
-            inode.attr.size_bytes = found
-                .extents
-                .last()
-                .map_or(0, |extent| extent.end().0 * BLOCK_BYTES);
-        }
-        if size_wrong {
-            report.mended(format!("inode {ino}: its size"));
-        }
-        tx.core.put(&inode)?;
-        tx.commit().map(drop)
-    }
-
-    /// Whether a size contradicts what the inode is.
-    pub(crate) fn size_wrong(&self, inode: &Inode) -> bool {
-        match &inode.content {
-            // Pools of before have the size of the directory's tree there.
-            Content::Dir(_) => !inode.attr.size_bytes.is_multiple_of(BLOCK_BYTES),
-            Content::File(_) => inode.attr.size_bytes > FILE_SIZE_MAX,
-            Content::Symlink(_) | Content::SymlinkBlock(_) => false,
-        }
-    }
-}
-
-fn bytes_of(extent: &Extent) -> (u64, u64) {
-    (
-        extent.file_block.0.saturating_mul(BLOCK_BYTES),
-        extent.end().0.saturating_mul(BLOCK_BYTES),
-    )
-}
-
-fn free_image(survey: &Survey, ino: Ino, options: RepairOptions) -> Result<[u8; INODE_SIZE]> {
-    InodeSlot::Free(survey.generation(ino, options.now_ns))
-        .encode(ino)
-        .map_err(|fault| StoreError::Inode { ino, fault })
-}
-
-fn new_root(options: RepairOptions) -> InodeSlot {
-    InodeSlot::Used(Box::new(Inode::new(InodeAttr {
-        parent: ROOT_INO,
-        ..InodeAttr::new(InodeKey::ROOT, 0o040_755, options.now_ns)
-    })))
-}
-
-/// A new tree of these extents, ascending; the blocks of an old one are left to the bitmaps' last pass.
-fn make_tree(core: &mut Core<'_>, ino: Ino, extents: &[Extent]) -> Result<TreeRoot> {
-    let tree = ExtentTree::of(ino);
-    let mut root = TreeRoot::EMPTY;
-    let mut joined: Vec<Extent> = Vec::new();
-    for extent in extents {
-        match joined.last_mut() {
-            Some(last) if last.joins(extent) => last.len += extent.len,
-            _ => joined.push(*extent),
-        }
-    }
-    for part in joined.chunks(256) {
-        let (Some(first), Some(last)) = (part.first(), part.last()) else {
-            continue;
-        };
-        tree.replace(core, &mut root, first.file_block..last.end(), part)?;
-    }
-    Ok(root)
-}
-
-/// The file's extents, with copies of the blocks that another one has too.
-fn copy_shared(
-    core: &mut Core<'_>,
-    ino: Ino,
-    found: &Found,
-    report: &mut RepairReport,
-) -> Result<Vec<Extent>> {
-    let mut extents = found.extents.clone();
-    for copy in &found.copies {
-        let span = core.alloc_data(DataTarget::prefer(copy.tier).with_reserve(), 1)?;
-        if !copy.flags.contains(ExtentFlags::UNWRITTEN) {
-            let mut bytes = vec![0; BLOCK_SIZE];
-            if core
-                .store
-                .read_blocks(copy.tier, copy.block.0, &mut bytes)
-                .is_err()
-            {
-                core.free_span(span, true)?;
-                report.lost(
-                    ino,
-                    Some(bytes_of(copy)),
-                    "its block cannot be read, and is another's too",
-                );
-                continue;
-            }
-            core.write_new(span, &bytes)?;
-            report.lost(
-                ino,
-                Some(bytes_of(copy)),
-                "another file used the same block: one of the two has wrong content",
-            );
-        }
-        extents.push(Extent {
-            tier: span.tier,
-            block: BlockNo(span.start),
-            ..*copy
-        });
-    }
-    extents.sort_unstable_by_key(|extent| extent.file_block);
-    extents.retain(|extent| extent.file_block.0 < FILE_BLOCKS_MAX);
-    Ok(extents)
 }
 
 impl Survey {

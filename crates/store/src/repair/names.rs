@@ -1,7 +1,8 @@
-//! Names against inodes: dangling names go, lost inodes come to `/lost+found`, link counts and the orphan list are computed again.
+//! Names against inodes: dangling names go, lost inodes come to `/lost+found`, link counts and the orphan
+//! list are computed again.
 
 use super::{RepairOptions, RepairReport};
-use crate::store::Store;
+use crate::pool::Store;
 use crate::{Result, StoreError};
 use std::collections::{BTreeMap, HashSet};
 use varve_format::inode::{Inode, InodeSlot};
@@ -105,7 +106,8 @@ impl Store {
             if !named && node.inode.attr.nlink == 0 {
                 continue;
             }
-            // A file is reached through its directory, a directory through its parents; only the top of a lost tree, or of a circle, moves.
+            // A file is reached through its directory, a directory through its parents; only the top of a
+            // lost tree, or of a circle, moves.
             if named && !(node.inode.attr.is_dir() && in_circle(nodes, ino)) {
                 continue;
             }
@@ -227,7 +229,7 @@ impl Store {
                 continue;
             }
             let mut tx = self.begin()?;
-            let mut inode = tx.core.lens().get(*ino)?;
+            let mut inode = tx.core.reader().get(*ino)?;
             inode.attr.nlink = nlink;
             inode.attr.parent = parent;
             tx.core.put(&inode)?;
@@ -258,7 +260,7 @@ impl Store {
                 .filter(|(_, node)| node.inode.orphan.is_some())
                 .map(|(ino, _)| *ino)
                 .collect();
-            let state = self.snapshot().lens().state()?;
+            let state = self.snapshot().reader().state()?;
             if listed == flagged
                 && wanted.len() == listed.len()
                 && wanted.iter().all(|ino| listed.contains(ino))
@@ -269,7 +271,7 @@ impl Store {
             }
         }
         let mut tx = self.begin()?;
-        let mut state = tx.core.lens().state()?;
+        let mut state = tx.core.reader().state()?;
         state.orphan_head = U64::new(0);
         state.orphans = U64::new(0);
         tx.core.set_state(&state)?;
@@ -277,7 +279,7 @@ impl Store {
         for (ino, node) in &nodes {
             if node.inode.orphan.is_some() {
                 let mut tx = self.begin()?;
-                let mut inode = tx.core.lens().get(*ino)?;
+                let mut inode = tx.core.reader().get(*ino)?;
                 inode.orphan = None;
                 tx.core.put(&inode)?;
                 tx.commit()?;
@@ -285,7 +287,7 @@ impl Store {
         }
         for ino in &wanted {
             let mut tx = self.begin()?;
-            let mut inode = tx.core.lens().get(*ino)?;
+            let mut inode = tx.core.reader().get(*ino)?;
             tx.core.orphan_add(&mut inode)?;
             tx.core.put(&inode)?;
             tx.commit()?;

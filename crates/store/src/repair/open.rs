@@ -1,38 +1,19 @@
-//! Opening a pool that may be damaged: superblock copies and the journal are put right, nothing else is looked at.
+//! Opening a pool that may be damaged: superblock copies and the journal are put right, nothing else is
+//! looked at.
 
 use super::RepairReport;
 use crate::journal::Journal;
 use crate::layout::Layout;
-use crate::store::{journal_id, read_superblock};
+use crate::pool::{bad_superblocks, journal_id, read_superblock};
 use crate::{Devices, OpenOptions, Result, Store, StoreError};
 use std::sync::Arc;
 use varve_format::journal::Range;
-use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
-use varve_format::{BlockNo, Ino, Tier, TxId};
+use varve_format::{Ino, Tier, TxId};
 use varve_media::Region;
 
-/// A journal whose place in the count of transactions is lost goes on this far after the last number that is known.
+/// A journal whose place in the count of transactions is lost goes on this far after the last number that is
+/// known.
 const TX_LEAP: u64 = 1 << 32;
-
-/// Copies of the superblock that are not as the good one.
-pub(crate) fn bad_copies(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
-    let mut bad = Vec::new();
-    for number in SUPERBLOCK_BLOCKS {
-        let mut bytes = [0; SUPERBLOCK_SIZE];
-        devices.nvm.read(BlockNo(number).offset_bytes(), &mut bytes)?;
-        match Superblock::parse(&bytes) {
-            Ok(copy) if copy == *good => {}
-            Err(fault @ SuperblockError::Version(_)) => {
-                return Err(StoreError::Superblock {
-                    device: devices.nvm.info().name.to_string(),
-                    fault,
-                });
-            }
-            _ => bad.push(number),
-        }
-    }
-    Ok(bad)
-}
 
 fn put_ranges(nvm: &Arc<dyn Region>, ranges: &[Range<'_>]) -> Result<()> {
     for (block, offset, bytes) in ranges {
@@ -45,7 +26,7 @@ impl Store {
     pub(super) fn open_damaged(devices: &Devices, report: &mut RepairReport) -> Result<Self> {
         let sb = read_superblock(devices)?;
         let layout = Layout::validate(sb, devices)?;
-        let bad = bad_copies(devices, &sb)?;
+        let bad = bad_superblocks(devices, &sb)?;
         if !bad.is_empty() {
             crate::mkfs::write_superblocks(devices, sb, &bad)?;
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
@@ -67,7 +48,8 @@ fn open_journal(devices: &Devices, layout: &Layout, report: &mut RepairReport) -
     let (mut journal, scan) = match opened {
         Ok(opened) => opened,
         Err(StoreError::Journal(what)) if what != crate::journal::STRANGER => {
-            // Without its header nobody knows which records are in place; all of them are, unless the power failed meanwhile.
+            // Without its header nobody knows which records are in place; all of them are, unless the power
+            // failed meanwhile.
             let newest = Journal::newest_in_ring(&devices.journal, id, len)?;
             Journal::format_after(&devices.journal, id, len, TxId(newest.0.saturating_add(TX_LEAP)))?;
             report.mended(format!("journal: made anew, because {what}"));

@@ -1,18 +1,20 @@
 //! What a damaged pool still holds: every image, tree and claim on a block that can be read. Changes nothing.
 
-use crate::cache::View;
-use crate::lens::{Lens, POOL_INO, dir_root, state_in};
-use crate::store::Store;
+mod claims;
+mod scan;
+
+use crate::pool::Store;
+use crate::reader::{MetaReader, POOL_INO, View, dir_root, state_in};
 use crate::{Result, StoreError};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
 use varve_extent_tree::{CheckVisitor, ExtentTree, TreeError};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
-use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UnitRow};
+use varve_format::space::BITS_PER_BLOCK;
 use varve_format::state::PoolState;
 use varve_format::{
-    BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, ExtentValue, FileKind,
-    Generation, Ino, InodeKey, NodeRef, ROOT_INO, Tier, TreeRoot, sum_of_metadata, verify_block,
+    BLOCK_HEADER_SIZE, Block, BlockHeader, BlockKind, BlockNo, Extent, FileKind, Generation, Ino, InodeKey,
+    ROOT_INO, Tier, TreeRoot,
 };
 use zerocopy::FromBytes;
 
@@ -131,7 +133,8 @@ impl CheckVisitor<StoreError> for Walk {
     }
 
     fn fault(&mut self, error: TreeError) {
-        // Counts that are wrong under right checksums come from a block that is older than the rest: something may be missing.
+        // Counts that are wrong under right checksums come from a block that is older than the rest:
+        // something may be missing.
         self.note(error.to_string(), true);
     }
 
@@ -158,16 +161,16 @@ impl Store {
             marked: sets(),
         };
         let snapshot = self.snapshot();
-        let lens = snapshot.lens();
-        let bad_state = survey.bad_fixed.contains_key(&lens.state_block().0);
-        survey.state = lens.state().ok().filter(|_| !bad_state);
+        let reader = snapshot.reader();
+        let bad_state = survey.bad_fixed.contains_key(&reader.state_block().0);
+        survey.state = reader.state().ok().filter(|_| !bad_state);
         self.load_marks(&mut survey);
-        let mut nodes = self.find_inode_file(&lens, &mut survey)?;
-        self.read_images(&lens, &mut survey);
+        let mut nodes = self.find_inode_file(&reader, &mut survey)?;
+        self.read_images(&reader, &mut survey);
         for (ino, slot) in std::mem::take(&mut survey.misplaced) {
             if survey.bad_images.remove(&ino).is_some() {
                 if let InodeSlot::Used(inode) = &slot {
-                    survey.found.insert(ino, look(&lens, inode));
+                    survey.found.insert(ino, look(&reader, inode));
                 }
                 survey.misplaced.insert(ino, slot);
             }
@@ -244,14 +247,18 @@ impl Store {
     }
 
     /// Where the blocks of the inode file lie; returns its nodes.
-    fn find_inode_file<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) -> Result<Vec<BlockNo>> {
+    fn find_inode_file<V: View>(
+        &self,
+        reader: &MetaReader<'_, V>,
+        survey: &mut Survey,
+    ) -> Result<Vec<BlockNo>> {
         let mut walk = Walk::new();
         if let Some(state) = &survey.state {
             match TreeRoot::read_from_bytes(&state.inode_root) {
                 Ok(root) => {
                     let map = &mut survey.inode_file;
                     let mut strange = None;
-                    ExtentTree::of(POOL_INO).check(lens.view, &root, &mut walk, |extent| {
+                    ExtentTree::of(POOL_INO).check(reader.view, &root, &mut walk, |extent| {
                         for at in self.layout.to_look_at(&extent) {
                             let block = extent.block.0.saturating_add(at);
                             if self.layout.usable(extent.tier, block) {
@@ -271,8 +278,8 @@ impl Store {
         } else {
             walk.note("pool state".into(), true);
         }
-        leave_foreign_blocks(lens, survey, &mut walk);
-        self.leave_bad_images(lens, survey);
+        leave_foreign_blocks(reader, survey, &mut walk);
+        self.leave_bad_images(reader, survey);
         let known = survey.inode_file.len() as u64;
         let holes = survey.inode_blocks > known
             || survey
@@ -289,7 +296,7 @@ impl Store {
                 walk.note("inode file: its length".into(), true);
             }
         }
-        leave_shared_blocks(lens, survey, &mut walk);
+        leave_shared_blocks(reader, survey, &mut walk);
         if survey.state.is_none() {
             survey.inode_blocks = survey.inode_file.keys().next_back().map_or(1, |last| last + 1);
         }
@@ -307,9 +314,9 @@ impl Store {
         Tier::ALL.map(|tier| self.layout.blocks(tier)).iter().sum()
     }
 
-    /// Takes out blocks of the inode file on slower tiers that cannot be read or do not have their checksum. What images of theirs can be read
-    /// go to a new place.
-    fn leave_bad_images<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) {
+    /// Takes out blocks of the inode file on slower tiers that cannot be read or do not have their checksum.
+    /// What images of theirs can be read go to a new place.
+    fn leave_bad_images<V: View>(&self, reader: &MetaReader<'_, V>, survey: &mut Survey) {
         let cold: Vec<_> = survey
             .inode_file
             .iter()
@@ -319,14 +326,15 @@ impl Store {
         for (index, block) in cold {
             let bad =
                 |error: &StoreError| matches!(error, StoreError::DataChecksum { .. } | StoreError::Media(_));
-            if !lens.images(block, |_| ()).is_err_and(|error| bad(&error)) {
+            if !reader.images(block, |_| ()).is_err_and(|error| bad(&error)) {
                 continue;
             }
             survey.inode_file.remove(&index);
             for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
                 let slot =
-                    lens.view
-                        .read_raw(block, |_| Ok(()), |bytes| crate::lens::slot_in(bytes, Ino(ino)));
+                    reader
+                        .view
+                        .read_raw(block, |_| Ok(()), |bytes| crate::reader::slot_in(bytes, Ino(ino)));
                 if let Ok(Ok(slot @ (InodeSlot::Used(_) | InodeSlot::Reserved(_)))) = slot {
                     survey.misplaced.insert(Ino(ino), slot);
                 }
@@ -336,135 +344,7 @@ impl Store {
         }
     }
 
-    /// Blocks that hold nothing but images of one block of the inode file.
-    fn scan_for_images(&self, survey: &Survey) -> Result<BTreeMap<u64, BlockNo>> {
-        let mut out: BTreeMap<u64, (BlockNo, u32)> = BTreeMap::new();
-        self.scan(survey, |block, bytes| {
-            let word = |at: usize| {
-                let mut word = [0; 8];
-                word.copy_from_slice(&bytes[at..at + 8]);
-                u64::from_le_bytes(word)
-            };
-            let Some(index) = (0..INODES_PER_BLOCK as usize)
-                .map(|image| word(image * INODE_SIZE + 8))
-                .find(|ino| *ino != 0)
-                .map(|ino| ino / INODES_PER_BLOCK)
-            else {
-                return;
-            };
-            if index >= self.blocks_in_all() {
-                return;
-            }
-            let (mut good, mut bad) = (0, 0);
-            for image in 0..INODES_PER_BLOCK {
-                let at = image as usize * INODE_SIZE;
-                if bytes[at..at + INODE_SIZE].iter().all(|byte| *byte == 0) {
-                    continue;
-                }
-                match crate::lens::slot_in(bytes, Ino(index * INODES_PER_BLOCK + image)) {
-                    Ok(_) => good += 1,
-                    Err(_) => bad += 1,
-                }
-            }
-            if good > bad && out.get(&index).is_none_or(|(_, best)| good > *best) {
-                out.insert(index, (block, good));
-            }
-        })?;
-        Ok(out
-            .into_iter()
-            .map(|(index, (block, _))| (index, block))
-            .collect())
-    }
-
-    /// Shows all blocks in use that are not data of a file, and that nobody is known to use.
-    fn scan(&self, survey: &Survey, mut f: impl FnMut(BlockNo, &Block)) -> Result<()> {
-        self.scan_nvm(survey, &mut f)?;
-        for tier in [Tier::Ssd, Tier::Hdd] {
-            self.scan_units(survey, tier, &mut f)?;
-        }
-        Ok(())
-    }
-
-    /// On slower tiers, metadata is told by its checksum; where a unit's checksums are lost, by nothing.
-    fn scan_units(&self, survey: &Survey, tier: Tier, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
-        let unit_blocks = self.layout.unit_blocks(tier);
-        let Some(units) = self.layout.blocks(tier).checked_div(unit_blocks) else {
-            return Ok(());
-        };
-        let snapshot = self.snapshot();
-        let lens = snapshot.lens();
-        let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
-        for unit in 0..units {
-            let data = self.layout.unit_data_blocks(tier);
-            let wanted: Vec<u64> = (unit * unit_blocks..unit * unit_blocks + data)
-                .filter(|block| {
-                    let (bitmap, _) = self.layout.bit(tier, *block);
-                    let known = !survey.bad_fixed.contains_key(&bitmap.0);
-                    (!known || survey.marked[tier as usize].has(*block))
-                        && !survey.claims[tier as usize].has(*block)
-                })
-                .collect();
-            if wanted.is_empty() {
-                continue;
-            }
-            let sums = match lens.unit_row(tier, unit).map(|row| (row.state, row)) {
-                Ok((UnitRow::SEALED, row)) => self
-                    .footer(tier, unit, &row)
-                    .map(|sums| sums.to_vec())
-                    .unwrap_or_default(),
-                Ok((UnitRow::OPEN, _)) => lens.table_checksums(tier, 0, data).unwrap_or_default(),
-                _ => continue,
-            };
-            for block in wanted {
-                let Some(sum) = sums.get((block - unit * unit_blocks) as usize) else {
-                    continue;
-                };
-                match self.read_blocks(tier, block, &mut bytes[..]) {
-                    Ok(()) if sum_of_metadata(crc32c::crc32c(&bytes[..])) == *sum => {
-                        f(BlockNo::on(tier, block), &bytes);
-                    }
-                    Ok(()) | Err(StoreError::Media(_)) => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn scan_nvm(&self, survey: &Survey, f: &mut impl FnMut(BlockNo, &Block)) -> Result<()> {
-        let mut bytes: Box<Block> = Box::new([0; BLOCK_SIZE]);
-        let mut sums: Option<(u64, Vec<u32>)> = None;
-        let lens_snapshot = self.snapshot();
-        let lens = lens_snapshot.lens();
-        for block in self.layout.first_free()..self.layout.blocks(Tier::Nvm) {
-            let (bitmap, _) = self.layout.bit(Tier::Nvm, block);
-            let known = !survey.bad_fixed.contains_key(&bitmap.0);
-            if known && !survey.marked[0].has(block) || survey.claims[0].has(block) {
-                continue;
-            }
-            self.devices
-                .nvm
-                .read(BlockNo(block).offset_bytes(), bytes.as_mut_slice())?;
-            let first = block / CHECKSUMS_PER_BLOCK * CHECKSUMS_PER_BLOCK;
-            if sums.as_ref().is_none_or(|(at, _)| *at != first) {
-                let count = CHECKSUMS_PER_BLOCK.min(self.layout.blocks(Tier::Nvm) - first);
-                sums = Some((
-                    first,
-                    lens.table_checksums(Tier::Nvm, first, count).unwrap_or_default(),
-                ));
-            }
-            // A program can write anything into its files; their blocks are told by their checksums.
-            let sum = sums
-                .as_ref()
-                .and_then(|(_, sums)| sums.get((block - first) as usize));
-            if sum.is_none_or(|sum| *sum != crc32c::crc32c(&bytes[..])) {
-                f(BlockNo(block), &bytes);
-            }
-        }
-        Ok(())
-    }
-
-    fn read_images<V: View>(&self, lens: &Lens<'_, V>, survey: &mut Survey) {
+    fn read_images<V: View>(&self, reader: &MetaReader<'_, V>, survey: &mut Survey) {
         let places: Vec<_> = survey
             .inode_file
             .iter()
@@ -484,16 +364,17 @@ impl Store {
                 if ino.0 == 0 {
                     continue;
                 }
-                let slot = lens
-                    .view
-                    .read_raw(block, |_| Ok(()), |bytes| crate::lens::slot_in(bytes, ino));
+                let slot =
+                    reader
+                        .view
+                        .read_raw(block, |_| Ok(()), |bytes| crate::reader::slot_in(bytes, ino));
                 match slot.and_then(|slot| slot) {
                     Ok(InodeSlot::Free(_)) => {}
                     Ok(InodeSlot::Reserved(_)) => {
                         survey.reserved.insert(ino);
                     }
                     Ok(InodeSlot::Used(inode)) => {
-                        survey.found.insert(ino, look(lens, &inode));
+                        survey.found.insert(ino, look(reader, &inode));
                     }
                     Err(error) => {
                         if let StoreError::Inode {
@@ -505,7 +386,7 @@ impl Store {
                                 let at = image as usize * INODE_SIZE;
                                 InodeSlot::decode(&bytes[at..at + INODE_SIZE], Ino(real))
                             };
-                            let slot = lens.view.read_raw(block, |_| Ok(()), decode);
+                            let slot = reader.view.read_raw(block, |_| Ok(()), decode);
                             if let Ok(Ok(slot)) = slot {
                                 survey.misplaced.insert(Ino(real), slot);
                             }
@@ -522,151 +403,10 @@ impl Store {
                 .or_insert_with(|| "there is no root directory".into());
         }
     }
-
-    /// Who uses which block; takes out what two cannot both have.
-    fn claim_all(&self, pool: &[BlockNo], survey: &mut Survey) {
-        let usable = |block: &BlockNo| {
-            let home = block.home();
-            home.filter(|(tier, number)| self.layout.usable(*tier, *number))
-        };
-        let (claims, meta) = (&mut survey.claims, &mut survey.meta);
-        for (tier, number) in pool.iter().filter_map(usable) {
-            claims[tier as usize].add(number);
-            meta[tier as usize].add(number);
-        }
-        for found in survey.found.values_mut() {
-            for block in &found.nodes {
-                match usable(block) {
-                    Some((tier, number)) if meta[tier as usize].add(number) => {
-                        claims[tier as usize].add(number);
-                    }
-                    _ => {
-                        found.tree = Some((format!("block {block} belongs to somebody else"), true));
-                    }
-                }
-            }
-        }
-        for found in survey.found.values_mut() {
-            let old = std::mem::take(&mut found.extents);
-            let mut end = 0;
-            for extent in old {
-                let last = extent.block.0.saturating_add(u64::from(extent.len) - 1);
-                let unit = self.layout.unit_blocks(extent.tier);
-                let one_unit = extent.block.0.checked_div(unit) == last.checked_div(unit);
-                if extent.file_block.0 < end
-                    || !self.layout.usable(extent.tier, extent.block.0)
-                    || !self.layout.usable(extent.tier, last)
-                    || !one_unit
-                {
-                    found.dropped.push(extent);
-                    continue;
-                }
-                end = extent.end().0;
-                // Block by block: parts of it may be another's.
-                for at in 0..u64::from(extent.len) {
-                    let one = Extent {
-                        file_block: varve_format::FileBlock(extent.file_block.0 + at),
-                        len: 1,
-                        block: BlockNo(extent.block.0 + at),
-                        ..extent
-                    };
-                    if survey.meta[extent.tier as usize].has(one.block.0) {
-                        found.dropped.push(one);
-                    } else if survey.claims[extent.tier as usize].add(one.block.0) {
-                        match found.extents.last_mut() {
-                            Some(last) if last.joins(&one) => last.len += 1,
-                            _ => found.extents.push(one),
-                        }
-                    } else {
-                        found.copies.push(one);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Leaves of damaged trees that no node leads to any more.
-    fn salvage_leaves(&self, survey: &mut Survey) -> Result<()> {
-        let wanted: HashMap<Ino, BlockKind> = survey
-            .found
-            .iter()
-            .filter(|(_, found)| found.tree.as_ref().is_some_and(|(_, lossy)| *lossy))
-            .filter_map(|(ino, found)| match found.inode.content {
-                Content::File(_) => Some((*ino, BlockKind::ExtentLeaf)),
-                Content::Dir(_) => Some((*ino, BlockKind::DirLeaf)),
-                _ => None,
-            })
-            .collect();
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        let mut leaves = Vec::new();
-        self.scan(survey, |block, bytes| {
-            let owner = Ino(BlockHeader::of(bytes).owner.get());
-            let fits = wanted
-                .get(&owner)
-                .is_some_and(|kind| BlockHeader::of(bytes).expect(*kind, owner, block).is_ok());
-            if fits && verify_block(bytes).is_ok() {
-                leaves.push((owner, block, Box::new(*bytes)));
-            }
-        })?;
-        let hash = varve_format::HashKey(self.layout.sb.dir_hash_key);
-        for (owner, block, bytes) in leaves {
-            let Some(found) = survey.found.get_mut(&owner) else {
-                continue;
-            };
-            let Ok(node) = NodeRef::open(&bytes) else { continue };
-            if node.level() != 0 || node.check().is_err() {
-                continue;
-            }
-            let records: Vec<(u64, Vec<u8>)> = (0..node.count())
-                .filter_map(|index| node.record(index).ok().map(|(key, value)| (key, value.to_vec())))
-                .collect();
-            // It stays as it is until what it holds is somewhere else.
-            if let Some((tier, number)) = block.home() {
-                survey.claims[tier as usize].add(number);
-                survey.meta[tier as usize].add(number);
-            }
-            for (key, value) in records {
-                if matches!(found.inode.content, Content::Dir(_)) {
-                    if let Ok(entry) = varve_format::Dirent::parse(&value)
-                        && hash.name_hash(entry.name) == key >> varve_format::ORDINAL_BITS
-                        && !found.names.iter().any(|known| known.name == entry.name)
-                    {
-                        found.names.push(Name {
-                            name: entry.name.to_vec(),
-                            key: entry.key,
-                            kind: entry.kind,
-                        });
-                    }
-                } else if let Ok(extent) = ExtentValue::parse(key, &value) {
-                    self.salvage_extent(found, extent, &mut survey.claims);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn salvage_extent(&self, found: &mut Found, extent: Extent, claims: &mut [BlockSet; 3]) {
-        let last = extent.block.0.saturating_add(u64::from(extent.len) - 1);
-        let free = found
-            .extents
-            .iter()
-            .all(|known| known.end() <= extent.file_block || extent.end() <= known.file_block);
-        let usable = self.layout.usable(extent.tier, extent.block.0) && self.layout.usable(extent.tier, last);
-        if !free || !usable || (extent.block.0..=last).any(|block| claims[extent.tier as usize].has(block)) {
-            return;
-        }
-        for block in extent.block.0..=last {
-            claims[extent.tier as usize].add(block);
-        }
-        found.extents.push(extent);
-        found.extents.sort_unstable_by_key(|extent| extent.file_block);
-    }
 }
 
 /// Reads all that hangs on an image.
-fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
+fn look<V: View>(reader: &MetaReader<'_, V>, inode: &Inode) -> Found {
     let ino = inode.attr.key.ino;
     let mut found = Found {
         inode: inode.clone(),
@@ -684,14 +424,15 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
     match &inode.content {
         Content::File(root) => {
             let extents = &mut found.extents;
-            ExtentTree::of(ino).check(lens.view, root, &mut walk, |extent| extents.push(extent));
+            ExtentTree::of(ino).check(reader.view, root, &mut walk, |extent| extents.push(extent));
             extents.sort_by_key(|extent| extent.file_block);
         }
         Content::Dir(_) => {
             let names = &mut found.names;
             if let Ok(root) = dir_root(inode) {
-                lens.directory(ino)
-                    .check(lens.view, &root, &mut walk, |_, entry| {
+                reader
+                    .directory(ino)
+                    .check(reader.view, &root, &mut walk, |_, entry| {
                         names.push(Name {
                             name: entry.name.to_vec(),
                             key: entry.key,
@@ -702,7 +443,7 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
         }
         Content::Symlink(_) => {}
         Content::SymlinkBlock(block) => {
-            let fits = lens.view.read(*block, |bytes| {
+            let fits = reader.view.read(*block, |bytes| {
                 BlockHeader::of(bytes)
                     .expect(BlockKind::Symlink, ino, *block)
                     .is_ok()
@@ -715,7 +456,7 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
             }
         }
     }
-    check_cold_nodes(lens, &mut walk, 0);
+    check_cold_nodes(reader, &mut walk, 0);
     found.tree = walk.fault.take();
     let before = walk.nodes.len();
     let mut attributes = Walk {
@@ -723,25 +464,27 @@ fn look<V: View>(lens: &Lens<'_, V>, inode: &Inode) -> Found {
         fault: None,
     };
     let list = &mut found.attributes;
-    lens.xattrs(ino)
-        .check(lens.view, &inode.xattrs, &mut attributes, |name, _| {
+    reader
+        .xattrs(ino)
+        .check(reader.view, &inode.xattrs, &mut attributes, |name, _| {
             list.push(name.to_vec());
         });
-    check_cold_nodes(lens, &mut attributes, before);
+    check_cold_nodes(reader, &mut attributes, before);
     found.xattrs = attributes.fault;
     found.nodes = attributes.nodes;
     found
 }
 
-/// Nodes on slower tiers, from the one at `first` on, that do not have their checksums there are older than what points to them.
-fn check_cold_nodes<V: View>(lens: &Lens<'_, V>, walk: &mut Walk, first: usize) {
+/// Nodes on slower tiers, from the one at `first` on, that do not have their checksums there are older than
+/// what points to them.
+fn check_cold_nodes<V: View>(reader: &MetaReader<'_, V>, walk: &mut Walk, first: usize) {
     let cold: Vec<BlockNo> = walk.nodes[first..]
         .iter()
         .filter(|block| block.is_cold())
         .copied()
         .collect();
     for block in cold {
-        let checked = lens.view.read(block, |bytes| lens.check_cold(block, bytes));
+        let checked = reader.view.read(block, |bytes| reader.check_cold(block, bytes));
         if let Ok(Err(error @ StoreError::DataChecksum { .. })) = checked {
             walk.note(error.to_string(), true);
         }
@@ -813,8 +556,9 @@ impl Survey {
     }
 }
 
-/// Images of one block of the inode file that `block` holds: how many there are, and how many of them are of that one.
-fn images_in<V: View>(lens: &Lens<'_, V>, block: BlockNo, index: u64) -> Result<(usize, usize)> {
+/// Images of one block of the inode file that `block` holds: how many there are, and how many of them are of
+/// that one.
+fn images_in<V: View>(reader: &MetaReader<'_, V>, block: BlockNo, index: u64) -> Result<(usize, usize)> {
     let count = |bytes: &Block| {
         let inos = index * INODES_PER_BLOCK..(index + 1) * INODES_PER_BLOCK;
         let images = bytes.chunks_exact(INODE_SIZE).zip(inos);
@@ -823,19 +567,19 @@ fn images_in<V: View>(lens: &Lens<'_, V>, block: BlockNo, index: u64) -> Result<
             .collect();
         let own = there
             .iter()
-            .filter(|(_, ino)| crate::lens::slot_in(bytes, Ino(*ino)).is_ok());
+            .filter(|(_, ino)| crate::reader::slot_in(bytes, Ino(*ino)).is_ok());
         (there.len(), own.count())
     };
-    lens.view.read_raw(block, |_| Ok(()), count)
+    reader.view.read_raw(block, |_| Ok(()), count)
 }
 
-/// Takes out blocks of which the tree of the inode file says that they are its own, and which hold something, and no image that belongs there: free
-/// images would be written over what is another's.
-fn leave_foreign_blocks<V: View>(lens: &Lens<'_, V>, survey: &mut Survey, walk: &mut Walk) {
+/// Takes out blocks of which the tree of the inode file says that they are its own, and which hold something,
+/// and no image that belongs there: free images would be written over what is another's.
+fn leave_foreign_blocks<V: View>(reader: &MetaReader<'_, V>, survey: &mut Survey, walk: &mut Walk) {
     survey.inode_file.retain(|index, block| {
         // Of one on a slower tier the checksum says whether it is what was written there.
         let foreign =
-            !block.is_cold() && matches!(images_in(lens, *block, *index), Ok((there, 0)) if there > 0);
+            !block.is_cold() && matches!(images_in(reader, *block, *index), Ok((there, 0)) if there > 0);
         if foreign {
             walk.note(format!("inode file: block {block} is another's"), true);
         }
@@ -844,13 +588,13 @@ fn leave_foreign_blocks<V: View>(lens: &Lens<'_, V>, survey: &mut Survey, walk: 
 }
 
 /// A block that is named for several places is one place's: of which it holds most images, or the first.
-fn leave_shared_blocks<V: View>(lens: &Lens<'_, V>, survey: &mut Survey, walk: &mut Walk) {
+fn leave_shared_blocks<V: View>(reader: &MetaReader<'_, V>, survey: &mut Survey, walk: &mut Walk) {
     let mut places: BTreeMap<BlockNo, Vec<u64>> = BTreeMap::new();
     for (index, block) in &survey.inode_file {
         places.entry(*block).or_default().push(*index);
     }
     for (block, indexes) in places.into_iter().filter(|(_, indexes)| indexes.len() > 1) {
-        let own = |index: u64| images_in(lens, block, index).map_or(0, |(_, own)| own);
+        let own = |index: u64| images_in(reader, block, index).map_or(0, |(_, own)| own);
         let owner = indexes
             .iter()
             .copied()

@@ -42,7 +42,7 @@ fn open_refuses_with_a_clear_error_when_there_is_no_pool_or_a_newer_one() {
         Store::mkfs(&devices, &MkfsOptions::default()),
         Err(StoreError::Devices(_))
     ));
-    let mut sb = crate::store::read_superblock(&devices).unwrap();
+    let mut sb = crate::pool::read_superblock(&devices).unwrap();
     sb.version.set(varve_format::superblock::FORMAT_VERSION + 1);
     let sb = sb.sealed();
     devices.nvm.write(0, zerocopy::IntoBytes::as_bytes(&sb)).unwrap();
@@ -123,7 +123,7 @@ fn session(id: SessionId) -> SessionRow {
         token: 7,
         state: SessionState::Live,
         digested: LogSeq(0),
-        last_mediated: varve_format::LastMediated::default(),
+        last_forwarded: varve_format::LastForwarded::default(),
         log_bytes: 1 << 21,
         created_ns: 8,
         flags: 0,
@@ -269,7 +269,7 @@ fn inode_file_stays_small_when_numbers_are_reserved_by_many_and_given_back() {
         }
         tx.commit().unwrap();
     }
-    let blocks = |rig: &Rig| rig.store.snapshot().lens().state().unwrap().inode_blocks.get();
+    let blocks = |rig: &Rig| rig.store.snapshot().reader().state().unwrap().inode_blocks.get();
     assert_eq!(rig.store.space().inodes_used, 1 + kept);
     // 256 numbers at a time, 245 used, and as many free ones rather than more blocks.
     let before = blocks(&rig);

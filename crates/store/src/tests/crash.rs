@@ -1,4 +1,5 @@
-//! Crashes at every point of a transaction: the state is the one before or the one after, and everything checks clean.
+//! Crashes at every point of a transaction: the state is the one before or the one after, and everything
+//! checks clean.
 use super::*;
 use crate::seeded::{Bug, arm};
 use std::cell::RefCell;
@@ -104,7 +105,7 @@ fn churn(store: &Store) -> Result<()> {
 /// Metadata goes to slower tiers and comes back, again and again, with tail moves between.
 fn cool_and_change(store: &Store) -> Result<()> {
     for round in 0..3_u64 {
-        store.cool([u64::MAX, 5, u64::MAX][round as usize])?;
+        store.demote([u64::MAX, 5, u64::MAX][round as usize])?;
         let ino = file(store, &format!("f{}", 4 + round));
         let mut tx = store.begin()?;
         tx.write_bytes(ino, &[(0, &pattern(30_000, 50 + round))], NVM)?;
@@ -125,7 +126,7 @@ fn cool_and_change(store: &Store) -> Result<()> {
             store.checkpoint()?;
         }
     }
-    store.cool(u64::MAX).map(drop)
+    store.demote(u64::MAX).map(drop)
 }
 
 struct Tally {
@@ -379,7 +380,8 @@ fn free_then_write(store: &Store) -> Result<()> {
     commit(tx, store)
 }
 
-/// A directory block is freed and the next transactions write data all over the free space while its records are in the journal.
+/// A directory block is freed and the next transactions write data all over the free space while its records
+/// are in the journal.
 fn reuse_metadata(store: &Store) -> Result<()> {
     let mut tx = store.begin()?;
     let dir = make(&mut tx, ROOT_INO, "gone", 0o040_755)?;
@@ -454,7 +456,8 @@ fn damage_in_the_middle_of_the_journal_is_reported() {
     let (store, report) = Store::open(devices, options).unwrap();
     assert!(report.damage.is_some());
     assert_eq!(store.newest_tx(), newest);
-    // What the damaged record held had been put in place (nothing was lost but the record): with the later records it is whole.
+    // What the damaged record held had been put in place (nothing was lost but the record): with the later
+    // records it is whole.
     assert!(store.dir_lookup(ROOT_INO, b"n0").unwrap().is_some());
     assert!(store.dir_lookup(ROOT_INO, b"n2").unwrap().is_some());
     assert_clean(&store);
@@ -490,7 +493,8 @@ fn either_copy_of_the_journals_header_is_enough_when_the_other_is_damaged() {
         let rig = prepared(SimMedium::Dax);
         rig.store.checkpoint().unwrap();
         let store = &rig.store;
-        // A directory's block is changed and freed, by records of which the tail is past when data comes there.
+        // A directory's block is changed and freed, by records of which the tail is past when data comes
+        // there.
         let mut tx = store.begin().unwrap();
         let dir = make(&mut tx, ROOT_INO, "gone", 0o040_755).unwrap();
         make(&mut tx, dir.ino, "a", 0o100_644).unwrap();
@@ -516,7 +520,10 @@ fn either_copy_of_the_journals_header_is_enough_when_the_other_is_damaged() {
         assert_clean(&store);
         drop(store);
         // The copy is renewed at the start.
-        assert_eq!(crate::journal::Journal::bad_headers(&journal).unwrap(), []);
+        assert_eq!(
+            crate::journal::Journal::bad_headers(&journal).unwrap(),
+            [0_u64; 0]
+        );
     }
 }
 

@@ -192,13 +192,14 @@ fn pool_with_a_file() -> (SimWorld, BTreeMap<String, String>, u64) {
     tx.commit().unwrap();
     rig.store.checkpoint().unwrap();
     let before = dump(&rig.store);
-    let at = rig.store.snapshot().lens().state_block().offset_bytes();
+    let at = rig.store.snapshot().reader().state_block().offset_bytes();
     let Rig { world, store } = rig;
     drop(store);
     (world, before, at)
 }
 
-/// Numbers that all counting rests on: with a right checksum around them, looks at everything would never end, or find nothing.
+/// Numbers that all counting rests on: with a right checksum around them, looks at everything would never
+/// end, or find nothing.
 #[test]
 fn pool_state_that_cannot_be_is_refused_and_made_anew() {
     type Spoil = fn(&mut PoolState);
@@ -277,15 +278,15 @@ fn extent_beyond_its_tier_is_named_once_and_dropped_by_a_repair() {
     assert_clean(&store);
 }
 
-/// As one that a damaged pool, or a repair that was cut off, may have: new data beside what lies there would leave that without its checksums, which
-/// the footer still has.
+/// As one that a damaged pool, or a repair that was cut off, may have: new data beside what lies there would
+/// leave that without its checksums, which the footer still has.
 #[test]
 fn unit_in_use_whose_row_says_that_it_is_empty_is_not_opened_until_it_is_repaired() {
     let Rig { world, store } = Rig::new();
     leave_holes(&store, |tx, _| tx.commit().map(drop)).unwrap();
     let before = dump(&store);
     let units = store.layout.blocks(Tier::Ssd) / SSD_UNIT;
-    let open_unit = store.snapshot().lens().open_unit(Tier::Ssd).unwrap();
+    let open_unit = store.snapshot().reader().open_unit(Tier::Ssd).unwrap();
     for unit in (0..units).filter(|unit| Some(*unit) != open_unit) {
         let mut tx = store.begin().unwrap();
         tx.core

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod basic;
-mod cold;
-mod cold_damage;
-mod cold_full;
 mod crash;
+mod demotion;
+mod demotion_damage;
+mod demotion_full;
 mod faults;
 mod model;
 mod space;
@@ -212,7 +212,8 @@ pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Changes a block of metadata on a device in bytes that nothing looks at, with a right checksum of its own: as one of an older life would be.
+/// Changes a block of metadata on a device in bytes that nothing looks at, with a right checksum of its own:
+/// as one of an older life would be.
 pub(super) fn make_older(device: &dyn BlockDevice, number: u64) {
     let mut node = vec![0; 4096];
     device.read(number * BLOCK_BYTES, &mut node).unwrap();

@@ -21,7 +21,7 @@ enum Op {
     Abort,
     Reopen,
     /// Commits, and sends so many blocks of metadata away.
-    Cool(u8),
+    Demote(u8),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -41,7 +41,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Commit),
         1 => Just(Op::Abort),
         1 => Just(Op::Reopen),
-        2 => any::<u8>().prop_map(Op::Cool),
+        2 => any::<u8>().prop_map(Op::Demote),
     ]
 }
 
@@ -57,7 +57,8 @@ fn ino(tx: &Tx<'_>, n: u8) -> Option<Ino> {
         .map(|item| item.key.ino)
 }
 
-/// Ascending pieces (offset, length): whole blocks, parts of one, some that reach into the next, some that go on where the last one ends.
+/// Ascending pieces (offset, length): whole blocks, parts of one, some that reach into the next, some that go
+/// on where the last one ends.
 fn scattered(places: &[(u8, u8)]) -> Vec<(u64, usize)> {
     let (mut pieces, mut end) = (Vec::new(), 0_u64);
     for (gap, kind) in places {
@@ -218,7 +219,7 @@ proptest! {
         let mut batch: Vec<Op> = Vec::new();
         for op in ops.into_iter().chain([Op::Commit, Op::Reopen]) {
             match op {
-                Op::Commit | Op::Abort | Op::Reopen | Op::Cool(_) => {
+                Op::Commit | Op::Abort | Op::Reopen | Op::Demote(_) => {
                     let mut tx = rig.store.begin().unwrap();
                     for op in batch.drain(..) {
                         apply(&mut tx, &mut model, &op);
@@ -230,8 +231,8 @@ proptest! {
                         tx.commit().unwrap();
                         committed = model.clone();
                     }
-                    if let Op::Cool(blocks) = op {
-                        rig.store.cool(blocks.into()).unwrap();
+                    if let Op::Demote(blocks) = op {
+                        rig.store.demote(blocks.into()).unwrap();
                     }
                     compare(&rig.store, &model);
                     assert_eq!(rig.store.check().unwrap(), []);

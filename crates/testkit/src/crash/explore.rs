@@ -1,4 +1,5 @@
-//! Which crash points and which images are tried, and the judgement of one: recover, check, compare, go on. Knows no workload.
+//! Which crash points and which images are tried, and the judgement of one: recover, check, compare, go on.
+//! Knows no workload.
 
 use super::oracle::{Cut, State};
 use super::{Job, Recorded, say};
@@ -25,9 +26,11 @@ pub struct Effort {
     pub stride: usize,
     /// Seeded subsets at each point.
     pub seeds: u64,
-    /// Where at most four units are pending: every combination of them, and two images in which each word or sector chooses for itself.
+    /// Where at most four units are pending: every combination of them, and two images in which each word or
+    /// sector chooses for itself.
     pub combinations: bool,
-    /// One in so many images is also crashed during its recovery; 0: none. Which ones depends on their workload, point and crash alone.
+    /// One in so many images is also crashed during its recovery; 0: none. Which ones depends on their
+    /// workload, point and crash alone.
     pub recovery_stride: usize,
     /// Seed of everything.
     pub seed: u64,
@@ -104,7 +107,7 @@ pub struct Tally {
     /// Images whose state lacks a returned operation (allowed where that was not durable).
     pub behind: usize,
     /// Operations that the daemon did for sessions, in the workloads.
-    pub mediated: u64,
+    pub forwarded: u64,
     /// Sessions lost and continued, in the workloads.
     pub resumed: u64,
     /// Blocks moved between tiers, in the workloads.
@@ -125,7 +128,7 @@ impl Tally {
         self.of_recovery += other.of_recovery;
         self.ahead += other.ahead;
         self.behind += other.behind;
-        self.mediated += other.mediated;
+        self.forwarded += other.forwarded;
         self.resumed += other.resumed;
         self.moved += other.moved;
         self.promoted += other.promoted;
@@ -150,7 +153,8 @@ impl Tally {
     }
 }
 
-/// Images that were recovered before, and the tree that came out. Shared, so that no content is recovered twice.
+/// Images that were recovered before, and the tree that came out. Shared, so that no content is recovered
+/// twice.
 #[derive(Debug, Default)]
 pub struct Known(Mutex<HashMap<u64, u64>>);
 
@@ -306,7 +310,7 @@ impl Recorded {
             rng: Rng::new(effort.seed),
             tally: Tally {
                 workloads: 1,
-                mediated: self.mediated,
+                forwarded: self.forwarded,
                 resumed: self.resumed,
                 moved: self.moved,
                 promoted: self.promoted,
@@ -365,7 +369,8 @@ impl Recorded {
         let image = self.recording.image(point.index, crash);
         trial.tally.built += 1;
         let content = image.content_hash();
-        // Not by what was tried until now, nor by what others have tried: each run crashes the same recoveries.
+        // Not by what was tried until now, nor by what others have tried: each run crashes the same
+        // recoveries.
         let stride = trial.effort.recovery_stride as u64;
         let again = stride > 0 && number_of(&self.what, 0, point, crash).is_multiple_of(stride);
         if let Some(tree) = trial.known.get(content) {
@@ -402,14 +407,16 @@ impl Recorded {
         Ok(())
     }
 
-    /// Whether what a seal says is in a log is there after this crash. A seal may be durable and the log's end not, where a log is durable only
-    /// when it is synced: nothing that was promised is lost then, but the recovery finds fewer entries than the seal named.
+    /// Whether what a seal says is in a log is there after this crash. A seal may be durable and the log's
+    /// end not, where a log is durable only when it is synced: nothing that was promised is lost then, but
+    /// the recovery finds fewer entries than the seal named.
     const fn keeps_sealed(&self, crash: Crash) -> bool {
         let is_kill = matches!(crash, Crash::Kill | Crash::KillTorn(_));
         is_kill || !self.seals || !matches!(self.shape.medium, SimMedium::File)
     }
 
-    /// Judges a recovered pool; the hash of its tree, and the operations that count. `all_count`: the digest may leave nothing out.
+    /// Judges a recovered pool; the hash of its tree, and the operations that count. `all_count`: the digest
+    /// may leave nothing out.
     fn judge(&self, rig: Rig, bounds: &(Cut, Cut), all_count: bool) -> Result<(u64, Cut), String> {
         rig.check().map_err(|error| format!("after recovery: {error}"))?;
         // Nobody came back to hold them.

@@ -1,4 +1,5 @@
-//! Random workloads of several sessions for crash exploration. Owns what is likely; refuses to know what it does.
+//! Random workloads of several sessions for crash exploration. Owns what is likely; refuses to know what it
+//! does.
 
 use super::{Act, Script};
 use crate::model::Model;
@@ -58,7 +59,7 @@ pub fn sequence(ops: &[Op], syncs: Syncs) -> Vec<Act> {
 
 /// A random workload of `sessions` sessions with `count` acts.
 #[must_use]
-pub fn company(seed: u64, sessions: usize, count: usize, flavour: Flavour) -> Script {
+pub fn shared(seed: u64, sessions: usize, count: usize, flavour: Flavour) -> Script {
     let mut rng = Rng::new(seed ^ 0x00c0_4a17);
     let mut model = Model::new();
     let mut before: Vec<_> = workload::setup().into_iter().map(Act::Op).collect();
@@ -107,7 +108,7 @@ pub fn company(seed: u64, sessions: usize, count: usize, flavour: Flavour) -> Sc
 
 #[cfg(test)]
 mod tests {
-    use super::{Act, Flavour, Syncs, company, sequence};
+    use super::{Act, Flavour, Syncs, sequence, shared};
     use crate::ops::Op;
 
     #[test]
@@ -129,9 +130,9 @@ mod tests {
 
     #[test]
     fn company_is_the_same_for_the_same_seed_and_uses_everything() {
-        assert_eq!(company(3, 3, 30, Flavour::All), company(3, 3, 30, Flavour::All));
+        assert_eq!(shared(3, 3, 30, Flavour::All), shared(3, 3, 30, Flavour::All));
         let all: Vec<_> = (0..60)
-            .flat_map(|seed| company(seed, 3, 30, Flavour::All).acts)
+            .flat_map(|seed| shared(seed, 3, 30, Flavour::All).acts)
             .collect();
         for wanted in [
             "Die",
@@ -152,7 +153,7 @@ mod tests {
     fn stopped_client_does_nothing_until_it_goes_on() {
         for seed in 0..200 {
             let mut stopped = None;
-            for act in company(seed, 2, 30, Flavour::Rough).acts {
+            for act in shared(seed, 2, 30, Flavour::Rough).acts {
                 match act {
                     Act::Freeze(session) => stopped = Some(session),
                     Act::Thaw(_) => stopped = None,

@@ -1,6 +1,7 @@
-//! Crash exploration: a workload is recorded on the simulated machine; at each crash point the images that a kill or a power cut may leave
-//! are recovered and judged. Owns what a workload is and how it is recorded; what is allowed after it is in `oracle`, how much is tried
-//! and the judgement in `explore`. Refuses to know how recovery works.
+//! Crash exploration: a workload is recorded on the simulated machine; at each crash point the images that a
+//! kill or a power cut may leave are recovered and judged. Owns what a workload is and how it is recorded;
+//! what is allowed after it is in `oracle`, how much is tried and the judgement in `explore`. Refuses to know
+//! how recovery works.
 
 mod explore;
 mod generate;
@@ -10,13 +11,14 @@ mod strain;
 mod text;
 
 pub use explore::{Effort, Known, Tally, explore_all, tried};
-pub use generate::{Flavour, Syncs, company, sequence};
+pub use generate::{Flavour, Syncs, sequence, shared};
 pub use shrink::{Shrunk, explore_or_shrink, shrink};
 pub use strain::Strain;
 pub use text::NotAScript;
 
 use crate::helper::Helper;
 use crate::lockstep;
+use crate::lookup;
 use crate::model::Model;
 use crate::ops::{Op, Path};
 use crate::rig::{MountNo, Rig, Shape};
@@ -51,7 +53,8 @@ pub enum Act {
     Seal,
     /// One session is sealed by force; it resumes when it is used again.
     SealOne(usize),
-    /// The session whose client makes so many stores to its log from now on is sealed just before the last of them: amid a call.
+    /// The session whose client makes so many stores to its log from now on is sealed just before the last of
+    /// them: amid a call.
     Amid(u64),
     /// The client of a session dies; a new one takes its place.
     Die(usize),
@@ -129,7 +132,7 @@ pub struct Recorded {
     /// The workload, for people.
     what: String,
     /// Operations that the daemon did for the sessions.
-    pub mediated: u64,
+    pub forwarded: u64,
     /// Sessions that were lost and continued.
     pub resumed: u64,
     /// Blocks moved between tiers.
@@ -161,7 +164,7 @@ struct Stage {
     clients: Vec<Client>,
     held: Vec<OpenFile>,
     model: Model,
-    mediated: u64,
+    forwarded: u64,
     resumed: u64,
     moved: u64,
     promoted: u64,
@@ -205,7 +208,7 @@ impl Script {
             clients: Vec::new(),
             held: Vec::new(),
             model: Model::new(),
-            mediated: 0,
+            forwarded: 0,
             resumed: 0,
             moved: 0,
             promoted: 0,
@@ -280,7 +283,7 @@ impl Script {
             activities,
             seals: self.acts.iter().any(Act::seals),
             what: what.to_owned(),
-            mediated: stage.mediated,
+            forwarded: stage.forwarded,
             resumed: stage.resumed,
             moved: stage.moved,
             promoted: stage.promoted,
@@ -299,7 +302,7 @@ impl Stage {
     /// Keeps the counters of a client that is about to go.
     fn note(&mut self, index: usize) {
         let counters = self.clients[index].fs.counters();
-        self.mediated += counters.mediated;
+        self.forwarded += counters.forwarded;
         self.resumed += counters.resumed;
     }
 
@@ -315,7 +318,7 @@ impl Stage {
         let before = promoted();
         self.moved += kernel.place();
         self.promoted += promoted() - before;
-        self.cooled += kernel.store().cool(COOLED).map_err(say)?;
+        self.cooled += kernel.store().demote(COOLED).map_err(say)?;
         Ok(())
     }
 
@@ -383,7 +386,7 @@ impl Stage {
             Act::Hold(path) => {
                 let fs = &self.clients[0].fs;
                 let flags = OpenFlags::READ;
-                let file = target::find(fs, path)
+                let file = lookup::find(fs, path)
                     .and_then(|attr| fs.open(attr.key, flags, &varve_ipc::Cred::root()))
                     .map_err(|errno| format!("open: {errno:?}"))?;
                 self.held.push(file);

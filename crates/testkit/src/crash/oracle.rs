@@ -1,12 +1,13 @@
 //! What is allowed after a crash. Owns the rule; knows no image.
 //!
 //! # The rule
-//! Operations are carried out one after the other, by one session or several. A *cut* says for each session how many of its operations
-//! count. The recovered tree must be that of an allowed cut:
-//! - after a kill, on every medium, and after a power cut on `Dax` (a returned call is durable): all operations that had returned, and the
-//!   one that had begun or not;
-//! - after a power cut on `File` or `Shm`: of each session a prefix that has at least what had returned before the session's last `fsync`,
-//!   digest or end; and with an operation all earlier ones, of whatever session, that changed something which it changes too.
+//! Operations are carried out one after the other, by one session or several. A *cut* says for each session
+//! how many of its operations count. The recovered tree must be that of an allowed cut:
+//! - after a kill, on every medium, and after a power cut on `Dax` (a returned call is durable): all
+//!   operations that had returned, and the one that had begun or not;
+//! - after a power cut on `File` or `Shm`: of each session a prefix that has at least what had returned
+//!   before the session's last `fsync`, digest or end; and with an operation all earlier ones, of whatever
+//!   session, that changed something which it changes too.
 
 use crate::model::{Model, NodeId, Tree, tree_hash};
 use crate::ops::Op;

@@ -49,8 +49,8 @@ impl Script {
     }
 }
 
-/// The job without what does not matter to its failure; `None`: it does not fail. What is left fails at the same kind of moment: without a
-/// crash, after one, or in a recovery.
+/// The job without what does not matter to its failure; `None`: it does not fail. What is left fails at the
+/// same kind of moment: without a crash, after one, or in a recovery.
 #[must_use]
 pub fn shrink(job: &Job) -> Option<Shrunk> {
     let wrong = try_job(job).err()?;
@@ -110,7 +110,8 @@ fn try_job(job: &Job) -> Result<Tally, Wrong> {
 /// [`explore_all`](super::explore_all); a workload that fails is made small before it is told.
 ///
 /// # Errors
-/// The first image that was found wrong; the smallest workload found that fails, how, and the command that repeats it.
+/// The first image that was found wrong; the smallest workload found that fails, how, and the command that
+/// repeats it.
 pub fn explore_or_shrink(jobs: &[Job]) -> Result<Tally, String> {
     explore_jobs(jobs).map_err(|(index, wrong)| {
         let Some(small) = shrink(&jobs[index]) else {

@@ -1,5 +1,6 @@
-//! Random workloads that bring one part of the system to its bounds: several lanes, logs of several chunks, a journal that goes round, tiers
-//! that are full, files too big for one record. Owns what is likely; refuses to know what it does.
+//! Random workloads that bring one part of the system to its bounds: several lanes, logs of several chunks, a
+//! journal that goes round, tiers that are full, files too big for one record. Owns what is likely; refuses
+//! to know what it does.
 
 use super::{Act, Script};
 use crate::model::Model;

@@ -1,4 +1,5 @@
-//! Workloads as text, as a failure prints them and `VARVE_CRASH_SCRIPT` gives them back. Owns both directions; refuses to know what is done.
+//! Workloads as text, as a failure prints them and `VARVE_CRASH_SCRIPT` gives them back. Owns both
+//! directions; refuses to know what is done.
 
 use super::{Act, Effort, Script};
 use crate::ops::{Op, Path};
@@ -359,7 +360,7 @@ impl Script {
 #[cfg(test)]
 mod tests {
     use super::{Script, job_text};
-    use crate::crash::{Act, Effort, Flavour, Strain, company};
+    use crate::crash::{Act, Effort, Flavour, Strain, shared};
     use crate::ops::Op;
     use crate::rig::{Policy, Shape};
     use crate::workload;
@@ -380,7 +381,7 @@ mod tests {
             ]
             .concat(),
         };
-        let companies = (0..40).map(|seed| company(seed, 3, 30, Flavour::All));
+        let companies = (0..40).map(|seed| shared(seed, 3, 30, Flavour::All));
         let strains = Strain::ALL.iter().map(|strain| strain.script(3));
         for (index, script) in std::iter::once(singles)
             .chain(companies)

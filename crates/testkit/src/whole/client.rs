@@ -1,7 +1,8 @@
-//! A client of the whole system: a mount and the thread that calls it. Owns handing calls over and taking answers in; refuses to know what the
-//! calls mean.
+//! A client of the whole system: a mount and the thread that calls it. Owns handing calls over and taking
+//! answers in; refuses to know what the calls mean.
 
 use super::history::{Answer, Call, History, digest_of};
+use crate::lookup;
 use crate::ops::Path;
 use crate::rig::{MountNo, Rig};
 use crate::target;
@@ -39,7 +40,7 @@ pub(super) struct Client {
 }
 
 fn look(fs: &Fs, path: &Path) -> Result<Option<u64>, Errno> {
-    let file = match target::find(fs, path) {
+    let file = match lookup::find(fs, path) {
         Ok(attr) if attr.mode & libc::S_IFMT == libc::S_IFREG => attr,
         Ok(_) | Err(Errno(libc::ENOENT | libc::ENOTDIR)) => return Ok(None),
         Err(errno) => return Err(errno),

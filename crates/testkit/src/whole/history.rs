@@ -1,5 +1,6 @@
-//! What clients did side by side, and whether it can have been: each call took effect at one moment between its begin and its end, as the model
-//! says, and in no other way. Owns the states that are possible; refuses to know who calls and how.
+//! What clients did side by side, and whether it can have been: each call took effect at one moment between
+//! its begin and its end, as the model says, and in no other way. Owns the states that are possible; refuses
+//! to know who calls and how.
 //!
 //! A call whose client died may have taken effect, once, or not.
 
@@ -128,8 +129,8 @@ impl History {
         self.keep(kept)
     }
 
-    /// The caller of these died: nobody hears what came of them, and at this moment it is settled whether anything did. The file system has
-    /// been seen to be as `tree` says by its hash.
+    /// The caller of these died: nobody hears what came of them, and at this moment it is settled whether
+    /// anything did. The file system has been seen to be as `tree` says by its hash.
     ///
     /// # Errors
     /// It cannot be so: what it may be instead, as a model.

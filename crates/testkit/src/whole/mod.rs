@@ -1,6 +1,7 @@
-//! The whole system under a seed: daemon, sessions with their own threads, messages that take their time or are lost, processes that stop,
-//! go on and die, daemons that are killed; in simulated time, one thread at a time. Owns what happens and the comparison with the model;
-//! whose turn it is is `turns`', what happens to messages `wire`'s.
+//! The whole system under a seed: daemon, sessions with their own threads, messages that take their time or
+//! are lost, processes that stop, go on and die, daemons that are killed; in simulated time, one thread at a
+//! time. Owns what happens and the comparison with the model; whose turn it is is `turns`', what happens to
+//! messages `wire`'s.
 
 mod client;
 mod history;
@@ -85,7 +86,7 @@ pub struct Stats {
     /// Sessions lost and resumed.
     pub resumed: u64,
     /// Operations that the daemon did.
-    pub mediated: u64,
+    pub forwarded: u64,
     /// Turns.
     pub turns: u64,
     /// Simulated seconds.
@@ -110,15 +111,15 @@ impl Stats {
         self.restarts += other.restarts;
         self.lost += other.lost;
         self.resumed += other.resumed;
-        self.mediated += other.mediated;
+        self.forwarded += other.forwarded;
         self.turns += other.turns;
         self.seconds += other.seconds;
         self.states = self.states.max(other.states);
     }
 }
 
-/// What may be under way together with what. Operations on paths look names up one after the other: only such go together whose names stay
-/// where they are, and so take effect at one moment.
+/// What may be under way together with what. Operations on paths look names up one after the other: only such
+/// go together whose names stay where they are, and so take effect at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Company {
     /// Of data, beside others of data.
@@ -249,7 +250,7 @@ fn work(rig: &Weak<Rig>) {
                     // Noted where it failed.
                     let _ = kernel.digest_all();
                     kernel.place();
-                    let _ = kernel.store().cool(16);
+                    let _ = kernel.store().demote(16);
                 }
             }
         });
@@ -457,7 +458,7 @@ impl Stage {
         for client in self.clients.iter().chain(&self.buried) {
             let counters = client.fs.counters();
             self.stats.resumed += counters.resumed;
-            self.stats.mediated += counters.mediated;
+            self.stats.forwarded += counters.forwarded;
         }
         self.clients.iter().for_each(Client::close);
         self.stats.lost = self.rig.lost();

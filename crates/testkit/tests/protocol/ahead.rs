@@ -1,6 +1,6 @@
-//! A lease that came ahead: one directory's lease reaches a session in the answer to a request for another inode, while a request of the
-//! session asks for it too, and somebody else wants it. What the daemon asks back is asked once here: that it asks again half a second later is
-//! help that nobody may need.
+//! A lease that came ahead: one directory's lease reaches a session in the answer to a request for another
+//! inode, while a request of the session asks for it too, and somebody else wants it. What the daemon asks
+//! back is asked once here: that it asks again half a second later is help that nobody may need.
 
 use super::{fails, holds};
 use stateright::{Model, Property};
@@ -86,7 +86,8 @@ enum Action {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// A revocation that was put aside for a request is not looked at again when the lease comes with another one's answer.
+    /// A revocation that was put aside for a request is not looked at again when the lease comes with another
+    /// one's answer.
     EarlyNotRecalled,
     /// A lease that comes while an older one of the inode goes is left.
     LeftWhileOlderGoes,
@@ -249,7 +250,8 @@ impl Model for Ahead {
                 let Request::Answered(Some(number)) = state.own else {
                     return None;
                 };
-                // It pins what was granted even if that is wanted back already; if it was given back meanwhile it asks anew.
+                // It pins what was granted even if that is wanted back already; if it was given back
+                // meanwhile it asks anew.
                 state.own = Request::Idle;
                 if state.install(number) {
                     state.owns -= 1;

@@ -1,6 +1,7 @@
-//! The journal with its two headers, blocks that change in place, blocks that get another life, and a unit whose footer is written again: one
-//! metadata block, one free block and one unit, on a medium that may lose or tear any write that is not synced, and lose one copy of the
-//! header for good. In every state the pool is replayed in thought, with every choice of what was lost.
+//! The journal with its two headers, blocks that change in place, blocks that get another life, and a unit
+//! whose footer is written again: one metadata block, one free block and one unit, on a medium that may lose
+//! or tear any write that is not synced, and lose one copy of the header for good. In every state the pool is
+//! replayed in thought, with every choice of what was lost.
 
 use super::{fails, holds};
 use stateright::{Model, Property};
@@ -22,7 +23,8 @@ const COPIES: usize = 2;
 /// What is half done: the writer's lock is held, so nothing else begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Half {
-    /// A change whose record is written and which is not in place (or the other way round), or data that waits for its record.
+    /// A change whose record is written and which is not in place (or the other way round), or data that
+    /// waits for its record.
     Change(usize, u8),
     /// A footer is written to this place, and waits for its record.
     Footer(usize, u8),
@@ -92,7 +94,8 @@ enum Wrong {
 struct Journal(Wrong);
 
 impl Journal {
-    /// Whether a copy of the header may be lost for good. Where there is one, that is not what is asked: a torn one is enough.
+    /// Whether a copy of the header may be lost for good. Where there is one, that is not what is asked: a
+    /// torn one is enough.
     fn copies_go_bad(&self) -> bool {
         self.0 != Wrong::OneHeader
     }
@@ -112,7 +115,8 @@ impl State {
         self.committed[block] = Life::Meta(tx);
     }
 
-    /// Tails that a start may find, as the newest one that is told: no copy is lost, or one is, which is the torn one if there is such.
+    /// Tails that a start may find, as the newest one that is told: no copy is lost, or one is, which is the
+    /// torn one if there is such.
     fn tails(&self, copies_go_bad: bool) -> Vec<u8> {
         let newest = |headers: [u8; COPIES]| headers.into_iter().max().unwrap_or(0);
         let other = |headers: [u8; COPIES], lost: usize| headers[1 - lost];

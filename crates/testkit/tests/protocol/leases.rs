@@ -1,5 +1,6 @@
-//! How one lease goes back while a request of the same client asks for it again: a program's thread that logs two operations under it, the
-//! worker that gives it back, the daemon that grants, asks back and digests. An entry counts only if the daemon has a row for it then.
+//! How one lease goes back while a request of the same client asks for it again: a program's thread that logs
+//! two operations under it, the worker that gives it back, the daemon that grants, asks back and digests. An
+//! entry counts only if the daemon has a row for it then.
 
 use super::{fails, holds};
 use stateright::{Model, Property};

@@ -1,5 +1,5 @@
-//! The protocols of `docs/CRASH-SAFETY.md` as small models, checked in all their states by machine; and for each step that was wrong once,
-//! or that a seeded bug leaves out, the shortest way to the harm.
+//! The protocols of `docs/internals/crash-safety.md` as small models, checked in all their states by machine;
+//! and for each step that was wrong once, or that a seeded bug leaves out, the shortest way to the harm.
 
 mod ahead;
 mod journal;

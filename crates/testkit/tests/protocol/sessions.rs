@@ -1,5 +1,6 @@
-//! Lease hand-over, log ordering, seals and digest commit: two clients that write one inode, the first with two threads, a daemon that may
-//! die once, and one seal by force. In every state the pool is recovered in thought: after a kill, and after a power cut with and without what was not fenced.
+//! Lease hand-over, log ordering, seals and digest commit: two clients that write one inode, the first with
+//! two threads, a daemon that may die once, and one seal by force. In every state the pool is recovered in
+//! thought: after a kill, and after a power cut with and without what was not fenced.
 
 use super::{fails, holds};
 use stateright::{Model, Property};
@@ -157,7 +158,8 @@ impl State {
         for log in clients.iter().map(|client| &client.log).filter(|log| !log.ended) {
             let covered = log.durable_seal.clone().unwrap_or_else(|| log.scan(least));
             for number in log.digested + 1..=log.numbers.len() {
-                // A seal that was made durable while an entry was there finds it again: it is durable by then.
+                // A seal that was made durable while an entry was there finds it again: it is durable by
+                // then.
                 if covered.get(number - 1) == Some(&true) {
                     shared.push(log.numbers[number - 1].op);
                 }
@@ -488,7 +490,8 @@ fn scanning_before_the_page_says_sealed_loses_what_comes_in_between() {
 
 #[test]
 fn seal_that_is_not_durable_before_the_digest_covers_what_was_left_out() {
-    // Number 2 is digested without number 1, the daemon dies, and the next scan takes the late entry 1 for digested.
+    // Number 2 is digested without number 1, the daemon dies, and the next scan takes the late entry 1 for
+    // digested.
     let steps = fails(Protocol(Wrong::SealNotDurable), LOST);
     assert!(steps.contains(&"DaemonDies".into()), "{steps:?}");
 }

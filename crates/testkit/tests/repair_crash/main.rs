@@ -1,7 +1,9 @@
-//! `fsck --repair` cut off at every point, and the repair after it cut off once more: the next one takes it up, leaves nothing, and loses
-//! nothing that the first would have kept, also where the pool was served and filled before it. A repair that is refused takes nothing away.
+//! `fsck --repair` cut off at every point, and the repair after it cut off once more: the next one takes it
+//! up, leaves nothing, and loses nothing that the first would have kept, also where the pool was served and
+//! filled before it. A repair that is refused takes nothing away.
 //!
-//! `VARVE_SEED=n` damages other blocks in other ways, `VARVE_REPAIR_PAIRS=n` gives each kind of structure n turns on each medium.
+//! `VARVE_SEED=n` damages other blocks in other ways, `VARVE_REPAIR_PAIRS=n` gives each kind of structure n
+//! turns on each medium.
 
 mod pool;
 
@@ -152,7 +154,8 @@ fn unnamed_harm(sight: &Sight, pool: &Pool, named: &BTreeSet<String>, slow_data:
     None
 }
 
-/// Makes files until NVM is full: what is free between blocks in use is taken last. False: damage keeps something from being digested.
+/// Makes files until NVM is full: what is free between blocks in use is taken last. False: damage keeps
+/// something from being digested.
 fn use_space(rig: &Rig, fs: &Fs) -> bool {
     let root = Cred::root();
     let make = |file: u64| {
@@ -172,8 +175,9 @@ fn use_space(rig: &Rig, fs: &Fs) -> bool {
     made > 0 && rig.kernel().digest_all().is_ok()
 }
 
-/// Takes a pool into service after a repair was cut off, without another one. It may be damaged still, but what it shows stays as it is when new
-/// space is used. False: it is not taken into service, or cannot be used.
+/// Takes a pool into service after a repair was cut off, without another one. It may be damaged still, but
+/// what it shows stays as it is when new space is used. False: it is not taken into service, or cannot be
+/// used.
 fn use_unmended(world: SimWorld, pool: &Pool) -> Result<bool, String> {
     // New data goes to NVM first.
     let Ok(rig) = Rig::start(world, pool.shape.with(Policy::Product)) else {
@@ -518,8 +522,8 @@ fn repair_of_a_pool_whose_metadata_is_on_slower_tiers_is_taken_up_and_loses_no_m
     conclude("repairs of cold metadata", &tally, &failures);
 }
 
-/// What a table says is computed anew from what can be found, and what can be found depends on tables: were the repair cut off between, what
-/// is new must not hide what is still to be saved.
+/// What a table says is computed anew from what can be found, and what can be found depends on tables: were
+/// the repair cut off between, what is new must not hide what is still to be saved.
 #[test]
 fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
     let mut tally = Tally::default();
@@ -539,8 +543,9 @@ fn repair_of_a_table_that_is_cut_off_hides_nothing_that_is_to_be_saved() {
     conclude("tables and trees", &tally, &failures);
 }
 
-/// A unit whose row and footers are lost: what lies there is kept and named. Cut off after the rows were made anew, and before the footers were,
-/// a repair must not leave rows that say that nothing lies there: new data came into such a unit, and the checksums of the old were lost for good.
+/// A unit whose row and footers are lost: what lies there is kept and named. Cut off after the rows were made
+/// anew, and before the footers were, a repair must not leave rows that say that nothing lies there: new data
+/// came into such a unit, and the checksums of the old were lost for good.
 #[test]
 fn repair_of_unit_rows_without_footers_that_is_cut_off_forgets_no_unit() {
     let mut tally = Tally::default();
@@ -597,8 +602,9 @@ fn repair_of_unit_rows_without_footers_that_is_cut_off_forgets_no_unit() {
     assert!(cut_between > 4 && tally.served > 4, "{cut_between}, {tally:?}");
 }
 
-/// Seeded bug 80. The next repair makes good what was freed too early, but nobody says that there is one before the pool is used. It shows that
-/// this harness can see such a fault, so it begins at a seed of its own, whatever `VARVE_SEED` says; no bug can be armed without debug assertions.
+/// Seeded bug 80. The next repair makes good what was freed too early, but nobody says that there is one
+/// before the pool is used. It shows that this harness can see such a fault, so it begins at a seed of its
+/// own, whatever `VARVE_SEED` says; no bug can be armed without debug assertions.
 #[cfg(debug_assertions)]
 #[test]
 fn repair_that_frees_in_its_first_pass_is_caught() {

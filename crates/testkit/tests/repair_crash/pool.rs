@@ -1,5 +1,5 @@
-//! Stopped pools with data on all tiers, where their structures lie, and damage to them. Owns what is in a pool; refuses to know what a repair
-//! makes of it.
+//! Stopped pools with data on all tiers, where their structures lie, and damage to them. Owns what is in a
+//! pool; refuses to know what a repair makes of it.
 
 use std::collections::BTreeMap;
 use varve_format::inode::{INODE_SIZE, INODES_PER_BLOCK};
@@ -10,10 +10,10 @@ use varve_media::sim::{Crash, SimMedium, SimWorld};
 use varve_media::{BlockDevice, Region};
 use varve_store::{DataTarget, InodeSlot, OpenOptions, Store};
 use varve_testkit::lockstep::both;
+use varve_testkit::lookup;
 use varve_testkit::model::{Model, Tree};
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{self, Rig, Shape};
-use varve_testkit::target;
 use varve_testkit::workload::Rng;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -60,8 +60,9 @@ pub fn copy(world: &SimWorld) -> SimWorld {
 }
 
 impl Pool {
-    /// Names, extents and attributes in blocks of their own, and data on three tiers: units of both slower ones are sealed, and one is open. One
-    /// file has a tree whose leaves can be saved when its top is lost, into new nodes: there is room.
+    /// Names, extents and attributes in blocks of their own, and data on three tiers: units of both slower
+    /// ones are sealed, and one is open. One file has a tree whose leaves can be saved when its top is lost,
+    /// into new nodes: there is room.
     pub fn new(medium: SimMedium) -> Self {
         let shape = Shape {
             nvm_bytes: 4 << 20,
@@ -153,7 +154,7 @@ impl Pool {
             .map(|path| {
                 let names = names_of(path);
                 let names: Vec<_> = names.iter().map(String::as_str).collect();
-                let attr = target::find(&fs, &names).expect("it is there");
+                let attr = lookup::find(&fs, &names).expect("it is there");
                 (attr.key.ino.0, path.clone())
             })
             .collect();
@@ -174,7 +175,7 @@ impl Pool {
         }
         if cold {
             let store = pool.open();
-            assert!(store.cool(u64::MAX).expect("there is room") > 10);
+            assert!(store.demote(u64::MAX).expect("there is room") > 10);
             store.checkpoint().expect("sound");
         }
         pool.places = pool.structures();

@@ -1,10 +1,10 @@
-//! The first list. Each bug is caught by a run in lockstep with the model or by the crash exploration of a script, and the same work without it
-//! is sound.
+//! The first list. Each bug is caught by a run in lockstep with the model or by the crash exploration of a
+//! script, and the same work without it is sound.
 
 use varve_format::seeded::{Bug, arm};
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{Act, Effort, Script};
-use varve_testkit::lockstep::{self, Step};
+use varve_testkit::lockstep::{self, LockstepStep};
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
 use varve_testkit::workload;
@@ -104,8 +104,8 @@ fn wrapped(megabytes: u64) -> Vec<Act> {
     .concat()
 }
 
-/// Directory blocks are freed, and data takes their place, while the journal still knows them. The pool is filled with data until the
-/// allocator has no other block left, so that it does not matter where it stands.
+/// Directory blocks are freed, and data takes their place, while the journal still knows them. The pool is
+/// filled with data until the allocator has no other block left, so that it does not matter where it stands.
 fn metadata_and_reuse() -> Script {
     // Names long enough that the directory needs blocks of its own.
     let long = |i: u32| -> &'static str { Box::leak(format!("{i:0200}").into_boxed_str()) };
@@ -145,7 +145,8 @@ fn metadata_and_reuse() -> Script {
     }
 }
 
-/// Files of one block each, so that each block is allocated by itself: those of one file come in one run where there is one.
+/// Files of one block each, so that each block is allocated by itself: those of one file come in one run
+/// where there is one.
 fn small_files(prefix: &str, count: u64) -> Vec<Op> {
     let files = (0..count).map(|i| -> &'static str { Box::leak(format!("{prefix}{i}").into_boxed_str()) });
     files
@@ -220,7 +221,7 @@ fn first_lines(why: &str) -> String {
 fn in_lockstep(shape: Shape, sessions: usize, seed: u64, rough: bool) -> Result<(), String> {
     let mut steps = lockstep::steps(seed, sessions, 200);
     if !rough {
-        steps.retain(|step| !matches!(step, Step::Restart | Step::Seal));
+        steps.retain(|step| !matches!(step, LockstepStep::Restart | LockstepStep::Seal));
     }
     let stats = lockstep::run(shape, sessions, &steps).map_err(|(at, why)| format!("step {at}: {why}"))?;
     assert!(stats.ops > 50);
@@ -330,7 +331,8 @@ fn large_writes() -> Script {
     }
 }
 
-/// The journal's ring has gone round, so that its beginning holds none of the first records; then its header is written again.
+/// The journal's ring has gone round, so that its beginning holds none of the first records; then its header
+/// is written again.
 fn ring_went_round() -> Script {
     let long = |i: u32| -> &'static str { Box::leak(format!("{i:0250}").into_boxed_str()) };
     let names: Vec<_> = (0..40).map(long).collect();
@@ -511,7 +513,8 @@ fn fences_of_the_journal() {
 
 #[test]
 fn space() {
-    // `FreeBeforeCommit` is in the table of the second list: what is made and deleted in one batch takes no space to be freed too early.
+    // `FreeBeforeCommit` is in the table of the second list: what is made and deleted in one batch takes no
+    // space to be freed too early.
     by_crash(Bug::TrimBeforeCommit, Shape::tiny(SimMedium::Dax), &units());
     by_crash(
         Bug::OrphanNotListed,

@@ -1,7 +1,9 @@
-//! The second list. Each bug is caught by the part that the table names, in work that is made for no bug alone; the same work without a bug is
-//! sound. A bug that is said to need parts of what is pending is not caught by the same work with kills and whole power cuts only.
+//! The second list. Each bug is caught by the part that the table names, in work that is made for no bug
+//! alone; the same work without a bug is sound. A bug that is said to need parts of what is pending is not
+//! caught by the same work with kills and whole power cuts only.
 //!
-//! `VARVE_SEEDED_ALL=1` also tries all work without a bug, and every bug on all work, and prints what catches it.
+//! `VARVE_SEEDED_ALL=1` also tries all work without a bug, and every bug on all work, and prints what catches
+//! it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -10,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use varve_format::seeded::{Bug, arm};
 use varve_media::sim::SimMedium;
-use varve_testkit::crash::{Act, Effort, Flavour, Script, Strain, company};
+use varve_testkit::crash::{Act, Effort, Flavour, Script, Strain, shared};
 use varve_testkit::lockstep;
 use varve_testkit::ops::write;
 use varve_testkit::rig::{Policy, Shape};
@@ -24,14 +26,14 @@ enum Work {
     /// What brings a part of the system to its bounds.
     Strain(Strain),
     /// Two sessions on shared names.
-    Company(Flavour),
+    Sharing(Flavour),
     /// A session that is sealed amid a call of some kind.
     Amid,
     /// One operation of each kind, and its digest.
     Single,
 }
 
-use Work::{Amid, Company, Single};
+use Work::{Amid, Sharing, Single};
 const LANES: Work = Work::Strain(Strain::Lanes);
 const LONG_LOG: Work = Work::Strain(Strain::LongLog);
 const RING: Work = Work::Strain(Strain::Ring);
@@ -47,9 +49,9 @@ impl Work {
         FULL_TIERS,
         BIG_FILES,
         ONE_FILE,
-        Company(Flavour::Calm),
-        Company(Flavour::Moving),
-        Company(Flavour::All),
+        Sharing(Flavour::Calm),
+        Sharing(Flavour::Moving),
+        Sharing(Flavour::All),
         Amid,
         Single,
     ];
@@ -63,13 +65,13 @@ impl Work {
         let op = Act::Op(singles[seed as usize * 7 % singles.len()].clone());
         match self {
             Self::Strain(strain) => (strain.script(seed), strain.shape(medium)),
-            Company(flavour) => {
+            Sharing(flavour) => {
                 let policy = if flavour == Flavour::Moving {
                     Policy::Rotate
                 } else {
                     Policy::Scatter
                 };
-                (company(seed, 2, 24, flavour), Shape::tiny(medium).with(policy))
+                (shared(seed, 2, 24, flavour), Shape::tiny(medium).with(policy))
             }
             Amid => {
                 let next = Act::Op(write("f", 0, 9000, 7));
@@ -85,9 +87,10 @@ impl Work {
         }
     }
 
-    /// Work of which only the points before fences, syncs and flushes are looked at, since there are thousands of others.
+    /// Work of which only the points before fences, syncs and flushes are looked at, since there are
+    /// thousands of others.
     const fn is_long(self) -> bool {
-        matches!(self, LONG_LOG | RING | FULL_TIERS | Company(_))
+        matches!(self, LONG_LOG | RING | FULL_TIERS | Sharing(_))
     }
 
     fn effort(self, level: Level) -> Effort {
@@ -145,7 +148,7 @@ impl fmt::Display for Part {
                 };
                 let work = match work {
                     Work::Strain(strain) => format!("{strain:?}"),
-                    Company(flavour) => format!("two sessions, {flavour:?}"),
+                    Sharing(flavour) => format!("two sessions, {flavour:?}"),
                     other => format!("{other:?}"),
                 };
                 write!(f, "{what}: {work}, {medium:?}")
@@ -171,7 +174,8 @@ const FIRST: [(Bug, Part); 5] = [
     (Bug::OneFooter, Part::Work(Level::Whole, FULL_TIERS, DAX, 1)),
 ];
 
-/// `NumberBeforeFlight` is for `shuttle` (`libfs/src/log/driven.rs`), `RepairFreesFirst` for `repair_crash`.
+/// `NumberBeforeFlight` is for `shuttle` (`libfs/src/log/interleavings.rs`), `RepairFreesFirst` for
+/// `repair_crash`.
 const SECOND: [(Bug, Part); 31] = [
     (Bug::EntryTailUnchecked, Part::Work(Level::Torn, LANES, DAX, 2)),
     (Bug::GapBelowStable, Part::Work(Level::Whole, LONG_LOG, FILE, 1)),
@@ -187,7 +191,7 @@ const SECOND: [(Bug, Part); 31] = [
     (Bug::HandOverShort, Part::System(Weather::SLOW, 3)),
     (
         Bug::RowGoneBeforeDigest,
-        Part::Work(Level::Whole, Company(Flavour::Calm), DAX, 1),
+        Part::Work(Level::Whole, Sharing(Flavour::Calm), DAX, 1),
     ),
     (Bug::SealCoversNext, Part::System(Weather::SLOW, 8)),
     (Bug::SealCoversNext, Part::Work(Level::Run, Amid, DAX, 3)),
@@ -195,7 +199,7 @@ const SECOND: [(Bug, Part); 31] = [
     (Bug::CutForgotten, Part::Work(Level::Run, ONE_FILE, DAX, 3)),
     (
         Bug::NodesUnfenced,
-        Part::Work(Level::Parts, Company(Flavour::Calm), DAX, 1),
+        Part::Work(Level::Parts, Sharing(Flavour::Calm), DAX, 1),
     ),
     (Bug::RecordBeforePayload, Part::Work(Level::Whole, LANES, DAX, 1)),
     (Bug::InPlaceUnfenced, Part::Work(Level::Whole, LANES, DAX, 3)),
@@ -203,11 +207,11 @@ const SECOND: [(Bug, Part); 31] = [
     (Bug::RecordTailUnchecked, Part::Work(Level::Torn, LANES, DAX, 2)),
     (
         Bug::TwoHeadersOneFence,
-        Part::Work(Level::Parts, Company(Flavour::All), DAX, 1),
+        Part::Work(Level::Parts, Sharing(Flavour::All), DAX, 1),
     ),
     (
         Bug::HeaderSumShort,
-        Part::Work(Level::Parts, Company(Flavour::All), DAX, 1),
+        Part::Work(Level::Parts, Sharing(Flavour::All), DAX, 1),
     ),
     (Bug::TailWrittenEarly, Part::Work(Level::Parts, LANES, FILE, 1)),
     (Bug::RingOverTail, Part::Work(Level::Whole, RING, DAX, 5)),
@@ -220,7 +224,7 @@ const SECOND: [(Bug, Part); 31] = [
     (Bug::TrimOpened, Part::Work(Level::Run, FULL_TIERS, DAX, 4)),
     (
         Bug::MoveNotFlushed,
-        Part::Work(Level::Whole, Company(Flavour::Moving), DAX, 1),
+        Part::Work(Level::Whole, Sharing(Flavour::Moving), DAX, 1),
     ),
     (
         Bug::OrphanLeavesEarly,

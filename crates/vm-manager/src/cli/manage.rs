@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use super::{AttachArgs, ManageArgs, RunArgs, policy};
+use super::{AttachArgs, ManageArgs, RunArgs, out, policy};
 use crate::coop::SOCKET_VARIABLE;
 use crate::engine::Engine;
 use crate::metrics;
@@ -61,7 +61,7 @@ impl Session {
                 .with_context(|| format!("cannot serve metrics on {address}"))?;
             shared = Some(cell);
             if !args.quiet {
-                eprintln!("varve vm: metrics on http://{bound}/metrics");
+                out::note(&format!("varve vm: metrics on http://{bound}/metrics"));
             }
         }
         let (quiet, json) = (args.quiet, args.json);
@@ -75,7 +75,7 @@ impl Session {
             reported: Instant::now(),
         };
         if !quiet {
-            eprint!("{}", session.introduction());
+            out::note(session.introduction().trim_end());
         }
         Ok(session)
     }
@@ -140,28 +140,30 @@ impl Session {
         let before = self.report();
         let (moved, split) = self.engine.leave();
         if self.json {
-            eprintln!("{}", serde_json::to_string(&before).unwrap_or_default());
+            out::note(&serde_json::to_string(&before).unwrap_or_default());
         } else if !self.quiet {
             let t = &before.totals;
-            eprintln!(
+            out::note(&format!(
                 "varve vm: {:.1} s; {} huge pages made, {} split; {} pages moved up, {} down; {} declined",
                 before.uptime_s, t.collapsed, t.split, t.promoted, t.demoted, t.failed
-            );
+            ));
             if t.collapsed + t.promoted + t.demoted + t.failed == 0 && self.engine.ingens.is_some() {
                 let least = self.engine.config.ingens.utilisation * 100.0;
-                eprintln!(
+                out::note(&format!(
                     "  nothing to do: no 2 MiB of the program's memory were {least:.0} % in use for long enough"
-                );
+                ));
             }
-            eprintln!(
+            out::note(&format!(
                 "  cost: looking {:.2} %, working {:.2} %, kernel's DAMON thread {:.2} % of one core; {}",
                 before.scan_cpu_share * 100.0,
                 before.work_cpu_share * 100.0,
                 before.kdamond_cpu_share * 100.0,
                 bookkeeping(before.metadata_bytes, before.metadata_pages)
-            );
+            ));
             if moved + split > 0 {
-                eprintln!("  put back: {moved} pages moved home, {split} huge pages split");
+                out::note(&format!(
+                    "  put back: {moved} pages moved home, {split} huge pages split"
+                ));
             }
         }
     }
@@ -194,7 +196,8 @@ impl Signals {
         self.0.iter().any(|(_, f)| f.load(Ordering::Relaxed))
     }
 
-    /// Passes what came on to the program, which decides. A terminal has given its interrupt to the program itself.
+    /// Passes what came on to the program, which decides. A terminal has given its interrupt to the program
+    /// itself.
     fn pass_on(&self, pid: Pid) {
         let terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
         for (signal, flag) in &self.0 {
@@ -239,7 +242,9 @@ pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     if let Err(e) = session.engine.attach(pid) {
         // The program runs on without us; that it ended already is no fault.
         if e.raw_os_error() != Some(libc::ESRCH) {
-            eprintln!("varve vm: cannot manage {pid}: {e}; the program runs on unmanaged");
+            out::note(&format!(
+                "varve vm: cannot manage {pid}: {e}; the program runs on unmanaged"
+            ));
         }
     }
     let (sender, ended) = channel();

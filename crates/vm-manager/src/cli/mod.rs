@@ -1,6 +1,7 @@
 //! `varve vm`: the command line of the memory half.
 
 mod manage;
+mod out;
 mod show;
 mod top;
 mod trace;
@@ -127,7 +128,7 @@ pub fn run(cmd: VmCommand) -> anyhow::Result<ExitCode> {
         VmCommand::Heat(args) => show::heat(&args),
         VmCommand::Probe(args) => show::probe(args.json),
         VmCommand::Policy(args) => {
-            print!("{}", policy(args.file.as_deref())?.to_toml());
+            out::text(&policy(args.file.as_deref())?.to_toml());
             Ok(ExitCode::SUCCESS)
         }
         VmCommand::Trace(command) => trace::run(command),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 
-use super::HeatArgs;
+use super::{HeatArgs, out};
 use crate::probe::Probe;
 use crate::snapshot::Snapshot;
 
@@ -17,9 +17,9 @@ pub(super) const NOBODY: &str =
 pub(super) fn probe(json: bool) -> anyhow::Result<ExitCode> {
     let probe = Probe::run();
     if json {
-        println!("{}", serde_json::to_string_pretty(&probe)?);
+        out::line(&serde_json::to_string_pretty(&probe)?);
     } else {
-        print!("{probe}");
+        out::text(&probe.to_string());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -27,14 +27,14 @@ pub(super) fn probe(json: bool) -> anyhow::Result<ExitCode> {
 pub(super) fn status(json: bool) -> anyhow::Result<ExitCode> {
     let all = Snapshot::all().context("cannot read the managers' state")?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        out::line(&serde_json::to_string_pretty(&all)?);
         return Ok(ExitCode::SUCCESS);
     }
     if all.is_empty() {
-        println!("{NOBODY}");
+        out::line(NOBODY);
     }
     for snapshot in &all {
-        print!("{}", describe(snapshot));
+        out::text(&describe(snapshot));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -118,16 +118,16 @@ pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {
         .filter(|m| args.pid.is_none_or(|p| p == m.pid) && !m.rows.is_empty())
         .collect();
     if args.json {
-        println!("{}", serde_json::to_string(&maps)?);
+        out::line(&serde_json::to_string(&maps)?);
         return Ok(ExitCode::SUCCESS);
     }
     if maps.is_empty() {
         match (all.is_empty(), args.pid) {
-            (true, _) => eprintln!("varve vm: {NOBODY}"),
-            (_, Some(pid)) => {
-                eprintln!("varve vm: no heat of process {pid}: nobody manages it, or only just since")
-            }
-            _ => eprintln!("varve vm: no heat yet: the manager has only just started"),
+            (true, _) => out::note(&format!("varve vm: {NOBODY}")),
+            (_, Some(pid)) => out::note(&format!(
+                "varve vm: no heat of process {pid}: nobody manages it, or only just since"
+            )),
+            _ => out::note("varve vm: no heat yet: the manager has only just started"),
         }
         return Ok(ExitCode::FAILURE);
     }
@@ -143,7 +143,7 @@ pub(super) fn heat(args: &HeatArgs) -> anyhow::Result<ExitCode> {
     }
     let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     for map in maps {
-        print!("{}", map.terminal(color));
+        out::text(&map.terminal(color));
     }
     Ok(ExitCode::SUCCESS)
 }

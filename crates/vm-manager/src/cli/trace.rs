@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Subcommand;
 
+use super::out;
 use crate::multiclock::MultiClockConfig;
 use crate::sim::baseline::{lru, offline_best, static_tiering};
 use crate::sim::trace::{self, Access, Kind};
@@ -108,13 +109,13 @@ fn rows(name: &str, trace: &[Access], tick: usize, fast: u64, pages: u64, change
 
 fn print(rows: &[Row], json: bool) -> anyhow::Result<()> {
     if json {
-        println!("{}", serde_json::to_string_pretty(rows)?);
+        out::line(&serde_json::to_string_pretty(rows)?);
         return Ok(());
     }
-    println!(
+    out::line(&format!(
         "{:<14} {:<13} {:>9} {:>11} {:>13} {:>12}",
         "trace", "policy", "fast hits", "migrations", "converges", "bytes/page"
-    );
+    ));
     for r in rows {
         let converges = r
             .convergence_ms
@@ -123,10 +124,10 @@ fn print(rows: &[Row], json: bool) -> anyhow::Result<()> {
             .bytes_per_page
             .map_or_else(|| "-".to_owned(), |b| format!("{b:.1}"));
         let (trace, policy, hits) = (&r.trace, r.policy, r.hit_ratio * 100.0);
-        println!(
+        out::line(&format!(
             "{trace:<14} {policy:<13} {hits:>8.2}% {:>11} {converges:>13} {bytes:>12}",
             r.migrations
-        );
+        ));
     }
     Ok(())
 }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct IngensConfig {
     /// Time between two steps, ms (10..=60000).
     pub period_ms: u64,
-    /// Share of a region's base pages that must be used before it becomes a huge page (0.01..=1.0; seed: 0.9).
+    /// Share of a region's base pages that must be used before it becomes a huge page (0.01..=1.0; seed:
+    /// 0.9).
     pub utilisation: f64,
     /// Share below which a huge page is split (0.0..=`utilisation`).
     pub demote_below: f64,
@@ -48,7 +49,8 @@ pub struct IngensConfig {
     pub compact_bytes: u64,
     /// Time between two rounds of compaction, ms (100..=600000; seed: 5000).
     pub compact_period_ms: u64,
-    /// Share of memory that must stay available; below it nothing is promoted and bloat is recovered (0.0..=0.9).
+    /// Share of memory that must stay available; below it nothing is promoted and bloat is recovered
+    /// (0.0..=0.9).
     pub low_memory: f64,
     /// Whether frequently used huge pages are kept from same-page merging.
     pub coordinate_sharing: bool,

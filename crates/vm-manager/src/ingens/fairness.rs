@@ -1,4 +1,5 @@
-//! Who gets the next huge page: the promotion metric (equation 3.2) and the fairness objective (equation 3.3).
+//! Who gets the next huge page: the promotion metric (equation 3.2) and the fairness objective (equation
+//! 3.3).
 
 use crate::types::HUGE_BYTES;
 
@@ -15,8 +16,9 @@ pub struct Claim {
 
 /// M = S / (H · (f + τ·(1 − f))), in shares per byte.
 ///
-/// H is taken as one huge page for a process that holds none, which keeps M finite and still the largest among equals.
-/// The factor is τ when nothing is idle and 1 when everything is, so idle holders get the smaller M.
+/// H is taken as one huge page for a process that holds none, which keeps M finite and still the largest
+/// among equals. The factor is τ when nothing is idle and 1 when everything is, so idle holders get the
+/// smaller M.
 pub fn promotion_metric(claim: &Claim, tau: f64) -> f64 {
     let held = claim.huge_pages.max(1);
     let f = if claim.huge_pages == 0 {
@@ -33,8 +35,8 @@ pub fn objective(metrics: &[f64]) -> f64 {
     metrics.iter().map(|m| (m - mean).powi(2)).sum()
 }
 
-/// Whether O is "close to 0": the metrics deviate from their mean by no more than one part in a hundred. M shrinks with
-/// what everybody holds, so a fixed bound on O would call large unequal shares fair.
+/// Whether O is "close to 0": the metrics deviate from their mean by no more than one part in a hundred. M
+/// shrinks with what everybody holds, so a fixed bound on O would call large unequal shares fair.
 pub fn is_fair(metrics: &[f64]) -> bool {
     let n = metrics.len().max(1) as f64;
     let mean = metrics.iter().sum::<f64>() / n;

@@ -1,5 +1,5 @@
-//! Ingens (chapter 3 of the seed): huge pages are given by utilisation, outside of the fault path, fairly, and taken
-//! back when they are not used.
+//! Ingens (chapter 3 of the seed): huge pages are given by utilisation, outside of the fault path, fairly,
+//! and taken back when they are not used.
 //!
 //! Owns the decision; refuses to know how pages are collapsed, split or seen.
 
@@ -121,8 +121,8 @@ impl Ingens {
         objective(&metrics)
     }
 
-    /// The utilisation that promotion asks for now: all but one page may be missing while memory is whole and the
-    /// adaptive mode is on ("mimics Linux"), the configured share otherwise (§3.5.2).
+    /// The utilisation that promotion asks for now: all but one page may be missing while memory is whole and
+    /// the adaptive mode is on ("mimics Linux"), the configured share otherwise (§3.5.2).
     pub fn threshold(&self) -> f64 {
         let whole = self
             .view
@@ -159,7 +159,8 @@ impl Ingens {
         }
     }
 
-    /// Asks which huge pages are touched; the frequently used ones only with the sampling probability (§3.4.2).
+    /// Asks which huge pages are touched; the frequently used ones only with the sampling probability
+    /// (§3.4.2).
     fn scan_access(
         &mut self,
         tracker: &mut dyn Tracker,
@@ -179,8 +180,8 @@ impl Ingens {
                     break;
                 }
                 let frequent = region.frequently_accessed(self.config.frequent_at);
-                // Asking again about a page found idle clears no access bit and costs no TLB entry: the seed's idle flag
-                // answers at every query, and only clearing is sampled.
+                // Asking again about a page found idle clears no access bit and costs no TLB entry: the
+                // seed's idle flag answers at every query, and only clearing is sampled.
                 let costs = region.access & 1 == 1;
                 if frequent && costs && self.rng.unit() >= self.config.sampling {
                     continue;
@@ -321,8 +322,9 @@ impl Policy for Ingens {
             region.util = survey.used.without(&region.filled);
         }
         let share = region.util.share();
-        // Crossing the threshold since the last survey is what the seed's fault handler would have noticed; so is a
-        // full region that lost its huge page because somebody freed a page in it, or that sharing broke up.
+        // Crossing the threshold since the last survey is what the seed's fault handler would have noticed;
+        // so is a full region that lost its huge page because somebody freed a page in it, or that sharing
+        // broke up.
         let crossed = share >= threshold && (before < threshold || region.was_huge);
         if crossed && region.eligible && !region.huge && !region.queued {
             region.queued = true;

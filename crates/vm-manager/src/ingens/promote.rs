@@ -13,8 +13,9 @@ const RETRY_MS: u64 = 1_000;
 impl Ingens {
     /// Gives back what huge pages hold without need.
     ///
-    /// Ordinarily only regions whose use is known to have fallen below the threshold are split (deferred, not at the
-    /// first freed page). When memory is short, the least used go first and frequency does not protect them.
+    /// Ordinarily only regions whose use is known to have fallen below the threshold are split (deferred, not
+    /// at the first freed page). When memory is short, the least used go first and frequency does not protect
+    /// them.
     pub(super) fn demote(&mut self, actuator: &mut dyn Actuator, report: &mut StepReport) {
         let mut candidates: Vec<(u32, ProcId, HugeIndex)> = Vec::new();
         let floor = if self.config.adaptive && !self.short_of_memory() {
@@ -70,7 +71,8 @@ impl Ingens {
     /// Makes huge pages: requests of the high list, then by fairness, never more than the step's batch.
     pub(super) fn promote(&mut self, now_ms: u64, actuator: &mut dyn Actuator, report: &mut StepReport) {
         let mut left = self.config.promote_batch.min(self.room());
-        // Under contention the high list is served fairly too: the next request is of whoever has the largest metric.
+        // Under contention the high list is served fairly too: the next request is of whoever has the largest
+        // metric.
         while left > 0 && !self.high.is_empty() {
             let Some(position) = self.most_deserving_request() else {
                 break;
@@ -134,8 +136,8 @@ impl Ingens {
         self.high.iter().position(|(p, _)| of(p) >= best)
     }
 
-    /// Scans a stretch of address space of the most deserving process, again and again, until the stretch allowed for
-    /// this round is used up, O stops falling towards 0, or nobody can use a huge page.
+    /// Scans a stretch of address space of the most deserving process, again and again, until the stretch
+    /// allowed for this round is used up, O stops falling towards 0, or nobody can use a huge page.
     fn normal_list(
         &mut self,
         now_ms: u64,
@@ -206,8 +208,8 @@ impl Ingens {
         0
     }
 
-    /// Whether a region stays base pages because merging saves memory in it (§3.3.5): only a frequently used one is
-    /// taken back from merging, and it is as soon as it is found to be frequently used.
+    /// Whether a region stays base pages because merging saves memory in it (§3.3.5): only a frequently used
+    /// one is taken back from merging, and it is as soon as it is found to be frequently used.
     fn leave_to_merging(
         &mut self,
         now_ms: u64,
@@ -235,8 +237,8 @@ impl Ingens {
         actuator: &mut dyn Actuator,
         report: &mut StepReport,
     ) -> bool {
-        // The request may be old: pages may have been freed since the survey, and filling them up would be bloat that
-        // no page table shows afterwards.
+        // The request may be old: pages may have been freed since the survey, and filling them up would be
+        // bloat that no page table shows afterwards.
         let threshold = self.threshold();
         if let Some(now) = actuator.used_now(proc, index)
             && let Some(region) = self.procs.get_mut(&proc).and_then(|p| p.regions.get_mut(&index))
@@ -262,8 +264,8 @@ impl Ingens {
             Outcome::Done => {
                 region.huge = true;
                 region.made = true;
-                // What was not in use is zeros now; without this the next survey would take it for used, and pages
-                // freed one by one would be filled up again and again.
+                // What was not in use is zeros now; without this the next survey would take it for used, and
+                // pages freed one by one would be filled up again and again.
                 region.filled = region
                     .filled
                     .with(&crate::types::UtilVector::FULL.without(&region.util));

@@ -1,4 +1,5 @@
-//! What Ingens remembers of one 2 MiB region: util bit vector, access bit vector, its moving average (§3.3.1).
+//! What Ingens remembers of one 2 MiB region: util bit vector, access bit vector, its moving average
+//! (§3.3.1).
 
 use crate::types::UtilVector;
 
@@ -7,8 +8,8 @@ use crate::types::UtilVector;
 pub struct Region {
     /// Base pages in use.
     pub util: UtilVector,
-    /// Base pages that only our own collapse filled, with zeros: the page table shows them present, nobody uses them.
-    /// Exact again after a split, which gives them back.
+    /// Base pages that only our own collapse filled, with zeros: the page table shows them present, nobody
+    /// uses them. Exact again after a split, which gives them back.
     pub filled: UtilVector,
     /// The last eight looks, newest in bit 0.
     pub access: u8,

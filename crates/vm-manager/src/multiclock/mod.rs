@@ -1,5 +1,5 @@
-//! MULTI-CLOCK (chapter 6 of the seed): every tier has inactive, active and promote lists; `kpromoted` walks the
-//! lower tiers every 100 ms and moves pages up, pressure moves them down.
+//! MULTI-CLOCK (chapter 6 of the seed): every tier has inactive, active and promote lists; `kpromoted` walks
+//! the lower tiers every 100 ms and moves pages up, pressure moves them down.
 //!
 //! Owns page states and the edges between them. Refuses to know how references are seen or pages are moved.
 
@@ -267,8 +267,8 @@ impl MultiClock {
         }
     }
 
-    /// A scan found a page untouched: a reference mark is taken back and the page skipped over, as CLOCK does.
-    /// Says whether the page had no mark left to lose.
+    /// A scan found a page untouched: a reference mark is taken back and the page skipped over, as CLOCK
+    /// does. Says whether the page had no mark left to lose.
     fn aged(&mut self, slot: Slot) -> bool {
         let meta = self.table.meta_mut(slot);
         meta.heat /= 2;

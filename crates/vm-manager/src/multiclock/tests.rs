@@ -255,7 +255,8 @@ fn written_page_outlasts_a_read_one_when_writes_are_weighted() {
         }
         let mut report = StepReport::default();
         m.budget_left = 1 << 20;
-        // One reclaim of all pages but one: page 0 was written, page 8 read, equally often and equally long ago.
+        // One reclaim of all pages but one: page 0 was written, page 8 read, equally often and equally long
+        // ago.
         m.reclaim(TierId(0), 15, &mut Script::default(), &mut mem, &mut report)
             .unwrap();
         let written_up = mem.tier(key(0)) == Some(TierId(0));

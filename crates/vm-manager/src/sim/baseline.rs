@@ -24,7 +24,8 @@ pub fn static_tiering(trace: &[Access], per_tick: usize, fast_pages: u64) -> Sco
     score
 }
 
-/// Exact LRU that moves a page up at every miss: sees each access, which no scanner can, and pays no price for it.
+/// Exact LRU that moves a page up at every miss: sees each access, which no scanner can, and pays no price
+/// for it.
 pub fn lru(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     let mut stamp: HashMap<PageKey, u64> = HashMap::new();
     let mut order: BTreeSet<(u64, PageKey)> = BTreeSet::new();
@@ -55,9 +56,9 @@ pub fn lru(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     score
 }
 
-/// The offline best: knows the future, keeps what is used again soonest, may leave a page where it is (Belady's MIN
-/// with bypass). No policy can have more hits; migrations are not its concern. First touches count as hits while
-/// they fit, as for the others.
+/// The offline best: knows the future, keeps what is used again soonest, may leave a page where it is
+/// (Belady's MIN with bypass). No policy can have more hits; migrations are not its concern. First touches
+/// count as hits while they fit, as for the others.
 pub fn offline_best(trace: &[Access], per_tick: usize, fast_pages: u64) -> Score {
     let never = usize::MAX;
     let mut next = vec![never; trace.len()];

@@ -77,7 +77,8 @@ impl SimMemory {
         }
     }
 
-    /// Places a new page in the fastest tier with room beyond `reserve` pages, as a kernel's first touch does.
+    /// Places a new page in the fastest tier with room beyond `reserve` pages, as a kernel's first touch
+    /// does.
     pub fn allocate(&mut self, page: PageKey, reserve: &[u64]) -> Option<TierId> {
         let fits = |t: &usize| self.used[*t] + reserve.get(*t).copied().unwrap_or(0) < self.capacity[*t];
         let tier = (0..self.capacity.len()).find(fits)?;

@@ -103,7 +103,8 @@ pub enum Kind {
     PhaseChange,
     /// One process fills fast memory and goes idle, then a second, identical one runs (Fig. 6.10).
     TwoProcesses,
-    /// YCSB over a key-value store: zipfian, half updates, then a stretch where the newest keys are the popular ones.
+    /// YCSB over a key-value store: zipfian, half updates, then a stretch where the newest keys are the
+    /// popular ones.
     Memcached,
     /// Sequential edges with random reads of ranks whose popularity follows a power law.
     PageRank,

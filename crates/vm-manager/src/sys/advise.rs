@@ -49,15 +49,16 @@ impl ProcessHandle {
     /// Advises a range; gives how many bytes were dealt with.
     ///
     /// # Errors
-    /// The kernel's errno: `EPERM` without CAP_SYS_NICE, `EINVAL` when the kernel does not know the advice or the range
-    /// cannot take it, `EAGAIN`/`EBUSY` when busy, `ENOMEM` without contiguous memory or mapping, `ESRCH` when gone.
+    /// The kernel's errno: `EPERM` without CAP_SYS_NICE, `EINVAL` when the kernel does not know the advice or
+    /// the range cannot take it, `EAGAIN`/`EBUSY` when busy, `ENOMEM` without contiguous memory or mapping,
+    /// `ESRCH` when gone.
     pub fn advise(&self, address: u64, len_bytes: u64, advice: Advice) -> io::Result<usize> {
         let range = libc::iovec {
             iov_base: address as *mut libc::c_void,
             iov_len: len_bytes as usize,
         };
-        // SAFETY: `range` lives over the call and one entry is announced; the addresses in it are those of the other
-        // process and are never followed here. None of the advices in `Advice` changes contents.
+        // SAFETY: `range` lives over the call and one entry is announced; the addresses in it are those of
+        // the other process and are never followed here. None of the advices in `Advice` changes contents.
         check(unsafe {
             libc::syscall(
                 libc::SYS_process_madvise,
@@ -72,7 +73,8 @@ impl ProcessHandle {
 
     /// Whether the process still runs.
     pub fn alive(&self) -> bool {
-        // SAFETY: signal 0 sends nothing; the descriptor is open as long as `self` lives; a null siginfo is allowed.
+        // SAFETY: signal 0 sends nothing; the descriptor is open as long as `self` lives; a null siginfo is
+        // allowed.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_pidfd_send_signal,

@@ -6,7 +6,8 @@ use std::ops::Range;
 use super::check;
 use crate::types::PAGE_BYTES;
 
-/// Page-aligned ranges of the calling process' own memory. Nothing outside of them is ever touched through this.
+/// Page-aligned ranges of the calling process' own memory. Nothing outside of them is ever touched through
+/// this.
 #[derive(Debug, Clone)]
 pub struct Arenas {
     ranges: Vec<Range<u64>>,
@@ -16,9 +17,9 @@ impl Arenas {
     /// Takes ranges of addresses, first byte and one past the last.
     ///
     /// # Safety
-    /// The caller owns the ranges and keeps them mapped as long as this value or a copy of it lives. Whoever holds it
-    /// may [`drop_pages`](Self::drop_pages): from then on the caller must not rely on the contents of pages in them
-    /// beyond what it tells that holder.
+    /// The caller owns the ranges and keeps them mapped as long as this value or a copy of it lives. Whoever
+    /// holds it may [`drop_pages`](Self::drop_pages): from then on the caller must not rely on the contents
+    /// of pages in them beyond what it tells that holder.
     ///
     /// # Errors
     /// `EINVAL` when a range is empty or not page-aligned.
@@ -46,7 +47,8 @@ impl Arenas {
     /// Allows or denies same-page merging in whole pages inside of one arena; contents stay.
     ///
     /// # Errors
-    /// `EINVAL` when the part is not whole pages of one arena or the kernel cannot merge, else the kernel's errno.
+    /// `EINVAL` when the part is not whole pages of one arena or the kernel cannot merge, else the kernel's
+    /// errno.
     pub fn set_mergeable(&self, part: &Range<u64>, allow: bool) -> io::Result<()> {
         let advice = if allow {
             libc::MADV_MERGEABLE
@@ -62,8 +64,8 @@ impl Arenas {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let (start, len) = (part.start as *mut libc::c_void, (part.end - part.start) as usize);
-        // SAFETY: whole pages of an arena, as just checked; who made the arenas gave up relying on their contents
-        // (`new`), and the merging advices keep them.
+        // SAFETY: whole pages of an arena, as just checked; who made the arenas gave up relying on their
+        // contents (`new`), and the merging advices keep them.
         let result = unsafe { libc::madvise(start, len, advice) };
         check(libc::c_long::from(result)).map(drop)
     }

@@ -1,7 +1,7 @@
 //! The only unsafe code of the crate: system calls that no safe library offers.
 //!
-//! Owns argument layouts and errno; refuses to know policies. Every wrapper takes owned or borrowed Rust values and
-//! gives back `std::io::Error`s that carry the kernel's errno.
+//! Owns argument layouts and errno; refuses to know policies. Every wrapper takes owned or borrowed Rust
+//! values and gives back `std::io::Error`s that carry the kernel's errno.
 
 mod advise;
 mod arena;

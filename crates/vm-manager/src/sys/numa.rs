@@ -8,8 +8,8 @@ use crate::types::{NodeId, Pid, VirtPage};
 /// What the kernel said of one page: its node, or an errno (positive).
 pub type PageStatus = Result<NodeId, i32>;
 
-/// Put into every status before the call: the kernel leaves it there for all pages of a batch in which one did not move,
-/// although the others did.
+/// Put into every status before the call: the kernel leaves it there for all pages of a batch in which one
+/// did not move, although the others did.
 const UNTOLD: libc::c_int = libc::c_int::MIN;
 
 fn call(pid: Pid, pages: &[VirtPage], nodes: Option<&[libc::c_int]>) -> io::Result<Vec<PageStatus>> {
@@ -19,9 +19,9 @@ fn call(pid: Pid, pages: &[VirtPage], nodes: Option<&[libc::c_int]>) -> io::Resu
     let addresses: Vec<u64> = pages.iter().map(|p| p.address()).collect();
     let mut status: Vec<libc::c_int> = vec![UNTOLD; pages.len()];
     let nodes = nodes.map_or(std::ptr::null(), <[libc::c_int]>::as_ptr);
-    // SAFETY: `addresses`, `status` and, unless null, `nodes` have `pages.len()` entries each and live over the call
-    // (`move_pages` below asserts it for nodes). The addresses belong to the other process and are not followed here.
-    // MPOL_MF_MOVE (2) moves only pages that this process alone maps.
+    // SAFETY: `addresses`, `status` and, unless null, `nodes` have `pages.len()` entries each and live over
+    // the call (`move_pages` below asserts it for nodes). The addresses belong to the other process and are
+    // not followed here. MPOL_MF_MOVE (2) moves only pages that this process alone maps.
     check(unsafe {
         libc::syscall(
             libc::SYS_move_pages,
@@ -49,14 +49,16 @@ pub fn page_nodes(pid: Pid, pages: &[VirtPage]) -> io::Result<Vec<PageStatus>> {
     call(pid, pages, None)
 }
 
-/// Moves pages to a node; a page mapped by several processes stays where it is. Gives where each page is afterwards.
+/// Moves pages to a node; a page mapped by several processes stays where it is. Gives where each page is
+/// afterwards.
 ///
 /// # Errors
 /// The kernel's errno for the process as a whole: `ESRCH`, `EPERM`, `ENODEV` for a node without memory.
 pub fn move_pages(pid: Pid, pages: &[VirtPage], to: NodeId) -> io::Result<Vec<PageStatus>> {
     let nodes = vec![to.0 as libc::c_int; pages.len()];
     let mut status = call(pid, pages, Some(&nodes))?;
-    // What the kernel did not tell is asked: a page taken for unmoved would be counted in the wrong tier for ever.
+    // What the kernel did not tell is asked: a page taken for unmoved would be counted in the wrong tier for
+    // ever.
     let untold: Vec<usize> = (0..pages.len())
         .filter(|i| status[*i] == Err(libc::EBUSY))
         .collect();

@@ -136,8 +136,9 @@ impl Pagemap {
         })
     }
 
-    /// Raw entries of `count` pages from `first` on (bits: 63 present, 62 swapped, 61 file, 55 soft-dirty, 0–54 frame).
-    /// Without CAP_SYS_ADMIN the frame reads as 0. Fewer entries come back at the end of the address space.
+    /// Raw entries of `count` pages from `first` on (bits: 63 present, 62 swapped, 61 file, 55 soft-dirty,
+    /// 0–54 frame). Without CAP_SYS_ADMIN the frame reads as 0. Fewer entries come back at the end of the
+    /// address space.
     ///
     /// # Errors
     /// What reading gave.
@@ -169,8 +170,8 @@ impl Pagemap {
         self.scan(argument, each)
     }
 
-    /// Runs of pages written since the last call, write-protecting them again in the same step. Works only in ranges
-    /// that the process registered for asynchronous write protection.
+    /// Runs of pages written since the last call, write-protecting them again in the same step. Works only in
+    /// ranges that the process registered for asynchronous write protection.
     ///
     /// # Errors
     /// `EPERM` when a range is not registered, `ENOTTY` before Linux 6.7.
@@ -216,8 +217,8 @@ impl Pagemap {
             argument.vec = runs.as_mut_ptr() as u64;
             argument.vec_len = RUNS as u64;
             argument.walk_end = 0;
-            // SAFETY: the argument has the size it announces and lives over the call; `vec` points at `RUNS` entries of
-            // a plain `repr(C)` struct that the kernel may fill in any way.
+            // SAFETY: the argument has the size it announces and lives over the call; `vec` points at `RUNS`
+            // entries of a plain `repr(C)` struct that the kernel may fill in any way.
             let found = check(libc::c_long::from(unsafe {
                 libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut argument)
             }))?;

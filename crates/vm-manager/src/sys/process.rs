@@ -12,7 +12,8 @@ pub fn thread_cpu_time() -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid timespec for the kernel to write; the clock id is one of the kernel's constants.
+    // SAFETY: `time` is a valid timespec for the kernel to write; the clock id is one of the kernel's
+    // constants.
     let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     if result != 0 {
         return Duration::ZERO;
@@ -49,11 +50,12 @@ pub fn disable_thp(mode: ThpDisable) -> io::Result<()> {
     check(libc::c_long::from(result)).map(drop)
 }
 
-/// Makes `command` start with huge pages by request only. Where the kernel lacks the mode the program starts as it
-/// would have; the caller probed that before and told the user.
+/// Makes `command` start with huge pages by request only. Where the kernel lacks the mode the program starts
+/// as it would have; the caller probed that before and told the user.
 pub fn restrict_child_thp(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and takes no lock.
+    // SAFETY: the closure runs between fork and exec and makes one system call; it allocates nothing and
+    // takes no lock.
     unsafe {
         command.pre_exec(|| {
             let _ = disable_thp(ThpDisable::ExceptAdvised);
@@ -62,8 +64,8 @@ pub fn restrict_child_thp(command: &mut Command) {
     }
 }
 
-/// Runs `command` to its end, or until `stop` says so (asked about every 500 µs): then it is killed. Gives whether it
-/// ended by itself and well, and the processor time that it used.
+/// Runs `command` to its end, or until `stop` says so (asked about every 500 µs): then it is killed. Gives
+/// whether it ended by itself and well, and the processor time that it used.
 ///
 /// # Errors
 /// When it cannot be started or waited for.

@@ -74,8 +74,8 @@ impl WriteTracking {
             mode: MODE_WP,
             ioctls: 0,
         };
-        // SAFETY: `register` has the size that the ioctl number encodes and lives over the call. In asynchronous mode
-        // the kernel resolves faults itself, so no access to the range can hang.
+        // SAFETY: `register` has the size that the ioctl number encodes and lives over the call. In
+        // asynchronous mode the kernel resolves faults itself, so no access to the range can hang.
         let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, &raw mut register) };
         check(libc::c_long::from(result)).map(drop)
     }

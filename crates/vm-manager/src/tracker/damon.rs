@@ -1,7 +1,8 @@
-//! DAMON over physical addresses, through sysfs: regions of frames with a count of samples that found them touched.
+//! DAMON over physical addresses, through sysfs: regions of frames with a count of samples that found them
+//! touched.
 //!
-//! Resolution is a DAMON region, which the kernel adapts; what lies in no region, or in one that is too large to
-//! stand for its pages, is `Unknown`.
+//! Resolution is a DAMON region, which the kernel adapts; what lies in no region, or in one that is too large
+//! to stand for its pages, is `Unknown`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -108,8 +109,8 @@ impl Damon {
     /// Claims DAMON; nothing is watched until pages are asked for.
     ///
     /// # Errors
-    /// `NotFound` when the kernel lacks it, `PermissionDenied` without root, `ResourceBusy` when somebody else uses it:
-    /// their set-up is not touched.
+    /// `NotFound` when the kernel lacks it, `PermissionDenied` without root, `ResourceBusy` when somebody
+    /// else uses it: their set-up is not touched.
     pub fn open(config: DamonConfig, processes: SharedProcesses) -> io::Result<Self> {
         let admin = PathBuf::from(ADMIN);
         if get(&admin.join("nr_kdamonds"))? != 0 && available()? {
@@ -129,7 +130,8 @@ impl Damon {
             let _ = put(&admin.join("nr_kdamonds"), 0);
             return Err(e);
         }
-        // Without the note DAMON works as well; only a killed manager's claim would stay until somebody clears it.
+        // Without the note DAMON works as well; only a killed manager's claim would stay until somebody
+        // clears it.
         let me = std::process::id();
         let _ = crate::snapshot::state_dir()
             .and_then(|_| fs::write(OWNER, format!("{me} {}", started(me).unwrap_or_default())));
@@ -320,8 +322,8 @@ impl Tracker for Damon {
         let outside = frames.iter().flatten().filter(|f| !inside(f)).count();
         let waited = |since: Option<Instant>, least: Duration| since.is_none_or(|t| t.elapsed() >= least);
         let window = Duration::from_micros(self.config.aggregate_us);
-        // Watch other frames only when a tenth of what is asked lies outside: restarting loses what was learned.
-        // What was watched before stays watched: other lists are asked for in turn.
+        // Watch other frames only when a tenth of what is asked lies outside: restarting loses what was
+        // learned. What was watched before stays watched: other lists are asked for in turn.
         if outside * 10 > known && waited(self.started, window * 4) {
             let blocks = self
                 .covered

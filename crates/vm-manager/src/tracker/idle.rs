@@ -1,4 +1,5 @@
-//! Idle page tracking: one bit a frame in `/sys/kernel/mm/page_idle/bitmap` (CONFIG_IDLE_PAGE_TRACKING, root).
+//! Idle page tracking: one bit a frame in `/sys/kernel/mm/page_idle/bitmap` (CONFIG_IDLE_PAGE_TRACKING,
+//! root).
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -34,8 +35,9 @@ impl IdleBitmap {
         })
     }
 
-    /// Reads the bits of the words in `masks`, in runs of neighbouring words. Words that the kernel does not give are left
-    /// out: it gives whole words only, so where memory ends within one, the frames of that one cannot be judged.
+    /// Reads the bits of the words in `masks`, in runs of neighbouring words. Words that the kernel does not
+    /// give are left out: it gives whole words only, so where memory ends within one, the frames of that one
+    /// cannot be judged.
     fn read(&self, masks: &BTreeMap<u64, u64>) -> io::Result<BTreeMap<u64, u64>> {
         let mut out = BTreeMap::new();
         for (first, count) in runs(masks) {
@@ -132,7 +134,8 @@ mod tests {
 
     #[test]
     fn frames_of_a_word_that_memory_ends_in_are_unknown_and_the_others_are_judged() {
-        // Three whole words and four bytes: what the kernel gives of a memory of 224 frames is the first three.
+        // Three whole words and four bytes: what the kernel gives of a memory of 224 frames is the first
+        // three.
         let bitmap = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = [0u64, 2, 1]
             .iter()

@@ -14,8 +14,8 @@ pub struct Written {
 }
 
 impl Written {
-    /// A tracker over the cooperating ones among `processes`. `unwritten_is_idle` is the user's word that pages which
-    /// matter are written: then a page of an arena that was not written counts as idle.
+    /// A tracker over the cooperating ones among `processes`. `unwritten_is_idle` is the user's word that
+    /// pages which matter are written: then a page of an arena that was not written counts as idle.
     pub const fn new(processes: SharedProcesses, unwritten_is_idle: bool) -> Self {
         Self {
             processes,

@@ -1,6 +1,6 @@
-//! `varve vm` as a person uses it, on the kernel that runs this: `run`, `attach`, `status`, `heat`, metrics, traces, wrong
-//! arguments. What the kernel or our privileges do not allow is skipped loudly. Nothing depends on speed: states are
-//! waited for, and what was started is ended and put back.
+//! `varve vm` as a person uses it, on the kernel that runs this: `run`, `attach`, `status`, `heat`, metrics,
+//! traces, wrong arguments. What the kernel or our privileges do not allow is skipped loudly. Nothing depends
+//! on speed: states are waited for, and what was started is ended and put back.
 
 #[path = "../real_nodes/child.rs"]
 mod child;

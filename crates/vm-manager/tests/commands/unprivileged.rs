@@ -71,7 +71,8 @@ pub fn without_root_own_processes_are_watched_and_the_rest_is_said() -> Check {
             format!("nothing says what root would add to {feature}: {said}")
         })?;
     }
-    // A program of one's own is managed until it has seen so itself, and keeps its status; what cannot be used is named.
+    // A program of one's own is managed until it has seen so itself, and keeps its status; what cannot be
+    // used is named.
     let script = "n=0; until \"$0\" --vm status --json | grep -q \"\\\"pid\\\": *$$,\"; do
         n=$((n + 1)); [ $n -lt 2000 ] || exit 1; sleep 0.05; done; exit 6";
     let program = place.program.to_string_lossy();

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: usize = 4096;
 
-/// An anonymous mapping of whole pages, aligned to 2 MiB, whose page `i` holds `mark(i)` in its first and last word.
+/// An anonymous mapping of whole pages, aligned to 2 MiB, whose page `i` holds `mark(i)` in its first and
+/// last word.
 struct Memory {
     at: *mut u8,
     pages: usize,

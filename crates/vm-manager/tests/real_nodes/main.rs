@@ -1,8 +1,9 @@
-//! Real pages on real nodes: run by `tests/vm/ci` inside of the test machine. Elsewhere it skips loudly what needs
-//! several nodes, root or settings of the whole machine.
+//! Real pages on real nodes: run by `tests/vm/ci` inside of the test machine. Elsewhere it skips loudly what
+//! needs several nodes, root or settings of the whole machine.
 //!
-//! Nothing here depends on speed: every check waits for a state, and fails only when the manager had both time and turns
-//! enough to bring it about. A machine that is too slow even for that is given up by `tests/vm/ci`, which is no failure.
+//! Nothing here depends on speed: every check waits for a state, and fails only when the manager had both
+//! time and turns enough to bring it about. A machine that is too slow even for that is given up by
+//! `tests/vm/ci`, which is no failure.
 
 mod child;
 
@@ -171,7 +172,8 @@ fn socket() -> std::path::PathBuf {
     std::env::temp_dir().join(format!("varve-nodes-{}.sock", std::process::id()))
 }
 
-/// A manager that listens. Access bits come from idle page tracking where the kernel has it, else from write tracking.
+/// A manager that listens. Access bits come from idle page tracking where the kernel has it, else from write
+/// tracking.
 fn engine(limits: &[(u32, Option<u64>)]) -> Result<Engine, String> {
     let mut engine = Engine::new(policy(limits)?);
     engine.listen(&socket()).map_err(|e| e.to_string())?;
@@ -444,7 +446,8 @@ fn idle_bits_tell_touched_pages_from_untouched_exactly() -> Check {
             .map(|()| touches)
             .map_err(|e| e.to_string())
     };
-    // New pages may still wait in a per-processor batch, where the kernel cannot mark them: ask until all are armed.
+    // New pages may still wait in a per-processor batch, where the kernel cannot mark them: ask until all are
+    // armed.
     let mut patience = Patience::new();
     while ask()?.iter().any(|t| *t != Touch::Idle) {
         program.order("fault")?;
@@ -466,8 +469,9 @@ fn idle_bits_tell_touched_pages_from_untouched_exactly() -> Check {
     )))
 }
 
-/// DAMON's answers against what the program really does, through a change. In huge pages, each of which is one stretch of
-/// physical memory: base pages may lie scattered among everybody else's, and then no region is theirs alone.
+/// DAMON's answers against what the program really does, through a change. In huge pages, each of which is
+/// one stretch of physical memory: base pages may lie scattered among everybody else's, and then no region is
+/// theirs alone.
 fn damon_tells_hot_memory_from_cold() -> Check {
     if std::env::var_os("VARVE_VM_GUEST").is_none() && std::env::var_os("VARVE_VM_DAMON").is_none() {
         let why = "SKIPPED: samples, so a busy machine may spoil it; VARVE_VM_DAMON=1 runs it here";
@@ -581,7 +585,8 @@ impl Drop for Merging {
 
 const NO_MERGING: &str = "SKIPPED: switches same-page merging of the whole machine, only in the test machine";
 
-/// A program that knows of no manager: its merged memory stays merged. What the kernel says to taking it back is told.
+/// A program that knows of no manager: its merged memory stays merged. What the kernel says to taking it back
+/// is told.
 fn merged_memory_of_a_stranger_is_left_alone() -> Check {
     let Some(_merging) = Merging::on()? else {
         return Ok(Some(NO_MERGING.to_owned()));
@@ -770,7 +775,8 @@ fn main() {
             println!("test {name} ... SKIPPED: needs the three NUMA nodes of the test machine (tests/vm/ci)");
             continue;
         }
-        // The last check's manager is gone; what it left must not look like a manager to the next one's programs.
+        // The last check's manager is gone; what it left must not look like a manager to the next one's
+        // programs.
         let _ = std::fs::remove_file(socket());
         let began = Instant::now();
         let result = check();

@@ -1,5 +1,5 @@
-//! Exactly once: a digest that crashes anywhere is finished after the restart, with the same result as one that did not crash; and a
-//! digest of everything at once gives the same as one of each operation alone.
+//! Exactly once: a digest that crashes anywhere is finished after the restart, with the same result as one
+//! that did not crash; and a digest of everything at once gives the same as one of each operation alone.
 
 use super::machine::{DIR, FILE, Machine, NONE, ROOT, create};
 use std::collections::BTreeMap;
@@ -140,7 +140,8 @@ fn digest_at_once_equals_digest_one_by_one() {
     }
 }
 
-/// Whatever point of `recording` the machine crashes at, what is left of the log is digested to `expected`, and checks clean.
+/// Whatever point of `recording` the machine crashes at, what is left of the log is digested to `expected`,
+/// and checks clean.
 fn every_crash_is_digested_to(expected: &BTreeMap<String, String>, recording: &Recording, seed: u64) {
     let points = recording.durability_points();
     assert!(points.len() > 10);
@@ -179,16 +180,16 @@ fn digest_happens_exactly_once_when_its_metadata_is_on_flash_and_it_crashes_anyw
         let mut machine = Machine::with_flash();
         write_log(&mut machine, seed * 104_729, 40);
         machine.digest(usize::MAX).unwrap();
-        assert!(machine.store.cool(u64::MAX).unwrap() > 0);
+        assert!(machine.store.demote(u64::MAX).unwrap() > 0);
         machine.store.checkpoint().unwrap();
         write_more(&mut machine, seed);
         let world = machine.world.clone();
         let (recording, expected) = world.record(|| {
             machine.digest(6).unwrap();
-            machine.store.cool(u64::MAX).unwrap();
+            machine.store.demote(u64::MAX).unwrap();
             machine.dump()
         });
-        assert!(machine.store.cooled().back > 0);
+        assert!(machine.store.demotion_stats().back > 0);
         every_crash_is_digested_to(&expected, &recording, seed);
     }
 }

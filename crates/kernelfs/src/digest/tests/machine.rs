@@ -1,7 +1,8 @@
 //! The machine of the tests.
 
 use crate::digest::{
-    Applied, Client, Cut, Digested, Environment, GatherLimits, Hierarchy, Leases, SessionLog, Source, digest,
+    Applied, BatchLimit, Client, Digested, Environment, GatherLimits, Hierarchy, Leases, SessionLog, Source,
+    digest,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ impl Machine {
             token: 5,
             state: SessionState::Live,
             digested: LogSeq(0),
-            last_mediated: varve_format::LastMediated::default(),
+            last_forwarded: varve_format::LastForwarded::default(),
             log_bytes: LOG_BYTES,
             created_ns: 0,
             flags: 0,
@@ -223,7 +224,7 @@ impl Machine {
             let newest = self.store.newest_tx();
             let batch = self
                 .reader
-                .gather(&*log, digested, &|| newest, Cut::Live(None), &limits)
+                .gather(&*log, digested, &|| newest, BatchLimit::Live(None), &limits)
                 .unwrap();
             if batch.upto == digested {
                 return Ok(all);
@@ -277,6 +278,16 @@ impl Machine {
         out
     }
 
+    /// Where `lseek` finds data.
+    pub(super) fn data_blocks(&self, key: InodeKey) -> Vec<(u64, u64)> {
+        let (mut found, mut at) = (Vec::new(), 0);
+        while let Some(data) = self.store.seek_data(key.ino, at).unwrap() {
+            at = self.store.seek_hole(key.ino, data).unwrap().unwrap();
+            found.push((data, at));
+        }
+        found
+    }
+
     /// Everything that a program can see, and that the structures are sound.
     pub(super) fn dump(&self) -> BTreeMap<String, String> {
         assert_eq!(self.store.check().unwrap(), []);
@@ -323,7 +334,11 @@ impl Machine {
                 (name, value)
             })
             .collect();
-        seen.insert(path, format!("{attr:?} {data:#x} {xattrs:?}"));
+        let blocks = match attr.kind() {
+            FileKind::Regular => self.data_blocks(attr.key),
+            _ => Vec::new(),
+        };
+        seen.insert(path, format!("{attr:?} {data:#x} {xattrs:?} {blocks:?}"));
     }
 }
 

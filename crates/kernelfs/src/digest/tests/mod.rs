@@ -1,7 +1,8 @@
-//! Digests on a simulated machine: a pool, a log that is written as LibFS writes it, leases that grant everything.
+//! Digests on a simulated machine: a pool, a log that is written as LibFS writes it, leases that grant
+//! everything.
 #![allow(clippy::unwrap_used)]
 
 mod crash;
+mod forwarded;
 mod logs;
 mod machine;
-mod mediated;

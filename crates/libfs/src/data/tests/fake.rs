@@ -1,5 +1,6 @@
-//! A daemon for tests: finds entries by the rules of the log's format, applies them to files held as plain bytes, and lays those out on
-//! an NVM region by copy on write. Blocks that were freed are filled with [`POISON`] once every inode has forgotten its extents.
+//! A daemon for tests: finds entries by the rules of the log's format, applies them to files held as plain
+//! bytes, and lays those out on an NVM region by copy on write. Blocks that were freed are filled with
+//! [`POISON`] once every inode has forgotten its extents.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -143,11 +144,12 @@ impl Fake {
             acts_for: None,
             read_only: false,
             latched: None,
-            company: false,
+            shared: false,
             log_bytes: self.log.len_bytes(),
             log_max_bytes: self.log_max_bytes,
             nvm_bytes: self.nvm.len_bytes(),
             nvm_sums: None,
+            nvm_sums_once: false,
             nvm_emulated: false,
             lease_ms: 2000,
             wait_ms: self.wait_ms,
@@ -156,7 +158,7 @@ impl Fake {
             sync_ms: 0,
             needs_sync: false,
             seal: None,
-            last_mediated: varve_format::LastMediated::default(),
+            last_forwarded: varve_format::LastForwarded::default(),
             leases_max: 1000,
             name_hash: None,
             copies_at: None,
@@ -206,7 +208,8 @@ impl Fake {
         self.page.set_digested(LogSeq(files.digested));
     }
 
-    /// Blocks that were freed: give them to [`poison`](Self::poison) when every inode has forgotten its extents.
+    /// Blocks that were freed: give them to [`poison`](Self::poison) when every inode has forgotten its
+    /// extents.
     pub fn freed(&self) -> Vec<u64> {
         std::mem::take(&mut self.files.lock().limbo)
     }
@@ -233,6 +236,7 @@ impl Files {
         };
         let file = self.files.entry(key).or_default();
         let old = file.bytes.clone();
+        let (mut written, mut cleared) = (0..0, 0..0);
         match op {
             LogOp::Write { offset, data, .. } => {
                 let (start, end) = (offset as usize, offset as usize + data.len());
@@ -240,8 +244,12 @@ impl Files {
                     file.bytes.resize(end, 0);
                 }
                 file.bytes[start..end].copy_from_slice(data);
+                written = start / BLOCK_SIZE..end.div_ceil(BLOCK_SIZE);
             }
-            LogOp::Truncate { size, .. } => file.bytes.resize(size as usize, 0),
+            LogOp::Truncate { size, .. } => {
+                file.bytes.resize(size as usize, 0);
+                cleared = (size as usize).div_ceil(BLOCK_SIZE)..usize::MAX;
+            }
             LogOp::Fallocate {
                 mode, offset, len, ..
             } => {
@@ -252,11 +260,12 @@ impl Files {
                 if !matches!(mode, FallocateMode::Allocate | FallocateMode::AllocateKeepSize) {
                     let len = file.bytes.len();
                     file.bytes[(offset as usize).min(len)..end.min(len)].fill(0);
+                    cleared = (offset as usize).div_ceil(BLOCK_SIZE)..end / BLOCK_SIZE;
                 }
             }
             _ => {}
         }
-        // Copy on write of every block that changed; blocks of zeros become holes.
+        // Copy on write of every block that changed; whole ones that were cut off or zeroed become holes.
         for block in 0..old.len().max(file.bytes.len()).div_ceil(BLOCK_SIZE) {
             let part = |bytes: &[u8]| {
                 let mut image = [0; BLOCK_SIZE];
@@ -266,13 +275,15 @@ impl Files {
                 image
             };
             let (before, after) = (part(&old), part(&file.bytes));
-            if before == after {
+            let mapped = file.map.contains_key(&(block as u64));
+            let is_data = written.contains(&block) || mapped && !cleared.contains(&block);
+            if before == after && is_data == mapped {
                 continue;
             }
             if let Some(freed) = file.map.remove(&(block as u64)) {
                 self.limbo.push(freed);
             }
-            if after != [0; BLOCK_SIZE] {
+            if is_data {
                 let place = self.free.pop().unwrap_or_else(|| {
                     self.next += 1;
                     self.next - 1

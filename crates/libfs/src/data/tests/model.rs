@@ -1,8 +1,10 @@
 //! Random calls on one file, compared with plain bytes after each.
 
 use super::{Rig, contents};
+use crate::errno::{Errno, OpError};
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop, prop_oneof, proptest};
-use varve_format::{EntryFlags, FallocateMode, Tier};
+use std::collections::BTreeSet;
+use varve_format::{BLOCK_BYTES, EntryFlags, FallocateMode, Tier};
 
 #[derive(Debug, Clone)]
 enum Call {
@@ -54,19 +56,43 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What `lseek` must say, by the bytes: any position it names as a hole holds zeros.
-fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8]) {
-    let mut pos = 0;
-    while pos < model.len() as u64 {
-        let hole = rig.plane.seek_hole(inode, pos).unwrap();
-        let data = rig.plane.seek_data(inode, hole).unwrap_or(model.len() as u64);
-        assert!(hole <= data && data <= model.len() as u64, "{pos} {hole} {data}");
-        assert!(
-            model[hole as usize..data as usize].iter().all(|byte| *byte == 0),
-            "hole {hole}..{data}"
-        );
-        assert!(data > pos || hole > pos);
-        pos = data.max(hole);
+/// Blocks that hold data: those that were written to, until one call made a hole of all of them or cut the
+/// file before them.
+fn note_blocks(blocks: &mut BTreeSet<u64>, call: &Call, size: u64) {
+    let mut clear = |from: u64, to: u64| {
+        let whole = from.div_ceil(BLOCK_BYTES)..to / BLOCK_BYTES;
+        blocks.retain(|block| !whole.contains(block));
+    };
+    match *call {
+        Call::Write(at, len) => blocks.extend(at / BLOCK_BYTES..(at + len as u64).div_ceil(BLOCK_BYTES)),
+        Call::Append(len) => blocks.extend(size / BLOCK_BYTES..(size + len as u64).div_ceil(BLOCK_BYTES)),
+        Call::Truncate(size) => clear(size, u64::MAX),
+        Call::Fallocate(FallocateMode::Allocate | FallocateMode::AllocateKeepSize, ..) => {}
+        Call::Fallocate(_, at, len) => clear(at, at + len),
+        Call::Read(..) | Call::Digest(_) | Call::Reclaim | Call::Barrier | Call::Tier(_) => {}
+    }
+}
+
+/// What `lseek` must say of positions at and around all blocks' ends.
+fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8], blocks: &BTreeSet<u64>) {
+    let size = model.len() as u64;
+    let is_data = |pos: u64| blocks.contains(&(pos / BLOCK_BYTES));
+    for block in 0..size.div_ceil(BLOCK_BYTES) {
+        for pos in [0, 1, 1000, 4095].map(|within| block * BLOCK_BYTES + within) {
+            if pos >= size {
+                break;
+            }
+            // The next block that is another one, or the end.
+            let ends = (block + 1..).map(|block| block * BLOCK_BYTES);
+            let mut ends = ends.take_while(|at| *at < size);
+            let other = ends.find(|at| is_data(*at) != is_data(pos));
+            let (data, hole) = match is_data(pos) {
+                true => (Ok(pos), Ok(other.unwrap_or(size))),
+                false => (other.ok_or(OpError::Failed(Errno(libc::ENXIO))), Ok(pos)),
+            };
+            assert_eq!(rig.plane.seek_data(inode, pos), data, "data at {pos} of {size}");
+            assert_eq!(rig.plane.seek_hole(inode, pos), hole, "hole at {pos} of {size}");
+        }
     }
 }
 
@@ -77,8 +103,10 @@ proptest! {
         let rig = Rig::new(4, 8);
         let inode = Rig::inode(9);
         let mut model: Vec<u8> = Vec::new();
+        let mut blocks = BTreeSet::new();
         let none = EntryFlags::empty();
         for (step, call) in calls.into_iter().enumerate() {
+            note_blocks(&mut blocks, &call, model.len() as u64);
             let fill = |len: usize| -> Vec<u8> { (0..len).map(|at| (at as u8 ^ step as u8).wrapping_mul(7) | 1).collect() };
             match call {
                 Call::Write(at, len) => {
@@ -133,14 +161,14 @@ proptest! {
             }
             assert_eq!(inode.attr().size_bytes, model.len() as u64);
             assert!(contents(&rig.plane, &inode) == model, "after step {step}");
+            check_seeks(&rig, &inode, &model, &blocks);
         }
-        check_seeks(&rig, &inode, &model);
         rig.plane.digest_all::<()>().unwrap();
         assert!(rig.fake.bytes(inode.key) == model, "digested bytes differ");
         rig.plane.forget_extents(&inode);
         rig.fake.poison(rig.fake.freed());
         assert!(contents(&rig.plane, &inode) == model);
-        check_seeks(&rig, &inode, &model);
+        check_seeks(&rig, &inode, &model, &blocks);
     }
 }
 

@@ -269,7 +269,8 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
     );
 }
 
-/// A thread has a lane of its own, without which nothing is written in place, only where there are chunks enough.
+/// A thread has a lane of its own, without which nothing is written in place, only where there are chunks
+/// enough.
 #[test]
 fn overwrite_in_place_ends_a_time_that_was_set_ahead() {
     let rig = Rig::new(64, 64);

@@ -1,4 +1,5 @@
-//! Inodes that are gone here before the daemon knows: those that lost their last name and that nobody has open.
+//! Inodes that are gone here before the daemon knows: those that lost their last name and that nobody has
+//! open.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,19 +54,22 @@ impl Dead {
 }
 
 impl Leases {
-    /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is digested the daemon forgets the
-    /// inode with its leases (or keeps it for others, and asks for a lease that is not here any more): nothing needs to be given back.
-    /// `true`: it may be [taken down](Self::take_down).
+    /// Inode `key` has no name, nobody here has it open, and `seq` is the last entry about it. When that is
+    /// digested the daemon forgets the inode with its leases (or keeps it for others, and asks for a lease
+    /// that is not here any more): nothing needs to be given back. `true`: it may be [taken
+    /// down](Self::take_down).
     pub(crate) fn bury(&self, key: InodeKey, seq: LogSeq) -> bool {
-        // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten it.
+        // The kernel may name an inode longer than anybody has it open: until it says that it has forgotten
+        // it.
         if !self.kernel {
             self.bury_now(key, seq);
         }
         !self.kernel
     }
 
-    /// Forgets a buried inode's node at once, if nobody else refers to it: its memory goes into the next file while it is in the caches, and
-    /// files that come and go take no memory until they are digested. If the daemon asks for the lease, it is told that all of the log counts.
+    /// Forgets a buried inode's node at once, if nobody else refers to it: its memory goes into the next file
+    /// while it is in the caches, and files that come and go take no memory until they are digested. If the
+    /// daemon asks for the lease, it is told that all of the log counts.
     pub(crate) fn take_down(&self, key: InodeKey) -> Option<Arc<Node>> {
         let mut nodes = self.nodes.write();
         let node = nodes.get(&key)?;
@@ -99,7 +103,8 @@ impl Leases {
     fn bury_now(&self, key: InodeKey, seq: LogSeq) {
         let mut dead = self.dead.lock();
         dead.bury(key, seq);
-        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits for thousands to be taken down.
+        // A few at a time: what they give back to the allocator goes into the next files, and nobody waits
+        // for thousands to be taken down.
         let digested = self.page.digested();
         let mut gone = [None; FORGOTTEN_AT_ONCE];
         for place in &mut gone {

@@ -1,5 +1,5 @@
-//! The kernel's descriptor of a file that a description of ours stands for. Owns how the file is found on the mount and how long the descriptor lives;
-//! refuses to know what it is locked for.
+//! The kernel's descriptor of a file that a description of ours stands for. Owns how the file is found on the
+//! mount and how long the descriptor lives; refuses to know what it is locked for.
 
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fstat, open, openat};
@@ -28,7 +28,8 @@ pub(in crate::posix) struct Beside {
 }
 
 impl Beside {
-    /// Opens the file of `of` on `mount`, as `of` was opened, with the rights of the process; where a name has to be made for it, with `cred`'s.
+    /// Opens the file of `of` on `mount`, as `of` was opened, with the rights of the process; where a name
+    /// has to be made for it, with `cred`'s.
     pub(super) fn open(
         fs: &Fs,
         of: &Open,
@@ -94,7 +95,8 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // A child of `fork` has the descriptor too, and cannot close it: it does not keep the locks. If this is the child, they are its parent's.
+        // A child of `fork` has the descriptor too, and cannot close it: it does not keep the locks. If this
+        // is the child, they are its parent's.
         if *self.described.get_mut() && self.pool.is_ours() {
             let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
             let _ = fcntl(&*self.fd, FcntlArg::F_OFD_SETLK(&everything()));
@@ -120,8 +122,8 @@ fn is_elsewhere<T>(result: &Result<T>) -> bool {
     )
 }
 
-/// Tries paths below the root until one leads to the file: where it was opened, where it is now in that directory, and, if that has no name for it,
-/// under one that is made for a moment.
+/// Tries paths below the root until one leads to the file: where it was opened, where it is now in that
+/// directory, and, if that has no name for it, under one that is made for a moment.
 fn reach<T>(fs: &Fs, of: &Open, cred: &Cred, attempt: impl Fn(&[u8]) -> Result<T>) -> Result<T> {
     let (dir, name) = (of.place.0, &*of.place.1);
     let gone = || Err(Errno(libc::ENOENT));

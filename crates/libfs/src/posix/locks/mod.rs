@@ -1,6 +1,6 @@
-//! Locks: the kernel's, on a descriptor of the pool's mount that stands beside the description (DESIGN §7). So linked programs, those under `varve
-//! run` and all others on the mount have the same locks. Owns which call goes to the kernel and what closing a descriptor does to locks; refuses to
-//! know who else holds one.
+//! Locks: the kernel's, on a descriptor of the pool's mount that stands beside the description (DESIGN §7).
+//! So linked programs, those under `varve run` and all others on the mount have the same locks. Owns which
+//! call goes to the kernel and what closing a descriptor does to locks; refuses to know who else holds one.
 
 mod beside;
 mod pool;
@@ -20,7 +20,8 @@ use super::{Fd, Posix};
 use crate::errno::{Errno, Result};
 
 impl Posix {
-    /// The mount on which files are locked: the one at `mnt` in the pool's directory, else the only one that there is.
+    /// The mount on which files are locked: the one at `mnt` in the pool's directory, else the only one that
+    /// there is.
     ///
     /// # Errors
     /// Why there is none: lock calls fail with `ENOLCK` then.
@@ -29,7 +30,8 @@ impl Posix {
         Ok(pool.mount()?.at)
     }
 
-    /// Locks or unlocks a whole file for its open file description: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`, with `LOCK_NB` if it is not to wait.
+    /// Locks or unlocks a whole file for its open file description: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`, with
+    /// `LOCK_NB` if it is not to wait.
     ///
     /// # Errors
     /// As `flock`, and those that [`fcntl_lock`](Self::fcntl_lock) has beside the kernel's.
@@ -51,14 +53,14 @@ impl Posix {
         rustix::fs::flock(beside.fd(), how).map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// Locks, unlocks, or asks for locks on, a range of a file: `fcntl` with `F_SETLK`, `F_SETLKW`, `F_GETLK` (locks of the process) or
-    /// their `F_OFD_` forms (locks of the open file description).
+    /// Locks, unlocks, or asks for locks on, a range of a file: `fcntl` with `F_SETLK`, `F_SETLKW`, `F_GETLK`
+    /// (locks of the process) or their `F_OFD_` forms (locks of the open file description).
     ///
     /// # Errors
     /// As `fcntl`. `ENOLCK` if the pool has no mount, or several of which none is at `mnt` in its directory
-    /// ([`lock_mount`](Self::lock_mount) says which), or if that on which the file was locked is gone, and its locks with it. The first
-    /// lock call on a description opens the file on the mount, with the rights that the process has then, and fails as that does; `ENOENT` for
-    /// a file that has no name any more.
+    /// ([`lock_mount`](Self::lock_mount) says which), or if that on which the file was locked is gone, and
+    /// its locks with it. The first lock call on a description opens the file on the mount, with the rights
+    /// that the process has then, and fails as that does; `ENOENT` for a file that has no name any more.
     pub fn fcntl_lock(&self, fd: Fd, command: i32, lock: &mut libc::flock) -> Result<()> {
         let is_record = matches!(command, libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK);
         let asks = matches!(command, libc::F_GETLK | libc::F_OFD_GETLK);
@@ -103,7 +105,8 @@ impl Posix {
         Ok(())
     }
 
-    /// The kernel's descriptor beside `open`, opened when it is locked first. One whose mount is gone is good for giving back only.
+    /// The kernel's descriptor beside `open`, opened when it is locked first. One whose mount is gone is good
+    /// for giving back only.
     fn beside<'a>(&self, open: &'a Open, gives: bool) -> Result<&'a Beside> {
         let pool = self.locks.as_ref().ok_or(NoLocks::NoPool);
         let pool = pool.map_err(|why| why.errno())?;
@@ -120,8 +123,8 @@ impl Posix {
         Ok(open.beside.get_or_init(|| Box::new(beside)))
     }
 
-    /// A descriptor of `open` was closed: with any descriptor of a file go all locks that the process has on ranges of it, and with its last the
-    /// description's.
+    /// A descriptor of `open` was closed: with any descriptor of a file go all locks that the process has on
+    /// ranges of it, and with its last the description's.
     pub(super) fn closed(&self, open: Arc<Open>) {
         if let Some(pool) = &self.locks {
             pool.closing(open.file.key());
@@ -130,7 +133,8 @@ impl Posix {
     }
 }
 
-/// The same range, counted from the start of the file: the kernel knows neither the offset nor, until it asks the mount, the size.
+/// The same range, counted from the start of the file: the kernel knows neither the offset nor, until it asks
+/// the mount, the size.
 fn from_start(open: &Open, lock: &libc::flock) -> Result<libc::flock> {
     let base = match i32::from(lock.l_whence) {
         libc::SEEK_SET => 0,

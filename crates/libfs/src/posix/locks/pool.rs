@@ -1,5 +1,6 @@
-//! What this process has of a pool's locks: the mount they are on, and the files on which the process itself (not a description) may hold some. Owns
-//! the rule that none of the kernel's descriptors of such a file is closed, since with any of them all its locks go; refuses to know descriptions.
+//! What this process has of a pool's locks: the mount they are on, and the files on which the process itself
+//! (not a description) may hold some. Owns the rule that none of the kernel's descriptors of such a file is
+//! closed, since with any of them all its locks go; refuses to know descriptions.
 //!
 //! Record locks are the process', so there is one of these for a pool, however many sessions the process has.
 
@@ -49,7 +50,8 @@ struct Records {
     waiting: usize,
     /// One was taken since a descriptor of the file was closed last.
     held: bool,
-    /// The kernel's descriptors that are kept open meanwhile: all by which one may have been taken, and those that are not needed any more.
+    /// The kernel's descriptors that are kept open meanwhile: all by which one may have been taken, and those
+    /// that are not needed any more.
     kept: Vec<Arc<OwnedFd>>,
 }
 
@@ -129,7 +131,8 @@ impl PoolLocks {
         errno
     }
 
-    /// Makes `call`, which may give the process a record lock on `key`, and waits with it. `fd` is a descriptor of that file.
+    /// Makes `call`, which may give the process a record lock on `key`, and waits with it. `fd` is a
+    /// descriptor of that file.
     pub(super) fn take_record(
         &self,
         key: InodeKey,
@@ -202,7 +205,8 @@ pub(super) const fn everything() -> libc::flock {
     }
 }
 
-/// The mount of the pool in `dir` to lock on: the one it was `before`, while it is there; else that at `mnt` in the pool's directory, else the only one.
+/// The mount of the pool in `dir` to lock on: the one it was `before`, while it is there; else that at `mnt`
+/// in the pool's directory, else the only one.
 fn choose(
     dir: &Path,
     mut mounts: Vec<PoolMount>,

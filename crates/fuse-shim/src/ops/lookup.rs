@@ -1,0 +1,198 @@
+//! Names: look-ups, and what makes, moves and removes names.
+
+use super::{Outcome, STALE, Shim, answer, attr_ttl, cred, gone};
+use crate::convert::{errno, file_attr};
+use crate::transport::{LookupRequests, ReplyData, ReplyEmpty, ReplyEntry, Request};
+use fuser::{Generation, INodeNo, RenameFlags};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use varve_format::{InodeAttr, InodeKey};
+use varve_ipc::Cred;
+use varve_libfs::Asked;
+
+impl Shim {
+    /// The inode with a number that comes out of a file handle (name_to_handle_at(2)), or the directory above
+    /// it: the kernel asks for `.` and `..` for no other reason. It may have forgotten the inode long ago, or
+    /// this may be another mount; it checks the generation itself.
+    fn by_number(&self, ino: INodeNo, name: &OsStr) -> Outcome<InodeAttr> {
+        let key = self
+            .nodes
+            .key(ino.0)
+            .unwrap_or_else(|| InodeKey::of_number(ino.0));
+        let found = if name == "." {
+            self.fs.getattr(key)
+        } else {
+            self.fs.lookup(key, name.as_bytes(), &Cred::root())
+        };
+        match found {
+            Ok(attr) if attr.nlink == 0 => Err(STALE),
+            other => other.map_err(gone),
+        }
+    }
+
+    fn answer_entry(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+        let asked = self.fs.asked();
+        self.entry(asked, operation(), reply);
+    }
+
+    fn entry(&self, asked: Asked, outcome: Outcome<InodeAttr>, reply: ReplyEntry<'_>) {
+        match outcome {
+            Ok(attr) => {
+                self.nodes.learn(attr.key);
+                let answer = self.fs.answer(asked);
+                reply.entry(
+                    &attr_ttl(&attr, answer.ttl()),
+                    &file_attr(&attr),
+                    Generation(u64::from(attr.key.generation.0)),
+                );
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    /// A name that is not there may be believed for a while too: an entry with number 0.
+    fn answer_lookup(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
+        let asked = self.fs.asked();
+        let outcome = operation();
+        if outcome.as_ref().is_err_and(|error| error.0 == libc::ENOENT) {
+            let answer = self.fs.answer(asked);
+            if !answer.ttl().is_zero() {
+                let nothing = InodeAttr::new(InodeKey::new(0, 0), 0o100_000, 0);
+                return reply.entry(&answer.ttl(), &file_attr(&nothing), Generation(0));
+            }
+        }
+        self.entry(asked, outcome, reply);
+    }
+}
+
+impl LookupRequests for Shim {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry<'_>) {
+        if name == "." || name == ".." {
+            return self.answer_entry(reply, || self.by_number(parent, name));
+        }
+        self.answer_lookup(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.lookup(dir, name.as_bytes(), &cred(request))
+        });
+    }
+
+    fn forget(&self, ino: INodeNo, lookups: u64) {
+        if let Some(key) = self.nodes.forget(ino.0, lookups) {
+            self.fs.forgotten(key);
+        }
+    }
+
+    fn readlink(&self, ino: INodeNo, reply: ReplyData<'_>) {
+        match self.key(ino).and_then(|key| self.fs.readlink(key)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        rdev: u32,
+        reply: ReplyEntry<'_>,
+    ) {
+        let mode = if mode & libc::S_IFMT == 0 {
+            mode | libc::S_IFREG
+        } else {
+            mode
+        };
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.create(dir, name.as_bytes(), mode, rdev, &cred(request))
+        });
+    }
+
+    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, reply: ReplyEntry<'_>) {
+        let mode = libc::S_IFDIR | (mode & 0o7777);
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.create(dir, name.as_bytes(), mode, 0, &cred(request))
+        });
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty<'_>) {
+        answer(
+            self.key(parent)
+                .and_then(|dir| self.fs.unlink(dir, name.as_bytes(), &cred(request))),
+            reply,
+        );
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty<'_>) {
+        answer(
+            self.key(parent)
+                .and_then(|dir| self.fs.rmdir(dir, name.as_bytes(), &cred(request))),
+            reply,
+        );
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry<'_>,
+    ) {
+        self.answer_entry(reply, || {
+            let dir = self.key(parent)?;
+            self.fs.symlink(
+                dir,
+                link_name.as_bytes(),
+                target.as_os_str().as_bytes(),
+                &cred(request),
+            )
+        });
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty<'_>,
+    ) {
+        let wanted = varve_libfs::RenameFlags {
+            noreplace: flags.contains(RenameFlags::RENAME_NOREPLACE),
+            exchange: flags.contains(RenameFlags::RENAME_EXCHANGE),
+            whiteout: flags.contains(RenameFlags::RENAME_WHITEOUT),
+        };
+        let outcome = self.key(parent).and_then(|dir| {
+            let new_dir = self.key(newparent)?;
+            self.fs.rename(
+                dir,
+                name.as_bytes(),
+                new_dir,
+                newname.as_bytes(),
+                wanted,
+                &cred(request),
+            )
+        });
+        answer(outcome, reply);
+    }
+
+    fn link(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry<'_>,
+    ) {
+        self.answer_entry(reply, || {
+            let (key, dir) = (self.key(ino)?, self.key(newparent)?);
+            self.fs.link(key, dir, newname.as_bytes(), &cred(request))
+        });
+    }
+}

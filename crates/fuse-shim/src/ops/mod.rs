@@ -1,0 +1,138 @@
+//! The requests of the kernel: find the key, call LibFS, answer. One module for each subject; what they share
+//! is here.
+
+mod attr;
+mod data;
+mod dir;
+mod lookup;
+mod xattr;
+
+use crate::caches::KernelCaches;
+use crate::convert::errno;
+use crate::handles::Handles;
+use crate::nodes::Nodes;
+use crate::transport::{Filesystem, ReplyEmpty, Request};
+use crate::watches::Watches;
+use fuser::{INodeNo, InitFlags, KernelConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::debug;
+use varve_format::{InodeAttr, InodeKey};
+use varve_ipc::Cred;
+use varve_libfs::Fs;
+
+/// Bytes of data that one request carries at most.
+pub(crate) const DATA_MAX: usize = 1 << 20;
+/// Requests that the kernel may have under way in the background.
+const MAX_BACKGROUND: u16 = 64;
+
+type Outcome<T> = Result<T, varve_libfs::Errno>;
+
+/// The file system that the kernel talks to.
+pub struct Shim {
+    fs: Fs,
+    caches: Arc<KernelCaches>,
+    nodes: Nodes,
+    handles: Handles,
+    /// This kernel maps files that are opened past its page cache.
+    maps_direct: AtomicBool,
+    watches: Arc<Watches>,
+}
+
+const STALE: varve_libfs::Errno = varve_libfs::Errno(libc::ESTALE);
+
+/// Maps ENOENT to ESTALE for requests by inode: the inode is gone but the name may exist again, and ESTALE
+/// makes the kernel repeat the lookup.
+fn gone(error: varve_libfs::Errno) -> varve_libfs::Errno {
+    if error.0 == libc::ENOENT { STALE } else { error }
+}
+
+/// How long the kernel may keep `attr`: not at all while a regular file has set-id bits, else `ttl`.
+///
+/// A write clears those bits here, and the kernel does not hear of it before the write's reply; with cached
+/// attributes it would go on giving the owner's rights to a program that somebody else has just changed.
+fn attr_ttl(attr: &InodeAttr, ttl: Duration) -> Duration {
+    const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+    if attr.kind() == varve_format::FileKind::Regular && attr.mode & SET_ID != 0 {
+        Duration::ZERO
+    } else {
+        ttl
+    }
+}
+
+fn cred(request: &Request) -> Cred {
+    // The kernel does not send supplementary groups; it has checked permissions itself
+    // (`default_permissions`).
+    Cred {
+        uid: request.uid(),
+        gid: request.gid(),
+        groups: Vec::new(),
+    }
+}
+
+impl Shim {
+    /// A shim over `fs`; `caches` must be the observer that `fs` was mounted with.
+    #[must_use]
+    pub fn new(fs: Fs, caches: Arc<KernelCaches>) -> Self {
+        Self {
+            watches: Watches::new(fs.clone()),
+            fs,
+            caches,
+            nodes: Nodes::default(),
+            handles: Handles::default(),
+            maps_direct: AtomicBool::new(false),
+        }
+    }
+
+    /// What is watched in the kernel.
+    pub(crate) fn watches(&self) -> Arc<Watches> {
+        Arc::clone(&self.watches)
+    }
+
+    fn maps_direct(&self) -> bool {
+        self.maps_direct.load(Ordering::Relaxed)
+    }
+
+    fn key(&self, ino: INodeNo) -> Outcome<InodeKey> {
+        self.nodes.key(ino.0).ok_or(STALE)
+    }
+}
+
+fn answer(outcome: Outcome<()>, reply: ReplyEmpty<'_>) {
+    match outcome {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+impl Filesystem for Shim {
+    fn init(&self, config: &mut KernelConfig) {
+        let wanted = [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_BIG_WRITES,
+            InitFlags::FUSE_MAX_PAGES,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_EXPORT_SUPPORT,
+        ];
+        for flag in wanted {
+            if config.add_capabilities(flag).is_err() {
+                debug!(?flag, "this kernel's FUSE does not have it");
+            }
+        }
+        let maps_direct = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+        self.maps_direct.store(maps_direct.is_ok(), Ordering::Relaxed);
+        let _ = config.set_max_write(DATA_MAX as u32);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+    }
+
+    fn destroy(&self) {
+        self.caches.detach();
+        self.handles.clear();
+    }
+}

@@ -1,0 +1,280 @@
+//! One request: what it asks, taken apart, and the method that answers it.
+
+use super::reply::{
+    Reply, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+};
+use super::wire::{
+    Args, BatchForgetIn, CopyIn, CreateIn, FSYNC_DATA, FallocateIn, ForgetIn, ForgetOne, FsyncIn, GetXattrIn,
+    InHeader, LinkIn, LseekIn, MkdirIn, MknodIn, OpenIn, READ_LOCKOWNER, ReadIn, ReleaseIn, Rename2In,
+    RenameIn, SetAttrIn, SetXattrIn, WriteIn, opcode, time, valid,
+};
+use super::{Changes, Filesystem, Request};
+use fuser::{Errno, FileHandle, INodeNo, LockOwner, OpenFlags, RenameFlags, TimeOrNow, WriteFlags};
+use std::fs::File;
+use std::path::Path;
+use tracing::warn;
+
+/// What becomes of the thread that took a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It takes another one.
+    Go,
+    /// The mount has ended.
+    End,
+}
+
+/// Answers one request that was read from `device`.
+pub(super) fn dispatch(fs: &impl Filesystem, device: &File, bytes: &[u8]) -> Next {
+    let mut args = Args(bytes);
+    let Some(header) = args.take::<InHeader>() else {
+        warn!(len = bytes.len(), "the kernel sent less than a request");
+        return Next::Go;
+    };
+    let call = Call {
+        fs,
+        request: Request { header },
+        node: INodeNo(header.node),
+        device,
+    };
+    if header.opcode == opcode::DESTROY {
+        ReplyEmpty(call.reply()).ok();
+        return Next::End;
+    }
+    let answered = if is_name(header.opcode) {
+        call.names(&mut args)
+    } else {
+        call.files(&mut args)
+    };
+    if answered.is_none() {
+        warn!(
+            opcode = header.opcode,
+            len = bytes.len(),
+            "the kernel's request is malformed"
+        );
+        call.reply().error(Errno::EIO);
+    }
+    Next::Go
+}
+
+struct Call<'c, F> {
+    fs: &'c F,
+    request: Request,
+    node: INodeNo,
+    device: &'c File,
+}
+
+impl<F: Filesystem> Call<'_, F> {
+    const fn reply(&self) -> Reply<'_> {
+        Reply::new(self.device, self.request.header.unique)
+    }
+
+    const fn attributes(&self, birth: bool) -> ReplyAttr<'_> {
+        ReplyAttr {
+            reply: self.reply(),
+            birth,
+        }
+    }
+
+    /// Requests on names and attributes. `None`: it is malformed.
+    fn names(&self, args: &mut Args<'_>) -> Option<()> {
+        let (fs, request, node) = (self.fs, &self.request, self.node);
+        match request.header.opcode {
+            opcode::LOOKUP => fs.lookup(request, node, args.name()?, ReplyEntry(self.reply())),
+            opcode::FORGET => fs.forget(node, args.take::<ForgetIn>()?.lookups),
+            opcode::BATCH_FORGET => {
+                let count = args.take::<BatchForgetIn>()?.count;
+                for _ in 0..count {
+                    let one = args.take::<ForgetOne>()?;
+                    fs.forget(INodeNo(one.node), one.lookups);
+                }
+            }
+            opcode::GETATTR => fs.getattr(node, self.attributes(false)),
+            opcode::STATX => fs.getattr(node, self.attributes(true)),
+            opcode::SETATTR => fs.setattr(request, node, &changes(&args.take()?), self.attributes(false)),
+            opcode::READLINK => fs.readlink(node, ReplyData(self.reply())),
+            opcode::SYMLINK => {
+                let (name, target) = (args.name()?, args.name()?);
+                fs.symlink(request, node, name, Path::new(target), ReplyEntry(self.reply()));
+            }
+            opcode::MKNOD => {
+                let new: MknodIn = args.take()?;
+                let name = args.name()?;
+                fs.mknod(request, node, name, new.mode, new.rdev, ReplyEntry(self.reply()));
+            }
+            opcode::MKDIR => {
+                let new: MkdirIn = args.take()?;
+                fs.mkdir(request, node, args.name()?, new.mode, ReplyEntry(self.reply()));
+            }
+            opcode::UNLINK => fs.unlink(request, node, args.name()?, ReplyEmpty(self.reply())),
+            opcode::RMDIR => fs.rmdir(request, node, args.name()?, ReplyEmpty(self.reply())),
+            opcode::RENAME => {
+                let new_dir = args.take::<RenameIn>()?.new_dir;
+                self.rename(args, new_dir, RenameFlags::empty())?;
+            }
+            opcode::RENAME2 => {
+                let how: Rename2In = args.take()?;
+                self.rename(args, how.new_dir, RenameFlags::from_bits_retain(how.flags))?;
+            }
+            opcode::LINK => {
+                let file = INodeNo(args.take::<LinkIn>()?.node);
+                fs.link(request, file, node, args.name()?, ReplyEntry(self.reply()));
+            }
+            opcode::SETXATTR => {
+                let how: SetXattrIn = args.take()?;
+                let (name, value) = (args.name()?, args.bytes(how.size as usize)?);
+                fs.setxattr(request, node, name, value, how.flags, ReplyEmpty(self.reply()));
+            }
+            opcode::GETXATTR => {
+                let size = args.take::<GetXattrIn>()?.size;
+                fs.getxattr(request, node, args.name()?, size, ReplyXattr(self.reply()));
+            }
+            opcode::LISTXATTR => {
+                let size = args.take::<GetXattrIn>()?.size;
+                fs.listxattr(request, node, size, ReplyXattr(self.reply()));
+            }
+            opcode::REMOVEXATTR => fs.removexattr(request, node, args.name()?, ReplyEmpty(self.reply())),
+            opcode::ACCESS => fs.access(node, ReplyEmpty(self.reply())),
+            opcode::STATFS => fs.statfs(ReplyStatfs(self.reply())),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn rename(&self, args: &mut Args<'_>, new_dir: u64, flags: RenameFlags) -> Option<()> {
+        let (name, new_name) = (args.name()?, args.name()?);
+        let reply = ReplyEmpty(self.reply());
+        let (request, new_dir) = (&self.request, INodeNo(new_dir));
+        self.fs
+            .rename(request, self.node, name, new_dir, new_name, flags, reply);
+        Some(())
+    }
+
+    /// Requests on open files and directories, and those that nobody answers. `None`: it is malformed.
+    fn files(&self, args: &mut Args<'_>) -> Option<()> {
+        let (fs, request, node) = (self.fs, &self.request, self.node);
+        match request.header.opcode {
+            opcode::OPEN => {
+                let flags = OpenFlags(args.take::<OpenIn>()?.flags);
+                fs.open(request, node, flags, ReplyOpen(self.reply()));
+            }
+            opcode::CREATE => {
+                let new: CreateIn = args.take()?;
+                let name = args.name()?;
+                fs.create(
+                    request,
+                    node,
+                    name,
+                    new.mode,
+                    new.flags,
+                    ReplyCreate(self.reply()),
+                );
+            }
+            opcode::TMPFILE => {
+                // The name that follows is the kernel's own for it.
+                let new: CreateIn = args.take()?;
+                fs.tmpfile(request, node, new.mode, new.flags, ReplyCreate(self.reply()));
+            }
+            opcode::READ => {
+                let read: ReadIn = args.take()?;
+                let owner = (read.read_flags & READ_LOCKOWNER != 0).then_some(LockOwner(read.lock_owner));
+                let (fh, reply) = (FileHandle(read.fh), ReplyData(self.reply()));
+                fs.read(request, node, fh, read.offset, read.size, owner, reply);
+            }
+            opcode::WRITE => {
+                let write: WriteIn = args.take()?;
+                let data = args.bytes(write.size as usize)?;
+                let flags = WriteFlags::from_bits_retain(write.write_flags);
+                let (fh, open) = (FileHandle(write.fh), OpenFlags(write.flags));
+                fs.write(
+                    request,
+                    fh,
+                    write.offset,
+                    data,
+                    flags,
+                    open,
+                    ReplyWrite(self.reply()),
+                );
+            }
+            opcode::FLUSH => fs.flush(ReplyEmpty(self.reply())),
+            opcode::RELEASE => {
+                let fh = FileHandle(args.take::<ReleaseIn>()?.fh);
+                fs.release(fh, ReplyEmpty(self.reply()));
+            }
+            opcode::FSYNC => {
+                let sync: FsyncIn = args.take()?;
+                let data = sync.flags & FSYNC_DATA != 0;
+                fs.fsync(FileHandle(sync.fh), data, ReplyEmpty(self.reply()));
+            }
+            opcode::OPENDIR => ReplyOpen(self.reply()).opened(FileHandle(0), fuser::FopenFlags::empty()),
+            opcode::RELEASEDIR => ReplyEmpty(self.reply()).ok(),
+            opcode::READDIR => {
+                let read: ReadIn = args.take()?;
+                let reply = ReplyDirectory::new(self.reply(), read.size as usize);
+                fs.readdir(node, read.offset, reply);
+            }
+            opcode::READDIRPLUS => {
+                let read: ReadIn = args.take()?;
+                let reply = ReplyDirectoryPlus::new(self.reply(), read.size as usize);
+                fs.readdirplus(node, read.offset, reply);
+            }
+            opcode::FSYNCDIR => {
+                let data = args.take::<FsyncIn>()?.flags & FSYNC_DATA != 0;
+                fs.fsyncdir(node, data, ReplyEmpty(self.reply()));
+            }
+            opcode::FALLOCATE => {
+                let how: FallocateIn = args.take()?;
+                let (fh, reply) = (FileHandle(how.fh), ReplyEmpty(self.reply()));
+                fs.fallocate(request, fh, how.offset, how.len, how.mode, reply);
+            }
+            opcode::LSEEK => {
+                let seek: LseekIn = args.take()?;
+                let reply = ReplyLseek(self.reply());
+                fs.lseek(FileHandle(seek.fh), seek.offset, seek.whence, reply);
+            }
+            opcode::COPY_FILE_RANGE => {
+                let copy: CopyIn = args.take()?;
+                let from = (FileHandle(copy.fh_in), copy.offset_in);
+                let to = (FileHandle(copy.fh_out), copy.offset_out);
+                fs.copy_file_range(request, from, to, copy.len, ReplyWrite(self.reply()));
+            }
+            opcode::IOCTL => self.reply().error(Errno::ENOTTY),
+            // The kernel asks no more for what it may do without.
+            _ => self.reply().error(Errno::ENOSYS),
+        }
+        Some(())
+    }
+}
+
+/// Whether [`Call::names`] answers it.
+const fn is_name(number: u32) -> bool {
+    matches!(
+        number,
+        opcode::LOOKUP..=opcode::LINK
+            | opcode::STATFS
+            | opcode::SETXATTR..=opcode::REMOVEXATTR
+            | opcode::ACCESS
+            | opcode::BATCH_FORGET
+            | opcode::RENAME2
+            | opcode::STATX
+    )
+}
+
+fn changes(wanted: &SetAttrIn) -> Changes {
+    let has = |bit| wanted.valid & bit != 0;
+    let moment = |at: bool, now: bool, seconds, ns| match (at, now) {
+        (_, true) => Some(TimeOrNow::Now),
+        (true, false) => Some(TimeOrNow::SpecificTime(time(seconds, ns))),
+        (false, false) => None,
+    };
+    let (atime, mtime) = (has(valid::ATIME), has(valid::MTIME));
+    Changes {
+        mode: has(valid::MODE).then_some(wanted.mode),
+        uid: has(valid::UID).then_some(wanted.uid),
+        gid: has(valid::GID).then_some(wanted.gid),
+        size: has(valid::SIZE).then_some(wanted.size),
+        atime: moment(atime, has(valid::ATIME_NOW), wanted.atime, wanted.atime_ns),
+        mtime: moment(mtime, has(valid::MTIME_NOW), wanted.mtime, wanted.mtime_ns),
+        kill_set_id: has(valid::KILL_SUIDGID),
+    }
+}

@@ -1,0 +1,182 @@
+//! The mount's requests: threads that read them from `/dev/fuse`, and the traits that answer them. Knows the
+//! kernel's protocol and no file system.
+//!
+//! Mounting, the first exchange with the kernel and notifications are `fuser`'s. Its own loop answers
+//! `ENOSYS` to what it does not know, and the kernel asks for that no more: so the requests are read here.
+//! docs/adr/0025 says why.
+
+mod dispatch;
+mod reply;
+mod requests;
+mod wire;
+
+pub use reply::{
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Space,
+};
+pub use requests::{AttrRequests, DataRequests, DirRequests, Filesystem, LookupRequests, XattrRequests};
+
+use crate::sys;
+use dispatch::{Next, dispatch};
+use fuser::{Config, KernelConfig, Notifier, RequestId, TimeOrNow};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Most bytes that a request carries beside its data.
+const HEAD_MAX: usize = 64 << 10;
+
+/// Who asks.
+#[derive(Debug)]
+pub struct Request {
+    header: wire::InHeader,
+}
+
+impl Request {
+    /// The caller's file-system user id.
+    #[must_use]
+    pub const fn uid(&self) -> u32 {
+        self.header.uid
+    }
+
+    /// The caller's file-system group id.
+    #[must_use]
+    pub const fn gid(&self) -> u32 {
+        self.header.gid
+    }
+
+    /// The request's number.
+    #[must_use]
+    pub const fn unique(&self) -> RequestId {
+        RequestId(self.header.unique)
+    }
+}
+
+/// What a `setattr` changes.
+#[derive(Debug, Clone, Copy)]
+pub struct Changes {
+    /// Mode, with the kind of file.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length in bytes.
+    pub size: Option<u64>,
+    /// Last read.
+    pub atime: Option<TimeOrNow>,
+    /// Last change of the data.
+    pub mtime: Option<TimeOrNow>,
+    /// The caller has no right to keep set-id bits.
+    pub kill_set_id: bool,
+}
+
+/// Has `fuser` ask `init` of a file system while it mounts; it asks no more of it.
+struct Handshake<F>(Arc<F>);
+
+impl<F: Filesystem> fuser::Filesystem for Handshake<F> {
+    fn init(&mut self, _request: &fuser::Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.0.init(config);
+        Ok(())
+    }
+}
+
+/// A mount whose requests nobody reads yet.
+pub(crate) struct Session<F: Filesystem> {
+    mounted: fuser::Session<Handshake<F>>,
+    fs: Arc<F>,
+}
+
+/// A mount whose requests threads of this process answer. What is dropped first unmounts.
+pub(crate) struct Served {
+    /// Ends with the mount.
+    all: JoinHandle<io::Result<()>>,
+    /// Unmounts when it goes.
+    _mounted: Box<dyn Send>,
+}
+
+impl<F: Filesystem> Session<F> {
+    /// Mounts.
+    pub(crate) fn new(fs: F, mountpoint: &Path, config: &Config) -> io::Result<Self> {
+        let fs = Arc::new(fs);
+        let mounted = fuser::Session::new(Handshake(Arc::clone(&fs)), mountpoint, config)?;
+        Ok(Self { mounted, fs })
+    }
+
+    pub(crate) fn notifier(&self) -> Notifier {
+        self.mounted.notifier()
+    }
+
+    /// Answers requests from `threads` threads, each of which carries at most `data_max` bytes of data.
+    pub(crate) fn spawn(self, threads: usize, data_max: usize) -> io::Result<Served> {
+        let first = File::from(self.mounted.as_fd().try_clone_to_owned()?);
+        let mut devices = Vec::with_capacity(threads);
+        for _ in 1..threads {
+            devices.push(sys::one_more(&first)?);
+        }
+        devices.push(first);
+        let fs = self.fs;
+        let all = std::thread::Builder::new()
+            .name("varve-fuse".into())
+            .spawn(move || serve_all(fs, devices, data_max))?;
+        Ok(Served {
+            all,
+            _mounted: Box::new(self.mounted),
+        })
+    }
+}
+
+impl Served {
+    pub(crate) fn is_finished(&self) -> bool {
+        self.all.is_finished()
+    }
+
+    /// Waits until the mount has ended and the last request is answered.
+    pub(crate) fn join(self) -> io::Result<()> {
+        let ended = self.all.join();
+        ended.map_err(|_| io::Error::other("a thread that answers the mount's requests panicked"))?
+    }
+}
+
+fn serve_all<F: Filesystem>(fs: Arc<F>, devices: Vec<File>, data_max: usize) -> io::Result<()> {
+    let mut threads = Vec::with_capacity(devices.len());
+    for (number, device) in devices.into_iter().enumerate() {
+        let fs = Arc::clone(&fs);
+        let thread = std::thread::Builder::new()
+            .name(format!("varve-fuse-{number}"))
+            .spawn(move || serve(&*fs, &device, data_max))?;
+        threads.push(thread);
+    }
+    let mut outcome = Ok(());
+    for thread in threads {
+        let ended = thread.join();
+        let ended =
+            ended.unwrap_or_else(|_| Err(io::Error::other("a thread that answers requests panicked")));
+        outcome = outcome.and(ended);
+    }
+    fs.destroy();
+    outcome
+}
+
+/// Reads requests and answers them, until the mount ends.
+fn serve(fs: &impl Filesystem, mut device: &File, data_max: usize) -> io::Result<()> {
+    let mut buffer = vec![0; data_max + HEAD_MAX];
+    loop {
+        match device.read(&mut buffer) {
+            Ok(len) => {
+                if dispatch(fs, device, &buffer[..len]) == Next::End {
+                    return Ok(());
+                }
+            }
+            Err(error) => match error.raw_os_error() {
+                // Taken back before it was read; a signal; nothing there.
+                Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
+                Some(libc::ENODEV) => return Ok(()),
+                _ => return Err(error),
+            },
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What the daemon counts while it runs. Counts only; `ops::status` shows it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of one run.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) digests: AtomicU64,
+    pub(crate) operations: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) merged: AtomicU64,
+    pub(crate) vanished: AtomicU64,
+    pub(crate) seals: AtomicU64,
+    pub(crate) grants: AtomicU64,
+    pub(crate) waits: AtomicU64,
+    pub(crate) forwarded: AtomicU64,
+    /// When a digest last found no space, by the monotonic clock in milliseconds; 0: it did not, or has found
+    /// some since.
+    pub(crate) no_space_ms: AtomicU64,
+    /// When that was last told.
+    pub(crate) no_space_told_ms: AtomicU64,
+    /// When the log of a session that is over could last not be digested for another reason, by the same
+    /// clock.
+    pub(crate) stuck_ms: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(&self, counts: &varve_digest::Counts) {
+        self.operations.fetch_add(counts.ops, Ordering::Relaxed);
+        self.refused.fetch_add(counts.refused, Ordering::Relaxed);
+        self.bytes_in.fetch_add(counts.bytes_in, Ordering::Relaxed);
+        self.bytes_out.fetch_add(counts.bytes_out, Ordering::Relaxed);
+        self.merged.fetch_add(counts.merged, Ordering::Relaxed);
+        self.vanished.fetch_add(counts.vanished, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bump(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}

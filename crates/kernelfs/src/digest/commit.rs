@@ -1,0 +1,565 @@
+//! Batches to transactions: validates and folds as many operations as one journal record takes, carries the
+//! plan out, and says how far each log is digested in the same record. Bad operations are refused one
+//! transaction at a time and stall nothing.
+
+use super::deferred::DeferredPayloads;
+use super::execute::{CommitFailure, FREE_BUDGET, PlanExecutor, PreStep};
+use super::types::{Applied, Client, Environment, Leases, Source};
+use super::view::{SessionGrants, TxView};
+use std::collections::BTreeMap;
+use varve_digest::{Actor, Batch, Fold, LogResident, Op, Plan, Refusal, RefusedTx, Transaction};
+use varve_format::seeded::{Bug, armed};
+use varve_format::{InodeKey, LogSeq, SessionId};
+use varve_store::{OP_ROOM, PayloadSource, Progress, Store, StoreError, Tx};
+
+/// Records that one oversized operation may take. A file of 2^60 bytes with an extent in each block would
+/// need more: it is bounded so that nothing can hold the digest for ever.
+const BEFORE_ROUNDS: usize = 1 << 20;
+
+/// How far a digest went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Digested {
+    /// Everything in the batches is digested.
+    All,
+    /// Something that was left in a log is not what its header says, or the log could not be read: what
+    /// `done` has not heard of had no effect. The log is to be gathered again, [copying
+    /// all](varve_digest::GatherLimits::copying_all).
+    Unsure,
+}
+
+/// Digests batches of several sessions, whose grants do not overlap, in as few records as possible. `done`
+/// hears of each record when it is durable; after the last one everything in the batches is digested, and
+/// [`SessionLog::digested`](super::SessionLog::digested) may be called.
+///
+/// # Errors
+/// The store's: a device's, or `NoSpace` when not even the next transaction alone fits. What `done` heard of
+/// stays; the logs keep the rest, and the same batches may be given again: what is digested is skipped.
+pub fn digest(
+    store: &Store,
+    sources: &[Source<'_>],
+    env: &Environment<'_>,
+    done: &mut dyn FnMut(&Applied),
+) -> Result<Digested, StoreError> {
+    let mut next = vec![0; sources.len()];
+    // Transactions to take at most into one record; shrinks when a record was full, and recovers.
+    let mut most = usize::MAX;
+    loop {
+        let mut tx = store.begin_with_room()?;
+        // The fold's estimate is generous, and yet no bound: the store has the last word.
+        let budget = tx.room() / 4 * 3;
+        let most_now = most.min(store.room_for_ops());
+        let folded = fold(&tx, sources, &next, env, most_now, budget);
+        let cut = match folded {
+            Ok(Some(cut)) => cut,
+            Ok(None) => return Ok(Digested::All),
+            // What could not be looked up may be named by something that is no entry.
+            Err(error) if !error.stops_writing() && leave_something(sources) => return Ok(Digested::Unsure),
+            Err(error) => return Err(error),
+        };
+        if armed(Bug::DigestedBeforeOps) {
+            drop(tx);
+            number_alone(store, sources, &cut)?;
+            tx = store.begin_with_room()?;
+        }
+        let left = DeferredPayloads::new(sources);
+        let carried = commit(store, &mut tx, sources, &cut, env, &left).and_then(|carried| {
+            leaves_what_is_promised(store, sources, &cut, env)?;
+            Ok(carried)
+        });
+        if left.has_failed() || carried.is_ok() && !is_sound(&left, sources, &next, &cut) {
+            return Ok(Digested::Unsure);
+        }
+        let committed = carried.and_then(|(applied, unfinished)| Ok((tx.commit()?, applied, unfinished)));
+        let stuck = match committed {
+            Ok((id, mut applied, unfinished)) => {
+                applied.tx = id;
+                if armed(Bug::NumberAfterOps) {
+                    number_alone(store, sources, &cut)?;
+                }
+                done(&applied);
+                next = cut.next;
+                most = most.saturating_mul(2);
+                for key in unfinished {
+                    finish_free(store, key)?;
+                }
+                continue;
+            }
+            Err(stuck) => stuck,
+        };
+        match stuck {
+            CommitFailure::Store(error) if error.stops_writing() => return Err(error),
+            // What needs metadata that cannot be read waits; what comes before it does not.
+            CommitFailure::RecordFull | CommitFailure::Store(_) if cut.taken > 1 => most = cut.taken / 2,
+            // What follows is done whatever becomes of the cut.
+            _ if !is_sound(&left, sources, &next, &cut) => return Ok(Digested::Unsure),
+            // It would take its space record by record, without the question whether that is promised to
+            // others.
+            CommitFailure::PreStep(PreStep::Allocate(..) | PreStep::Zero(..))
+                if paid(sources, &cut, env).1 > 0 =>
+            {
+                if cut.taken > 1 {
+                    most = cut.taken / 2;
+                } else {
+                    next = refuse_alone(store, sources, cut, Refusal::NoCredit, done)?;
+                }
+            }
+            CommitFailure::PreStep(before) => run_pre_step(store, before)?,
+            CommitFailure::RecordFull => {
+                return Err(StoreError::RecordFull {
+                    needed: OP_ROOM,
+                    bound: budget,
+                });
+            }
+            CommitFailure::Store(error) => {
+                let Some(why) = refusal(store, sources, &cut, env, &error) else {
+                    return Err(error);
+                };
+                tracing::error!(%error, "an operation that was checked cannot be done: left out");
+                next = refuse_alone(store, sources, cut, why, done)?;
+            }
+        }
+    }
+}
+
+/// What goes into one record.
+struct RecordPlan<'a> {
+    plan: Plan<'a>,
+    /// Per source: the first transaction of its batch that is not in it.
+    next: Vec<usize>,
+    /// Per source: what its log was digested to before.
+    above: Vec<LogSeq>,
+    /// Per source: what its log is digested to.
+    upto: Vec<LogSeq>,
+    /// Per source: credits used up.
+    charged: Vec<u64>,
+    /// Transactions in it.
+    taken: usize,
+}
+
+/// Whether an error is about the inodes that an operation names, and not about the pool: they are damaged, or
+/// they are not what was checked. What all operations rest on (bitmaps, tables of checksums, footers of
+/// units, …) is mended by a repair: until then the log waits, and nothing that was acknowledged is left out.
+fn is_confined(store: &Store, error: &StoreError) -> bool {
+    if let StoreError::Block { block, .. } = error {
+        return !store.is_fixed(*block);
+    }
+    matches!(
+        error,
+        StoreError::NotFound
+            | StoreError::Exists
+            | StoreError::NoInode(_)
+            | StoreError::WrongKind { .. }
+            | StoreError::Invalid(_)
+            | StoreError::Tree(_)
+            | StoreError::Inode { .. }
+            | StoreError::DataChecksum { .. }
+            | StoreError::Damaged(_)
+    )
+}
+
+/// Blocks that the sessions have credits for, and those that they have none for.
+fn paid(sources: &[Source<'_>], cut: &RecordPlan<'_>, env: &Environment<'_>) -> (u64, u64) {
+    let (mut paid, mut unpaid) = (0, 0);
+    for (source, charged) in sources.iter().zip(&cut.charged) {
+        let credits = env.leases.credits(source.client.session);
+        let covered = credits.map_or(*charged, |credits| credits.min(*charged));
+        paid += covered;
+        unpaid += charged - covered;
+    }
+    (paid, unpaid)
+}
+
+/// What nobody has paid for takes nothing that is promised to others. To be asked when it has taken its
+/// blocks.
+fn leaves_what_is_promised(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: &RecordPlan<'_>,
+    env: &Environment<'_>,
+) -> Result<(), StoreError> {
+    let (paid, unpaid) = paid(sources, cut, env);
+    if unpaid == 0 {
+        return Ok(());
+    }
+    let space = store.space();
+    let free: u64 = space.tiers.iter().map(|tier| tier.free).sum();
+    let kept: u64 = space.tiers.iter().map(|tier| tier.kept).sum();
+    let promised = space.reserved.saturating_sub(paid);
+    if free.saturating_sub(kept) < promised {
+        return Err(StoreError::NoSpace { blocks: unpaid });
+    }
+    Ok(())
+}
+
+/// Why a transaction that the store cannot do is given up; `None`: it waits.
+fn refusal(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: &RecordPlan<'_>,
+    env: &Environment<'_>,
+    error: &StoreError,
+) -> Option<Refusal> {
+    if is_confined(store, error) {
+        store.note_damage(error);
+        return Some(Refusal::Contradicted);
+    }
+    if !matches!(error, StoreError::NoSpace { .. }) {
+        return None;
+    }
+    let total: u64 = store.space().tiers.iter().map(|tier| tier.total).sum();
+    let unpaid = sources.iter().zip(&cut.charged).any(|(source, charged)| {
+        let credits = env.leases.credits(source.client.session);
+        *charged > credits.unwrap_or(total)
+    });
+    unpaid.then_some(Refusal::NoCredit)
+}
+
+/// Folds transactions until the record is nearly full. `None`: everything is digested.
+fn fold<'a>(
+    tx: &Tx<'_>,
+    sources: &[Source<'a>],
+    next: &[usize],
+    env: &Environment<'_>,
+    most: usize,
+    budget: u64,
+) -> Result<Option<RecordPlan<'a>>, StoreError> {
+    let view = TxView::new(tx, env.leases);
+    let mut fold = Fold::new(view, env.now_ns);
+    let mut cut = RecordPlan {
+        plan: Plan::default(),
+        next: next.to_vec(),
+        above: Vec::new(),
+        upto: Vec::new(),
+        charged: Vec::new(),
+        taken: 0,
+    };
+    let mut anything = false;
+    let mut ops = Vec::new();
+    for (number, (source, next)) in sources.iter().zip(&mut cut.next).enumerate() {
+        let row = tx.session(source.client.session)?;
+        let digested = row.map_or(LogSeq(0), |row| row.digested);
+        let rows = SessionGrants::new(source.client, env.leases);
+        let (mut upto, mut charged) = (digested, 0);
+        let batch = source.batch;
+        while let Some(transaction) = batch.transactions.get(*next) {
+            if cut.taken >= most || (cut.taken > 0 && fold.record_bytes() > budget) {
+                break;
+            }
+            let last = last_seq(batch, transaction);
+            if last > digested {
+                charged += match take(tx, &mut fold, &rows, (number, source), transaction, &mut ops) {
+                    Ok(charged) => charged,
+                    // It waits, and all that comes after it; what comes before it does not.
+                    Err(error) if error.is_failed_read() && cut.taken > 0 => break,
+                    Err(error) => return Err(error),
+                };
+                upto = last;
+                cut.taken += 1;
+            }
+            *next += 1;
+        }
+        if *next >= batch.transactions.len() {
+            // Numbers without an operation at the end (refused by the scan) are used up too.
+            upto = upto.max(batch.upto);
+        }
+        anything |= upto > digested;
+        cut.above.push(digested);
+        cut.upto.push(upto);
+        cut.charged.push(charged);
+    }
+    cut.plan = fold.finish();
+    Ok(anything.then_some(cut))
+}
+
+/// Whether any payload was left in a log.
+fn leave_something(sources: &[Source<'_>]) -> bool {
+    let mut entries = sources.iter().flat_map(|source| &source.batch.entries);
+    entries.any(|entry| entry.left_at().is_some())
+}
+
+/// Whether all entries of the cut that were left in logs are what their headers say. `next` is where it
+/// begins.
+fn is_sound(
+    left: &DeferredPayloads<'_>,
+    sources: &[Source<'_>],
+    next: &[usize],
+    cut: &RecordPlan<'_>,
+) -> bool {
+    let mut all = sources
+        .iter()
+        .zip(next)
+        .zip(&cut.next)
+        .zip(&cut.above)
+        .enumerate();
+    all.all(|(number, (((source, from), to), above))| {
+        let transactions = &source.batch.transactions[*from..*to];
+        let new = |transaction: &&Transaction| last_seq(source.batch, transaction) > *above;
+        transactions
+            .iter()
+            .filter(new)
+            .all(|transaction| left.are_sound(number, transaction.first..transaction.first + transaction.len))
+    })
+}
+
+fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
+    let last = transaction.first + transaction.len - 1;
+    batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
+}
+
+/// Folds one transaction; the credits that its operations used up. `ops` is room to put them.
+fn take<'a>(
+    tx: &Tx<'_>,
+    fold: &mut Fold<'a, TxView<'_, '_>>,
+    rows: &SessionGrants<'_>,
+    (number, source): (usize, &Source<'a>),
+    transaction: &Transaction,
+    ops: &mut Vec<Op<'a>>,
+) -> Result<u64, StoreError> {
+    let batch = source.batch;
+    let range = transaction.first..transaction.first + transaction.len;
+    let entries = &batch.entries[range.clone()];
+    ops.clear();
+    let mut malformed = None;
+    let mut charged = 0;
+    for (index, entry) in range.zip(entries) {
+        match batch.op(entry) {
+            Ok(op) => {
+                let op = Op {
+                    seq: entry.seq(),
+                    time_ns: entry.header.time_ns.get(),
+                    flags: entry.flags(),
+                    op,
+                    left: entry.left_at().map(|_| LogResident {
+                        source: number as u32,
+                        entry: index as u32,
+                        skip: 0,
+                        len: entry.header.payload_len.get(),
+                    }),
+                };
+                charged += u64::from(op.charge());
+                ops.push(op);
+            }
+            Err(fault) => {
+                malformed.get_or_insert((entry.seq(), fault));
+            }
+        }
+    }
+    let session = rows.client.session;
+    if let Some((seq, fault)) = malformed {
+        fold.refuse(session, seq, Refusal::Malformed(fault), entries.len());
+        return Ok(charged);
+    }
+    let actor = Actor {
+        session,
+        uid: rows.client.uid,
+        privileged: rows.client.privileged,
+        forwarded: false,
+    };
+    match fold.transaction(actor, rows, ops) {
+        // A refusal is counted in the fold.
+        Ok(_) => {}
+        Err(error) if is_confined(tx.store(), &error) => {
+            tracing::error!(%session, %error, "an operation names what is damaged: left out");
+            tx.note_damage(&error);
+            let seq = ops.first().map_or(LogSeq(0), |op| op.seq);
+            fold.refuse(session, seq, Refusal::Contradicted, ops.len());
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(charged)
+}
+
+/// Carries a plan out and moves the sessions' rows on; what is left is to commit.
+fn commit(
+    store: &Store,
+    tx: &mut Tx<'_>,
+    sources: &[Source<'_>],
+    cut: &RecordPlan<'_>,
+    env: &Environment<'_>,
+    left: &dyn PayloadSource,
+) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
+    let sessions: Vec<SessionId> = sources.iter().map(|source| source.client.session).collect();
+    let (mut applied, unfinished) = execute(store, tx, &cut.plan, env, &sessions, left)?;
+    for ((session, upto), charged) in sessions.iter().zip(&cut.upto).zip(&cut.charged) {
+        let mut row = tx.session(*session)?.ok_or(StoreError::NoSession(*session))?;
+        if row.digested < *upto && !armed(Bug::NumberAfterOps) {
+            row.digested = *upto;
+            tx.session_put(&row)?;
+        }
+        applied.digested.push((*session, *upto));
+        applied.charged.push((*session, *charged));
+    }
+    if tx.room() < OP_ROOM / 4 {
+        return Err(CommitFailure::RecordFull);
+    }
+    Ok((applied, unfinished))
+}
+
+/// Moves the digested numbers alone (seeded bugs only).
+fn number_alone(store: &Store, sources: &[Source<'_>], cut: &RecordPlan<'_>) -> Result<(), StoreError> {
+    let mut tx = store.begin()?;
+    for (source, upto) in sources.iter().zip(&cut.upto) {
+        let session = source.client.session;
+        let mut row = tx.session(session)?.ok_or(StoreError::NoSession(session))?;
+        row.digested = row.digested.max(*upto);
+        tx.session_put(&row)?;
+    }
+    tx.commit().map(|_| ())
+}
+
+/// Carries a plan out in `tx`.
+pub(super) fn execute(
+    store: &Store,
+    tx: &mut Tx<'_>,
+    plan: &Plan<'_>,
+    env: &Environment<'_>,
+    sessions: &[SessionId],
+    left: &dyn PayloadSource,
+) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
+    let mut carrier = PlanExecutor {
+        tx,
+        env,
+        space: store.space(),
+        sessions,
+        applied: Applied {
+            refused: plan.refused.clone(),
+            counts: plan.counts,
+            ..Applied::default()
+        },
+        left,
+        rows: BTreeMap::new(),
+        granted: Vec::new(),
+        unfinished: Vec::new(),
+    };
+    carrier.carry_out(plan)?;
+    Ok((carrier.applied, carrier.unfinished))
+}
+
+/// Uses up the numbers of a transaction that the store cannot do.
+fn refuse_alone(
+    store: &Store,
+    sources: &[Source<'_>],
+    cut: RecordPlan<'_>,
+    why: Refusal,
+    done: &mut dyn FnMut(&Applied),
+) -> Result<Vec<usize>, StoreError> {
+    let mut tx = store.begin()?;
+    let mut applied = Applied {
+        refused: cut.plan.refused,
+        ..Applied::default()
+    };
+    applied.counts.refused = cut.plan.counts.ops + cut.plan.counts.refused;
+    for ((source, upto), charged) in sources.iter().zip(&cut.upto).zip(&cut.charged) {
+        let session = source.client.session;
+        let mut row = tx.session(session)?.ok_or(StoreError::NoSession(session))?;
+        if row.digested < *upto {
+            row.digested = *upto;
+            tx.session_put(&row)?;
+            applied.refused.push((session, RefusedTx { seq: *upto, why }));
+        }
+        applied.digested.push((session, *upto));
+        applied.charged.push((session, *charged));
+    }
+    applied.tx = tx.commit()?;
+    done(&applied);
+    Ok(cut.next)
+}
+
+/// Does what does not fit into the record of its batch.
+pub(super) fn run_pre_step(store: &Store, before: PreStep) -> Result<(), StoreError> {
+    for _ in 0..BEFORE_ROUNDS {
+        let mut tx = store.begin_with_room()?;
+        let (progress, finish) = match before {
+            PreStep::Truncate(ino, size) => (tx.truncate(ino, size)?, Some(ino)),
+            PreStep::Finish(ino) => (tx.continue_free(ino, FREE_BUDGET)?, None),
+            PreStep::Punch(ino, offset, len, target) => (tx.punch(ino, offset, len, target)?, None),
+            PreStep::Zero(ino, offset, len, target) => (tx.zero(ino, offset, len, false, target)?, None),
+            PreStep::Allocate(ino, offset, len, target) => {
+                (tx.allocate(ino, offset, len, false, target)?, None)
+            }
+        };
+        tx.commit()?;
+        match (progress, finish) {
+            (Progress::Done, _) => return Ok(()),
+            (Progress::More, Some(ino)) => return run_pre_step(store, PreStep::Finish(ino)),
+            (Progress::More, None) => {}
+        }
+    }
+    Err(StoreError::Damaged("an operation never ends".into()))
+}
+
+/// Frees the rest of a deleted inode, in records of its own.
+pub(super) fn finish_free(store: &Store, key: InodeKey) -> Result<(), StoreError> {
+    for _ in 0..BEFORE_ROUNDS {
+        let mut tx = store.begin_with_room()?;
+        // A commit with nothing in it costs nothing; a number that is free by now is no error.
+        let progress = match tx.get_key(key) {
+            Ok(inode) if inode.attr.nlink == 0 => tx.continue_free(key.ino, FREE_BUDGET)?,
+            Ok(_) | Err(StoreError::NoInode(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        tx.commit()?;
+        if progress == Progress::Done {
+            return Ok(());
+        }
+    }
+    Err(StoreError::Damaged("an inode is never freed".into()))
+}
+
+/// What [`free_orphans`] did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// These are gone.
+    pub gone: Vec<InodeKey>,
+    /// These need another transaction.
+    pub left: Vec<InodeKey>,
+}
+
+/// Frees inodes that have no name, unless somebody holds them, as many as find room in one transaction. For
+/// the last close, and for the orphans found at start. Grant rows that name them are the caller's to remove.
+///
+/// # Errors
+/// The store's: nothing is freed then.
+pub fn free_orphans(store: &Store, keys: &[InodeKey], leases: &dyn Leases) -> Result<Freed, StoreError> {
+    let mut freed = Freed::default();
+    let mut tx = store.begin_with_room()?;
+    for key in keys {
+        match tx.get_key(*key) {
+            Ok(inode) if inode.attr.nlink == 0 => {
+                if leases.held(*key, &[]) {
+                    continue;
+                }
+                if tx.room_at_least(OP_ROOM) < OP_ROOM {
+                    freed.left.push(*key);
+                    continue;
+                }
+                match tx.continue_free(key.ino, FREE_BUDGET)? {
+                    Progress::Done => freed.gone.push(*key),
+                    Progress::More => freed.left.push(*key),
+                }
+            }
+            Ok(_) => {}
+            // It may be a number that is held, of an inode that is only in a log yet.
+            Err(StoreError::NoInode(_)) => {
+                if !leases.held(*key, &[]) {
+                    freed.gone.push(*key);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    // A commit with nothing in it costs nothing.
+    tx.commit()?;
+    Ok(freed)
+}
+
+/// The client as an actor whose rights were checked.
+pub(super) const fn forwarded_actor(client: Client, uid: u32) -> Actor {
+    Actor {
+        session: client.session,
+        uid,
+        privileged: client.privileged,
+        forwarded: true,
+    }
+}

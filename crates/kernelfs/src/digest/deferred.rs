@@ -1,0 +1,123 @@
+//! Deferred payloads: data of a batch that stayed in the logs, copied to its place in one pass and
+//! checksummed on the way. Decides only whether entries match their headers.
+//!
+//! # Invariants
+//! - *Checksum before effect*: [`DeferredPayloads::are_sound`] checks every entry of a record before the
+//!   record commits, and before any other effect of the plan becomes durable (pre-steps, refusals). Data
+//!   written until then lies in free space, and the transaction is dropped.
+//! - *The checked bytes are the written bytes*: an entry that is written whole and in order is checksummed as
+//!   it is fetched. Any other entry (superseded in part or wholly, refused) is read once more; a client that
+//!   changes its log between the two could have logged those bytes in the first place.
+//! - *The log keeps them*: an honest client reuses log space only when its page says that it is digested,
+//!   which is after the commit.
+
+use super::log::RegionLog;
+use super::types::Source;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use varve_digest::{Entry, LogBytes};
+use varve_format::log::crc_seed;
+use varve_store::{PayloadSource, PayloadUnavailable};
+
+/// How much of an entry has been fetched in order, and the checksum of that.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    bytes: usize,
+    sum: u32,
+}
+
+/// The logs of some sources, for one record.
+pub(super) struct DeferredPayloads<'a> {
+    sources: &'a [Source<'a>],
+    logs: Vec<RegionLog<'a>>,
+    /// By source and entry, as far as something was fetched.
+    seen: RefCell<Vec<Vec<Seen>>>,
+    failed: Cell<bool>,
+}
+
+impl<'a> DeferredPayloads<'a> {
+    /// Nothing was fetched yet.
+    pub(super) fn new(sources: &'a [Source<'a>]) -> Self {
+        Self {
+            sources,
+            logs: sources.iter().map(|source| RegionLog::new(source.log)).collect(),
+            seen: RefCell::new(vec![Vec::new(); sources.len()]),
+            failed: Cell::new(false),
+        }
+    }
+
+    /// The name of an entry's payload as [`PayloadSource`] wants it.
+    pub(super) const fn name(source: u32, entry: u32) -> u64 {
+        (source as u64) << 32 | entry as u64
+    }
+
+    /// Whether a log could not be read.
+    pub(super) const fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
+    /// Whether the entries of a source's batch that were left in its log are sound. `false` also where the
+    /// log cannot be read.
+    pub(super) fn are_sound(&self, source: usize, entries: Range<usize>) -> bool {
+        let (batch, session) = (self.sources[source].batch, self.sources[source].client.session);
+        let sound = |index: usize| {
+            let entry = &batch.entries[index];
+            if entry.left_at().is_none() {
+                return true;
+            }
+            let seen = self.seen.borrow()[source].get(index).copied();
+            match seen.filter(|seen| seen.bytes == entry.header.payload_len.get() as usize) {
+                Some(seen) => entry.is_sound(seen.sum),
+                // Written in part, or not at all.
+                None => entry
+                    .is_sound_in(&self.logs[source], session)
+                    .unwrap_or_else(|_| self.not_read()),
+            }
+        };
+        entries.into_iter().all(sound)
+    }
+
+    fn not_read(&self) -> bool {
+        self.failed.set(true);
+        false
+    }
+}
+
+impl PayloadSource for DeferredPayloads<'_> {
+    fn fetch(&self, what: u64, skip: usize, out: &mut [u8]) -> Result<(), PayloadUnavailable> {
+        let (source, index) = ((what >> 32) as usize, what as u32 as usize);
+        let batch = self.sources.get(source).ok_or(PayloadUnavailable)?.batch;
+        let at = batch
+            .entries
+            .get(index)
+            .and_then(Entry::left_at)
+            .ok_or(PayloadUnavailable)?;
+        if self.logs[source].read(at + skip as u64, out).is_err() {
+            self.not_read();
+            return Err(PayloadUnavailable);
+        }
+        let mut seen = self.seen.borrow_mut();
+        let seen = &mut seen[source];
+        if seen.len() <= index {
+            seen.resize(batch.entries.len(), Seen::default());
+        }
+        let seen = &mut seen[index];
+        if seen.bytes == skip {
+            if skip == 0 {
+                seen.sum = crc_seed(self.sources[source].client.session);
+            }
+            seen.sum = self.logs[source].payload_crc(seen.sum, out);
+            seen.bytes += out.len();
+        }
+        Ok(())
+    }
+}
+
+/// For plans without a log.
+pub(super) struct NoPayloads;
+
+impl PayloadSource for NoPayloads {
+    fn fetch(&self, _what: u64, _skip: usize, _out: &mut [u8]) -> Result<(), PayloadUnavailable> {
+        Err(PayloadUnavailable)
+    }
+}

@@ -1,0 +1,369 @@
+//! Carrying a plan out in a store transaction. Decides nothing but the order of the store's calls, and stops
+//! when the record is full.
+
+use super::deferred::DeferredPayloads;
+use super::types::{Applied, Environment};
+use super::view::{batch_bit, names};
+use crate::placement::Use;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Range;
+use varve_digest::{Bytes, Fate, InodePlan, NameChange, Plan};
+use varve_format::session::GrantRow;
+use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
+use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
+
+/// Extents or names freed at once by a digest's own transaction.
+pub(super) const FREE_BUDGET: usize = 256;
+/// Bytes of data given to the store in one call.
+const PIECES_BYTES: usize = 4 << 20;
+/// Bytes of the record that a stretch of adjoining pieces is taken to need in a call to the store: each may
+/// need a new extent.
+const STRETCH_ROOM: u64 = OP_ROOM / 32;
+
+/// A step that does not fit in the batch's journal record and is committed first, in records of its own. It
+/// is idempotent, and the log entry stays until the batch commits, so a crash in between is invisible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PreStep {
+    /// Cut the file.
+    Truncate(Ino, u64),
+    /// Make a hole.
+    Punch(Ino, u64, u64, DataTarget),
+    /// Zero, with blocks allocated.
+    Zero(Ino, u64, u64, DataTarget),
+    /// Allocate blocks.
+    Allocate(Ino, u64, u64, DataTarget),
+    /// Finish an earlier truncation.
+    Finish(Ino),
+}
+
+/// Why a plan was not carried out; the transaction must be dropped.
+#[derive(Debug)]
+pub(super) enum CommitFailure {
+    /// The record is full: take fewer operations.
+    RecordFull,
+    /// This first.
+    PreStep(PreStep),
+    /// The store's error.
+    Store(StoreError),
+}
+
+impl From<StoreError> for CommitFailure {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::RecordFull { .. } => Self::RecordFull,
+            StoreError::Unfinished(ino) => Self::PreStep(PreStep::Finish(ino)),
+            error => Self::Store(error),
+        }
+    }
+}
+
+/// The work on one transaction.
+pub(super) struct PlanExecutor<'c, 's> {
+    pub(super) tx: &'c mut Tx<'s>,
+    pub(super) env: &'c Environment<'c>,
+    pub(super) space: SpaceStats,
+    /// Sessions whose rows may name deleted inodes.
+    pub(super) sessions: &'c [SessionId],
+    pub(super) applied: Applied,
+    /// Where bytes are that are not in the plan.
+    pub(super) left: &'c dyn PayloadSource,
+    /// Grant rows as they are to be in the end.
+    pub(super) rows: BTreeMap<LeaseNo, GrantRow>,
+    /// Room for the rows of one inode.
+    pub(super) granted: Vec<GrantRow>,
+    /// Deleted inodes of which something is left to free.
+    pub(super) unfinished: Vec<InodeKey>,
+}
+
+impl PlanExecutor<'_, '_> {
+    /// Everything in the plan.
+    pub(super) fn carry_out(&mut self, plan: &Plan<'_>) -> Result<(), CommitFailure> {
+        for inode in plan.inodes.iter().filter(|inode| inode.fate == Fate::Made) {
+            self.make(inode)?;
+        }
+        for name in &plan.names {
+            self.name(name)?;
+        }
+        for inode in &plan.inodes {
+            match inode.fate {
+                Fate::Made | Fate::Changed => self.change(inode)?,
+                Fate::Deleted => self.delete(inode)?,
+            }
+            let key = inode.attr.key;
+            self.applied
+                .unheld
+                .extend(inode.left.iter().map(|session| (*session, key)));
+        }
+        self.tx.release_inodes(&plan.vanished)?;
+        for key in &plan.vanished {
+            self.gone(*key)?;
+        }
+        self.write_rows()
+    }
+
+    /// Makes sure that one more small operation fits.
+    fn room(&mut self) -> Result<(), CommitFailure> {
+        if self.tx.room_at_least(OP_ROOM) < OP_ROOM {
+            return Err(CommitFailure::RecordFull);
+        }
+        Ok(())
+    }
+
+    fn target(&self, inode: &InodePlan<'_>) -> DataTarget {
+        let allocated: u64 = inode.file.allocate.iter().map(|range| range.len).sum();
+        let bytes = inode.file.data_bytes().saturating_add(allocated);
+        self.env.placement.target(inode.attr.key, bytes, &self.space)
+    }
+
+    fn make(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
+        self.room()?;
+        let mut attr = inode.attr.clone();
+        if attr.kind() != FileKind::Symlink {
+            attr.size_bytes = 0;
+        }
+        self.tx.create(&attr, inode.target)?;
+        Ok(())
+    }
+
+    fn name(&mut self, change: &NameChange) -> Result<(), CommitFailure> {
+        self.room()?;
+        match (change.old, change.new) {
+            (Some(_), None) => {
+                self.tx.dir_remove(change.dir, &change.name)?;
+            }
+            (None, Some((key, kind))) => self.tx.dir_insert(change.dir, &change.name, key, kind)?,
+            (Some(_), Some((key, kind))) => {
+                self.tx.dir_replace(change.dir, &change.name, key, kind)?;
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
+        let ino = inode.attr.key.ino;
+        if !inode.file.is_empty() && inode.fate == Fate::Changed {
+            self.applied.remapped.push(inode.attr.key);
+        }
+        if inode.attr.kind() == FileKind::Regular {
+            self.data(inode)?;
+        }
+        for (name, value) in &inode.xattrs {
+            self.room()?;
+            match value {
+                Some(value) => self.tx.xattr_set(ino, name, value)?,
+                None => match self.tx.xattr_remove(ino, name) {
+                    // Set and removed within the batch.
+                    Ok(()) | Err(StoreError::NotFound) => {}
+                    Err(error) => return Err(error.into()),
+                },
+            }
+        }
+        self.room()?;
+        self.tx.edit(ino, |attr| give(attr, &inode.attr))?;
+        if inode.attr.nlink == 0 {
+            self.applied.orphans.push(inode.attr.key);
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
+        let (ino, file) = (inode.attr.key.ino, &inode.file);
+        let target = self.target(inode);
+        if let Some(size) = file.truncate {
+            self.room()?;
+            if self.tx.truncate(ino, size)? != Progress::Done {
+                return Err(CommitFailure::PreStep(PreStep::Truncate(ino, size)));
+            }
+        }
+        for hole in &file.holes {
+            self.room()?;
+            // What is to have blocks keeps those that it has.
+            if file.allocate.iter().any(|range| range.covers(hole)) {
+                if self.tx.zero(ino, hole.offset, hole.len, false, target)? != Progress::Done {
+                    return Err(CommitFailure::PreStep(PreStep::Zero(
+                        ino,
+                        hole.offset,
+                        hole.len,
+                        target,
+                    )));
+                }
+                continue;
+            }
+            if self.tx.punch(ino, hole.offset, hole.len, target)? != Progress::Done {
+                return Err(CommitFailure::PreStep(PreStep::Punch(
+                    ino,
+                    hole.offset,
+                    hole.len,
+                    target,
+                )));
+            }
+        }
+        let mut pieces = file.pieces.as_slice();
+        while !pieces.is_empty() {
+            self.room()?;
+            let wished = (pieces.len() as u64).saturating_mul(STRETCH_ROOM);
+            let stretches = (self.tx.room_at_least(wished) / STRETCH_ROOM) as usize;
+            let (now, later) = pieces.split_at(one_call(pieces, stretches));
+            let left = self.left;
+            let bytes: Vec<_> = now
+                .iter()
+                .map(|(offset, data)| (*offset, bytes_of(*data, left)))
+                .collect();
+            self.tx.write_pieces(ino, &bytes, target)?;
+            self.note_written(inode.attr.key, now);
+            pieces = later;
+        }
+        for range in &file.allocate {
+            self.room()?;
+            if self.tx.allocate(ino, range.offset, range.len, false, target)? != Progress::Done {
+                return Err(CommitFailure::PreStep(PreStep::Allocate(
+                    ino,
+                    range.offset,
+                    range.len,
+                    target,
+                )));
+            }
+        }
+        if self.tx.get(ino)?.attr.size_bytes != file.size {
+            self.room()?;
+            if self.tx.truncate(ino, file.size)? != Progress::Done {
+                return Err(CommitFailure::PreStep(PreStep::Truncate(ino, file.size)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells placement of the blocks that were written, each stretch once.
+    fn note_written(&self, key: InodeKey, pieces: &[(u64, Bytes<'_>)]) {
+        let mut pieces = pieces.iter().map(|(offset, data)| {
+            let end = offset + data.len() as u64;
+            offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)
+        });
+        let Some(mut stretch) = pieces.next() else { return };
+        let placement = self.env.placement;
+        let note = |blocks: &Range<u64>| {
+            let count = blocks.end - blocks.start;
+            placement.used(key, FileBlock(blocks.start), count, Use::Written);
+        };
+        for blocks in pieces {
+            if blocks.start <= stretch.end {
+                stretch.end = stretch.end.max(blocks.end);
+            } else {
+                note(&stretch);
+                stretch = blocks;
+            }
+        }
+        note(&stretch);
+    }
+
+    fn delete(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
+        let key = inode.attr.key;
+        self.room()?;
+        self.tx.edit(key.ino, |attr| {
+            give(attr, &inode.attr);
+            attr.nlink = 0;
+        })?;
+        // A big one is freed by records of its own, later: it is in the orphan list from here on.
+        let small = self.tx.room_at_least(2 * OP_ROOM) >= 2 * OP_ROOM
+            && matches!(self.tx.continue_free(key.ino, FREE_BUDGET)?, Progress::Done);
+        if !small {
+            self.unfinished.push(key);
+        }
+        self.applied.remapped.push(key);
+        self.gone(key)
+    }
+
+    /// An inode is gone: so are the rows that grant it, or their part for it.
+    fn gone(&mut self, key: InodeKey) -> Result<(), CommitFailure> {
+        self.applied.freed.push(key);
+        for session in self.sessions {
+            self.granted.clear();
+            self.env.leases.grants(*session, key, &mut self.granted);
+            for known in self.granted.iter().filter(|row| names(row, key)) {
+                let row = match self.rows.entry(known.lease) {
+                    Entry::Occupied(row) => row.into_mut(),
+                    // What counts is the row as it is by now.
+                    Entry::Vacant(place) => match self.tx.grant(known.lease)? {
+                        Some(row) => place.insert(row),
+                        None => continue,
+                    },
+                };
+                row.batch &= !batch_bit(row, key.ino).unwrap_or(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the rows that changed, each once: one stands for up to sixteen inodes.
+    fn write_rows(&mut self) -> Result<(), CommitFailure> {
+        for (lease, row) in std::mem::take(&mut self.rows) {
+            let left = (row.batch != 0).then_some(row);
+            match &left {
+                Some(row) => self.tx.grant_put(row)?,
+                None => self.tx.grant_remove(lease)?,
+            }
+            self.applied.rows.push((lease, left));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a plan as the store takes them.
+const fn bytes_of<'b>(data: Bytes<'b>, from: &'b dyn PayloadSource) -> varve_store::Payload<'b> {
+    match data {
+        Bytes::Here(data) => varve_store::Payload::Inline(data),
+        Bytes::LogResident(left) => varve_store::Payload::Deferred {
+            source: from,
+            id: DeferredPayloads::name(left.source, left.entry),
+            skip: left.skip as usize,
+            len: left.len as usize,
+        },
+    }
+}
+
+/// How many of the pieces go to the store in one call, in at most so many stretches; at least one.
+fn one_call(pieces: &[(u64, Bytes<'_>)], most: usize) -> usize {
+    let (mut bytes, mut stretches, mut end) = (0, 0, None);
+    let fits = |(offset, data): &&(u64, Bytes<'_>)| {
+        bytes += data.len();
+        stretches += usize::from(end != Some(*offset));
+        end = Some(offset + data.len() as u64);
+        bytes <= PIECES_BYTES && stretches <= most
+    };
+    pieces.iter().take_while(fits).count().max(1)
+}
+
+/// The attributes that a plan decides; the others are the store's.
+fn give(attr: &mut InodeAttr, new: &InodeAttr) {
+    attr.mode = new.mode;
+    attr.uid = new.uid;
+    attr.gid = new.gid;
+    attr.nlink = new.nlink;
+    attr.parent = new.parent;
+    attr.atime_ns = new.atime_ns;
+    attr.mtime_ns = new.mtime_ns;
+    attr.ctime_ns = new.ctime_ns;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PIECES_BYTES, one_call};
+    use varve_digest::Bytes;
+
+    #[test]
+    fn one_call_takes_adjoining_pieces_by_their_bytes_and_others_by_their_number() {
+        let small = [0_u8; 128];
+        let piece = Bytes::Here(&small);
+        let adjoining: Vec<_> = (0..100_000).map(|n| (n * 128, piece)).collect();
+        assert_eq!(one_call(&adjoining, 32), PIECES_BYTES / 128);
+        let apart: Vec<_> = (0..1000).map(|n| (n * 8192, piece)).collect();
+        assert_eq!(one_call(&apart, 32), 32);
+        let big = vec![0_u8; PIECES_BYTES + 1];
+        assert_eq!(
+            one_call(&[(0, Bytes::Here(&big)), (big.len() as u64, piece)], 32),
+            1
+        );
+    }
+}

@@ -1,0 +1,236 @@
+//! Recalls: which leases are asked back, when again, and which sessions are late. Who gets a lease is decided
+//! in the table.
+
+use super::{Holder, Phase, Revocation, Table};
+use varve_format::{InodeKey, LeaseNo, SessionId};
+use varve_ipc::LeaseMode;
+
+/// The daemon's own time counts for so many lease times at most: a client that keeps it busy gains no more.
+const EXCUSED_LEASES: u64 = 6;
+/// A lease that nobody waits for may take so many lease times to come back.
+const UNAWAITED_LEASES: u64 = 8;
+
+impl Table {
+    /// Leases to be asked back now, because somebody waits for them; each again after a quarter of
+    /// `lease_ms`, in case the first message overtook the grant.
+    pub fn revocations(&mut self, now_ms: u64) -> Vec<Revocation> {
+        let again_ms = self.again_ms();
+        let awaited = self
+            .queues
+            .keys()
+            .filter_map(|key| Some((*key, self.holders.get(key)?)));
+        let mut due: Vec<_> = awaited
+            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, *holder)))
+            .filter(|(key, holder)| {
+                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.hold_ms(*key, holder, now_ms))
+                    && !Self::is_internal(holder.session)
+                    && self.someone_wants(*key, holder.session, holder.mode)
+            })
+            .collect();
+        due.extend(self.asked.values().filter_map(|(session, key)| {
+            let holder = self.holder(*session, *key)?;
+            matches!(holder.phase, Phase::Revoking { last_ms, .. } if now_ms >= last_ms + again_ms)
+                .then_some((*key, *holder))
+        }));
+        due.sort_unstable_by_key(|(_, holder)| holder.lease);
+        let mut out = Vec::with_capacity(due.len());
+        for (key, holder) in due {
+            let (first_ms, work_ms) = match holder.phase {
+                Phase::Revoking {
+                    first_ms, work_ms, ..
+                } => (first_ms, work_ms),
+                Phase::Granting | Phase::Held { .. } | Phase::Releasing => {
+                    (now_ms, self.work.ms(holder.session, now_ms))
+                }
+            };
+            let keep_read = holder.mode == LeaseMode::Write
+                && !holder.unwanted
+                && !self.someone_wants(key, holder.session, LeaseMode::Read);
+            if let Some(live) = self.holder_mut(holder.session, key) {
+                live.phase = Phase::Revoking {
+                    first_ms,
+                    last_ms: now_ms,
+                    work_ms,
+                };
+            }
+            self.asked.insert(holder.lease, (holder.session, key));
+            let keep = keep_read.then_some(LeaseMode::Read);
+            out.push(Revocation {
+                session: holder.session,
+                key,
+                lease: holder.lease,
+                keep,
+            });
+        }
+        out
+    }
+
+    /// How long a lease is kept at least: no longer than for the operation that asked for it, if it is not
+    /// worth the wait of others.
+    fn hold_ms(&self, key: InodeKey, holder: &Holder, now_ms: u64) -> u64 {
+        let at_once = match holder.mode {
+            LeaseMode::Read => self.contention.is_contended(key, now_ms),
+            LeaseMode::Write => self.contention.is_idle(key, holder.session),
+        };
+        if at_once { 0 } else { self.limits.min_hold_ms }
+    }
+
+    fn again_ms(&self) -> u64 {
+        (self.limits.lease_ms / 4).max(1)
+    }
+
+    /// Asks back the `count` write leases that were granted longest ago: space for rows runs out.
+    pub fn revoke_oldest(&mut self, count: usize, now_ms: u64) -> Vec<Revocation> {
+        let oldest: Vec<_> = self
+            .writes_by_age
+            .iter()
+            .map(|(lease, at)| (*lease, *at))
+            .collect();
+        self.revoke_these(oldest, count, now_ms)
+    }
+
+    /// Asks back the oldest leases of a session that has more than `most`.
+    pub fn revoke_excess(&mut self, session: SessionId, most: usize, now_ms: u64) -> Vec<Revocation> {
+        let Some(leases) = self.by_session.get(&session) else {
+            return Vec::new();
+        };
+        let excess = leases.len().saturating_sub(most);
+        let oldest: Vec<_> = leases
+            .iter()
+            .take(excess)
+            .map(|(lease, key)| (*lease, (session, *key)))
+            .collect();
+        self.revoke_these(oldest, excess, now_ms)
+    }
+
+    fn revoke_these(
+        &mut self,
+        leases: Vec<(LeaseNo, (SessionId, InodeKey))>,
+        count: usize,
+        now_ms: u64,
+    ) -> Vec<Revocation> {
+        let mut out = Vec::new();
+        for (lease, (session, key)) in leases {
+            if out.len() >= count {
+                break;
+            }
+            let work_ms = self.work.ms(session, now_ms);
+            let Some(holder) = self.holder_mut(session, key) else {
+                continue;
+            };
+            if holder.lease == lease && matches!(holder.phase, Phase::Held { .. }) {
+                holder.phase = Phase::Revoking {
+                    first_ms: now_ms,
+                    last_ms: now_ms,
+                    work_ms,
+                };
+                holder.unwanted = true;
+                self.asked.insert(lease, (session, key));
+                out.push(Revocation {
+                    session,
+                    key,
+                    lease,
+                    keep: None,
+                });
+            }
+        }
+        out
+    }
+
+    /// The daemon begins to work for `session`: to carry out a release, or to look for space; each must
+    /// [end](Self::end_work).
+    pub fn begin_work(&mut self, session: SessionId, now_ms: u64) {
+        self.work.begin(session, now_ms);
+    }
+
+    /// That is over.
+    pub fn end_work(&mut self, session: SessionId, now_ms: u64) {
+        let over = self.work.end(session, now_ms);
+        if over && !self.by_session.contains_key(&session) {
+            self.work.forget(session);
+        }
+    }
+
+    /// When a lease that was asked back at `first_ms` is late.
+    fn late_ms(&self, key: InodeKey, holder: &Holder, first_ms: u64, work_ms: u64, now_ms: u64) -> u64 {
+        if holder.unwanted && !self.someone_wants(key, holder.session, holder.mode) {
+            return first_ms + UNAWAITED_LEASES * self.limits.lease_ms;
+        }
+        let worked_ms = self.work.ms(holder.session, now_ms).saturating_sub(work_ms);
+        first_ms + self.limits.lease_ms + worked_ms.min(EXCUSED_LEASES * self.limits.lease_ms)
+    }
+
+    /// Sessions that have not given a lease back in time; the time that the daemon itself worked for them is
+    /// not theirs.
+    #[must_use]
+    pub fn expired(&self, now_ms: u64) -> Vec<SessionId> {
+        let late = |(session, key): &&(SessionId, InodeKey)| {
+            self.holder(*session, *key).is_some_and(|holder| {
+                matches!(holder.phase, Phase::Revoking { first_ms, work_ms, .. }
+                    if now_ms >= self.late_ms(*key, holder, first_ms, work_ms, now_ms))
+            })
+        };
+        let mut sessions: Vec<_> = self
+            .asked
+            .values()
+            .filter(late)
+            .map(|(session, _)| *session)
+            .collect();
+        sessions.sort_unstable();
+        sessions.dedup();
+        sessions
+    }
+
+    /// What a late session has not given back, for the log.
+    #[must_use]
+    pub fn late_leases(&self, session: SessionId, now_ms: u64) -> Vec<String> {
+        let mine = self.asked.iter().filter(|(_, (whose, _))| *whose == session);
+        mine.filter_map(|(lease, (_, key))| {
+            let holder = self.holder(session, *key)?;
+            let Phase::Revoking { first_ms, .. } = holder.phase else {
+                return None;
+            };
+            let why = if holder.unwanted { "too many" } else { "awaited" };
+            Some(format!(
+                "{lease} of {key}, {:?}, asked for {} ms ago ({why})",
+                holder.mode,
+                now_ms.saturating_sub(first_ms)
+            ))
+        })
+        .take(8)
+        .collect()
+    }
+
+    /// When, after `now_ms`, [`revocations`](Self::revocations) or [`expired`](Self::expired) may have
+    /// something new because of time alone.
+    #[must_use]
+    pub fn next_event_ms(&self, now_ms: u64) -> Option<u64> {
+        let again_ms = self.again_ms();
+        let at = |(key, holder): (InodeKey, &Holder)| match holder.phase {
+            Phase::Granting | Phase::Releasing => None,
+            Phase::Held { since_ms } => Some(since_ms + self.hold_ms(key, holder, now_ms)),
+            Phase::Revoking {
+                first_ms,
+                last_ms,
+                work_ms,
+            } => {
+                let late_ms = self.late_ms(key, holder, first_ms, work_ms, now_ms);
+                Some((last_ms + again_ms).min(late_ms))
+            }
+        };
+        let awaited = self
+            .queues
+            .keys()
+            .filter_map(|key| Some((*key, self.holders.get(key)?)))
+            .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, holder)));
+        let asked = self
+            .asked
+            .values()
+            .filter_map(|(session, key)| Some((*key, self.holder(*session, *key)?)));
+        awaited
+            .chain(asked)
+            .filter_map(at)
+            .filter(|at_ms| *at_ms > now_ms)
+            .min()
+    }
+}

@@ -1,0 +1,469 @@
+//! Operations that the daemon does for a client. Owns the leases that this takes and the order of numbers;
+//! what an operation does is the digest's.
+
+use crate::counters::Counters;
+use crate::digest::{self, Client, ForwardError};
+use crate::error::no;
+use crate::kernel::KernelFs;
+use crate::ops::digest::LeaseView;
+use crate::ops::reserve::Promised;
+use crate::session::state::Session;
+use crate::session::table::HOLDS_MAX;
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::time::Duration;
+use varve_format::log::{BODY_MAX, HEADER_SIZE, PAYLOAD_MAX};
+use varve_format::{BLOCK_BYTES, EntryHeader, InodeKey, LogOp, SessionId, charge, charge_write};
+use varve_ipc::{
+    ClientKind, ForwardedOp, ForwardedResult, IpcError, LeaseMode, PageState, SessionPage, Want,
+};
+use zerocopy::FromBytes;
+
+/// Most supplementary groups of a caller (`NGROUPS_MAX`).
+const GROUPS_MAX: usize = 65_536;
+/// How often what has a name is looked up again because others renamed it meanwhile.
+const LOOKS_MAX: usize = 16;
+/// Blocks that an `fallocate` takes at most beside those of its holes: two that it zeroes in part, and three
+/// of the file's map.
+const FALLOCATE_BESIDE: u64 = 5;
+
+/// What an operation touches, each once.
+struct Touched {
+    keys: Vec<InodeKey>,
+    /// A name moves between directories: perhaps with a directory under it.
+    moves: bool,
+}
+
+fn touched(op: &LogOp<'_>) -> Touched {
+    let mut moves = false;
+    let mut keys = match *op {
+        LogOp::Noop => Vec::new(),
+        LogOp::Write { key, .. }
+        | LogOp::Truncate { key, .. }
+        | LogOp::Fallocate { key, .. }
+        | LogOp::SetAttr { key, .. }
+        | LogOp::SetXattr { key, .. }
+        | LogOp::RemoveXattr { key, .. }
+        | LogOp::Forget { key } => vec![key],
+        // The new inode is nobody's but the session's.
+        LogOp::Create { dir, .. } => vec![dir],
+        LogOp::Link { dir, key, .. } | LogOp::Unlink { dir, key, .. } => vec![dir, key],
+        LogOp::Rename {
+            dir,
+            key,
+            new_dir,
+            victim,
+            ..
+        } => {
+            moves = dir != new_dir;
+            let mut keys = vec![dir, new_dir];
+            keys.extend(Some(key).filter(|key| key.ino.0 != 0));
+            keys.extend(victim);
+            keys
+        }
+    };
+    keys.sort_unstable();
+    keys.dedup();
+    Touched { keys, moves }
+}
+
+/// Blocks that an operation takes at most, whatever it finds.
+fn cost(op: &LogOp<'_>, asked: &ForwardedOp) -> u64 {
+    let blocks = match op {
+        // Where it begins is not known yet.
+        LogOp::Write { data, .. } if asked.append => charge_write(BLOCK_BYTES - 1, data.len() as u64),
+        // Making a name costs what moving one does.
+        _ if asked.whiteout => 2 * charge(op),
+        _ => charge(op),
+    };
+    blocks.into()
+}
+
+/// What is under way.
+#[derive(Clone, Copy)]
+struct Work<'w> {
+    op: &'w ForwardedOp,
+    parsed: &'w LogOp<'w>,
+    space: &'w Promised<'w>,
+}
+
+/// A rename of whatever has a name.
+struct ByName<'o> {
+    dir: InodeKey,
+    name: &'o [u8],
+    new_dir: InodeKey,
+    new_name: &'o [u8],
+    replaces: bool,
+}
+
+impl<'o> ByName<'o> {
+    const fn of(op: &LogOp<'o>) -> Option<Self> {
+        match *op {
+            LogOp::Rename {
+                dir,
+                name,
+                key,
+                new_dir,
+                new_name,
+                victim,
+                exchange,
+            } if key.ino.0 == 0 => Some(Self {
+                dir,
+                name,
+                new_dir,
+                new_name,
+                replaces: victim.is_some() || exchange,
+            }),
+            _ => None,
+        }
+    }
+}
+
+fn client(session: &Session) -> Client {
+    Client {
+        session: session.id,
+        uid: session.peer.uid,
+        privileged: session.privileged,
+        checked: session.privileged && session.kind == ClientKind::Shim,
+    }
+}
+
+impl KernelFs {
+    /// `Request::Forward`.
+    pub(crate) fn forward(
+        &self,
+        session: &Arc<Session>,
+        op: &ForwardedOp,
+    ) -> Result<ForwardedResult, IpcError> {
+        if session.read_only {
+            return Err(no(libc::EROFS));
+        }
+        self.check_writable()?;
+        let malformed = op.entry.len() > HEADER_SIZE + PAYLOAD_MAX.max(BODY_MAX)
+            || op.cred.groups.len() > GROUPS_MAX
+            || op.number == 0;
+        if malformed {
+            return Err(no(libc::EINVAL));
+        }
+        // An unprivileged session acts for its own user only, whatever it says.
+        let mut own;
+        let op = if session.privileged {
+            op
+        } else {
+            own = op.clone();
+            own.cred = session.cred.clone();
+            &own
+        };
+        self.take_turn(session, op.number)?;
+        let result = self.forward_in_turn(session, op);
+        let mut last = session.turn.last.lock();
+        *last = (*last).max(op.number);
+        session.turn.next.notify_all();
+        drop(last);
+        result
+    }
+
+    /// Waits until all lower numbers of the session were carried out. One that was carried out already is
+    /// EALREADY.
+    fn take_turn(&self, session: &Arc<Session>, number: u64) -> Result<(), IpcError> {
+        let until_ms = self.now_ms() + self.env.config.wait_ms;
+        let mut last = session.turn.last.lock();
+        if number <= *last {
+            return Err(no(libc::EALREADY));
+        }
+        while number > last.saturating_add(1) {
+            if self.now_ms() >= until_ms {
+                return Err(no(libc::ETIMEDOUT));
+            }
+            self.nap(&session.turn.next, &mut last, Duration::from_millis(20));
+            if session.upcalls.is_closed() {
+                return Err(IpcError::Sealed);
+            }
+        }
+        Ok(())
+    }
+
+    fn forward_in_turn(&self, session: &Arc<Session>, op: &ForwardedOp) -> Result<ForwardedResult, IpcError> {
+        let einval = || no(libc::EINVAL);
+        let header = op.entry.get(..HEADER_SIZE).ok_or_else(einval)?;
+        let header = EntryHeader::read_from_bytes(header).map_err(|_| einval())?;
+        let parsed = LogOp::parse(&header, &op.entry[HEADER_SIZE..]).map_err(|_| einval())?;
+        if op.open && !matches!(parsed, LogOp::Create { .. })
+            || op.whiteout && !matches!(parsed, LogOp::Rename { exchange: false, .. })
+        {
+            return Err(einval());
+        }
+        let touched = touched(&parsed);
+        for key in &touched.keys {
+            if !session.knows(*key) || !self.known_inode(session, *key)? {
+                return Err(no(libc::ESTALE));
+            }
+        }
+        let by_name = ByName::of(&parsed);
+        if let Some(by_name) = &by_name {
+            self.may_go_by_name(by_name)?;
+            // In this order: what was missing when nobody was changing the directory, or went later, was
+            // missing at some moment of this call.
+            if self.is_as_digested(by_name) && self.find_by_name(session, by_name, op)?.is_none() {
+                return Err(no(libc::ENOENT));
+            }
+        }
+        if matches!(parsed, LogOp::Fallocate { .. }) {
+            // What it has allocated itself needs no space again.
+            self.digest_session(session, None)
+                .map_err(|error| self.refused(&error))?;
+        }
+        // As a session pays for what it logs: out of what is promised to nobody.
+        let space = self.space_for(session, &|| self.needs(&parsed, op))?;
+        let work = Work {
+            op,
+            parsed: &parsed,
+            space: &space,
+        };
+        let wait = Duration::from_millis(self.env.config.wait_ms);
+        // Two moves with disjoint leases could otherwise make a cycle.
+        let _moving = match touched.moves {
+            true => Some(self.one_move(wait).ok_or_else(|| no(libc::ETIMEDOUT))?),
+            false => None,
+        };
+        {
+            let sessions = self.locked();
+            if sessions.live(session.id).is_none() {
+                return Err(IpcError::Sealed);
+            }
+            if op.open && sessions.holds.count(session.id) >= HOLDS_MAX {
+                return Err(no(libc::EMFILE));
+            }
+        }
+        let result = match &by_name {
+            None => self.under_leases(session, work, &touched.keys, None)?,
+            Some(by_name) => self.forward_by_name(session, work, by_name)?,
+        };
+        if let Some(attr) = &result.attr {
+            session.learn(attr.key);
+        }
+        Ok(result)
+    }
+
+    /// Blocks that an operation takes at most; for an `fallocate` those of its holes, as digested.
+    fn needs(&self, parsed: &LogOp<'_>, op: &ForwardedOp) -> Result<u64, IpcError> {
+        match digest::blocks_missing(&self.store, parsed) {
+            Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
+            Ok(None) => Ok(cost(parsed, op)),
+            Err(error) => Err(self.refused(&error)),
+        }
+    }
+
+    /// The right to move directories, within `wait`. It is held while leases are waited for.
+    fn one_move(&self, wait: Duration) -> Option<MutexGuard<'_, ()>> {
+        if !self.env.clock.takes_turns() {
+            return self.sessions.rename.try_lock_for(wait);
+        }
+        let began = self.env.clock.moment();
+        loop {
+            match self.sessions.rename.try_lock() {
+                None if self.env.clock.moment() - began < wait => {
+                    self.env.clock.pause(Duration::from_millis(1))
+                }
+                guard => return guard,
+            }
+        }
+    }
+
+    /// Exclusive leases on `keys`, all at once, for a session of the daemon's own. They go with it.
+    fn exclusive(&self, keys: &[InodeKey]) -> Result<SessionId, IpcError> {
+        let owner = self.locked().table.internal_session();
+        let wants: Vec<_> = keys
+            .iter()
+            .map(|key| Want {
+                key: *key,
+                mode: LeaseMode::Write,
+            })
+            .collect();
+        if !wants.is_empty() {
+            let until_ms = self.now_ms() + self.env.config.wait_ms;
+            self.obtain(owner, &wants, until_ms)?;
+        }
+        Ok(owner)
+    }
+
+    /// Takes exclusive leases on `keys` for as long as the operation takes, and does it.
+    fn under_leases(
+        &self,
+        session: &Arc<Session>,
+        work: Work<'_>,
+        keys: &[InodeKey],
+        named: Option<InodeKey>,
+    ) -> Result<ForwardedResult, IpcError> {
+        let owner = self.exclusive(keys)?;
+        let mut result = self.apply(session, work, named);
+        let now_ms = self.now_ms();
+        let mut sessions = self.locked();
+        sessions.table.drop_session(owner);
+        for key in keys {
+            sessions.table.note_forwarded(*key, session.id, now_ms);
+        }
+        if let Ok(result) = &mut result {
+            let contended = |key: &&InodeKey| sessions.table.is_contended(**key, now_ms);
+            result.contended = keys.iter().filter(contended).copied().collect();
+        }
+        sessions.pump(now_ms);
+        drop(sessions);
+        self.free_or_leave();
+        Counters::bump(&self.counters.forwarded);
+        result
+    }
+
+    /// A rename of what has a name, whatever that is. The leases are asked for all at once, so it is looked
+    /// up before them and looked at again under them.
+    fn forward_by_name(
+        &self,
+        session: &Arc<Session>,
+        work: Work<'_>,
+        by_name: &ByName<'_>,
+    ) -> Result<ForwardedResult, IpcError> {
+        let op = work.op;
+        for _ in 0..LOOKS_MAX {
+            let named = self.find_by_name(session, by_name, op)?;
+            let mut keys = vec![by_name.dir, by_name.new_dir];
+            keys.extend(named);
+            keys.sort_unstable();
+            keys.dedup();
+            let Some(named) = named else {
+                // Perhaps it is in a log that is not digested; under the leases every log on these
+                // directories is.
+                self.under_leases_find(session, by_name, op, &keys)?;
+                continue;
+            };
+            match self.under_leases(session, work, &keys, Some(named)) {
+                // Another name, or none, by now.
+                Err(IpcError::Errno(libc::ESTALE | libc::ENOENT)) => {}
+                // Something is to be replaced: what that means, who asks must know.
+                Err(IpcError::Errno(libc::EEXIST)) => return Err(no(libc::EAGAIN)),
+                other => return other,
+            }
+        }
+        Err(no(libc::EAGAIN))
+    }
+
+    /// ENOENT if nothing has the name when all logs on its directory are digested.
+    fn under_leases_find(
+        &self,
+        session: &Session,
+        by_name: &ByName<'_>,
+        op: &ForwardedOp,
+        keys: &[InodeKey],
+    ) -> Result<(), IpcError> {
+        let owner = self.exclusive(keys)?;
+        let found = self.find_by_name(session, by_name, op);
+        let mut sessions = self.locked();
+        sessions.table.drop_session(owner);
+        sessions.pump(self.now_ms());
+        drop(sessions);
+        match found? {
+            Some(_) => Ok(()),
+            None => Err(no(libc::ENOENT)),
+        }
+    }
+
+    /// By name only in contended directories: elsewhere clients know the names under leases, and ask nothing.
+    fn may_go_by_name(&self, by_name: &ByName<'_>) -> Result<(), IpcError> {
+        let sessions = self.locked();
+        let now_ms = self.now_ms();
+        let contended = |dir| sessions.table.is_contended(dir, now_ms);
+        if contended(by_name.dir) && contended(by_name.new_dir) && !by_name.replaces {
+            Ok(())
+        } else {
+            Err(no(libc::EAGAIN))
+        }
+    }
+
+    /// Whether no client may be changing the directories at this moment: what is digested then is all that
+    /// there is.
+    fn is_as_digested(&self, by_name: &ByName<'_>) -> bool {
+        let sessions = self.locked();
+        !sessions.table.is_written(by_name.dir) && !sessions.table.is_written(by_name.new_dir)
+    }
+
+    /// What has the name, as digested; with the rights of the caller in both directories.
+    fn find_by_name(
+        &self,
+        session: &Session,
+        by_name: &ByName<'_>,
+        op: &ForwardedOp,
+    ) -> Result<Option<InodeKey>, IpcError> {
+        let found = digest::find_named(&self.store, client(session), by_name.dir, by_name.name, &op.cred)
+            .and_then(|found| {
+                if by_name.new_dir != by_name.dir {
+                    digest::find_named(
+                        &self.store,
+                        client(session),
+                        by_name.new_dir,
+                        by_name.new_name,
+                        &op.cred,
+                    )?;
+                }
+                Ok(found)
+            });
+        found.map_err(|error| match error {
+            ForwardError::Errno(errno) => no(errno),
+            ForwardError::Store(error) => self.refused(&error),
+        })
+    }
+
+    /// Whether there is such an inode, perhaps only in the session's own log yet.
+    fn known_inode(&self, session: &Arc<Session>, key: InodeKey) -> Result<bool, IpcError> {
+        if self.exists(key).map_err(|error| self.refused(&error))? {
+            return Ok(true);
+        }
+        Ok(self.locked().table.mode(session.id, key).is_some())
+    }
+
+    fn apply(
+        &self,
+        session: &Arc<Session>,
+        Work { op, parsed, space }: Work<'_>,
+        named: Option<InodeKey>,
+    ) -> Result<ForwardedResult, IpcError> {
+        // The session's own log comes first: what it has logged on other inodes may be named here.
+        self.digest_session(session, None)
+            .map_err(|error| self.refused(&error))?;
+        // A sealed log is not digested here: then this would come before what the session has logged.
+        if SessionPage::state(&*session.page) == PageState::Sealed {
+            return Err(IpcError::Sealed);
+        }
+        // Under the lease it is known what is allocated already.
+        if matches!(parsed, LogOp::Fallocate { .. }) && !space.fit(self.needs(parsed, op)?) {
+            return Err(no(libc::ENOSPC));
+        }
+        let client = client(session);
+        let view = LeaseView(self);
+        let env = self.environment(&view);
+        let change = self.begin_change();
+        let done = digest::apply_forwarded(&self.store, client, op, named, &env, &|blocks| {
+            space.spent(blocks)
+        });
+        let (applied, result) = match done {
+            Ok(done) => done,
+            Err(ForwardError::Errno(errno)) => return Err(no(errno)),
+            Err(ForwardError::Store(error)) => {
+                drop(change);
+                return Err(self.refused(&error));
+            }
+        };
+        // Before anybody else can find it, and remove it; and before one without a name counts as held by
+        // nobody.
+        if op.open
+            && let Some(attr) = &result.attr
+        {
+            let mut sessions = self.locked();
+            if sessions.live(session.id).is_some() {
+                sessions.holds.add(session.id, attr.key);
+            }
+        }
+        let rows = self.take_over(&applied);
+        drop(change);
+        self.write_rows(&rows).map_err(|error| self.refused(&error))?;
+        Ok(result)
+    }
+}

@@ -1,0 +1,525 @@
+//! Session handshake: session numbers, tokens, the change to shared mode, resumption.
+
+use crate::config::{Emulated, VerifyNvm};
+use crate::error::{no, refuse};
+use crate::kernel::KernelFs;
+use crate::process::ProcessId;
+use crate::session::state::{Session, SessionParts};
+use crate::session::table::{Phase, Reclaim, SessionEntry};
+use crate::user_segments::UserSegments;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use varve_format::session::SessionState;
+use varve_format::{InodeKey, LastForwarded, LogSeq, ROOT_INO, SessionId};
+use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
+use varve_store::StoreError;
+
+/// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
+/// dentries and attributes have expired.
+const ANNOUNCED_MOST_MS: u64 = 1_500;
+
+/// A session that was opened, for a client in this process.
+pub struct LocalSession {
+    /// The answer.
+    pub welcome: Welcome,
+    /// Upcalls.
+    pub upcalls: Arc<varve_ipc::UpcallQueue>,
+    /// The page.
+    pub page: Arc<varve_ipc::Page>,
+    /// The log; `None` for a session that only reads.
+    pub log: Option<Arc<dyn varve_media::Region>>,
+    /// The NVM region; privileged sessions only.
+    pub nvm: Option<Arc<dyn varve_media::Region>>,
+    /// What others map instead.
+    pub(crate) segments: Option<Arc<UserSegments>>,
+}
+
+impl KernelFs {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// `Protocol` for another version; `Errno` with EUSERS (too many sessions), ENOSPC (no room for its log)
+    /// and others.
+    pub fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
+        let _entered = self.begin_request()?;
+        if hello.version != PROTOCOL_VERSION {
+            return Err(IpcError::Protocol(format!(
+                "the daemon speaks version {PROTOCOL_VERSION}, the client {}",
+                hello.version
+            )));
+        }
+        if !self.is_privileged(peer.uid) && !self.env.config.users.admit(peer.uid) {
+            return Err(no(libc::EACCES));
+        }
+        if hello.held.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        if self.lifecycle.stopping.load(Ordering::Acquire) {
+            return Err(IpcError::Gone("the daemon is stopping".into()));
+        }
+        let predecessor = hello.resume.and_then(|token| self.end_predecessor(token, peer));
+        self.reap(self.now_ms());
+        self.check_room(peer)?;
+        let latched = self.store.latched();
+        let read_only = hello.read_only || latched.is_some();
+        let made = self.make_session(peer, &hello, read_only, predecessor.as_ref());
+        let session = Arc::new(made.inspect_err(|error| {
+            tracing::warn!(pid = peer.pid, "no session: {error}");
+        })?);
+        let shared = self.enter(&session, &hello, predecessor.as_ref());
+        if shared {
+            self.announce_company(session.id);
+        }
+        let newcomer = self
+            .locked()
+            .is_newcomer(predecessor.as_ref().map(|ended| ended.id));
+        if newcomer {
+            self.await_disbelief();
+        }
+        let root = self.store.get(ROOT_INO).map_err(|error| {
+            self.seal(session.id, "its opening failed", false);
+            self.finish_or_leave();
+            self.store.note_damage(&error);
+            refuse(&error)
+        })?;
+        let nvm = &self.store.devices().nvm;
+        let verify = self.env.config.verify_nvm_reads.on(self.logs.needs_sync());
+        let welcome = Welcome {
+            session: session.id,
+            token: session.token,
+            pool_uuid: self.store.pool_uuid(),
+            root: root.attr,
+            privileged: session.privileged,
+            acts_for: (!session.privileged).then(|| session.cred.clone()),
+            read_only,
+            latched: latched.map(|reason| reason.to_string()),
+            shared,
+            log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
+            log_max_bytes: self.env.config.log_limit(nvm.len_bytes()),
+            nvm_bytes: match &session.segments {
+                Some(segments) => segments.len_bytes(),
+                None => nvm.len_bytes(),
+            },
+            nvm_sums: (session.privileged && verify != VerifyNvm::Never)
+                .then(|| self.store.nvm_checksums_at()),
+            nvm_sums_once: verify == VerifyNvm::First,
+            nvm_emulated: self.env.config.emulate.contains(&Emulated::Nvm),
+            lease_ms: self.env.config.lease_ms,
+            wait_ms: self.env.config.wait_ms,
+            digest_percent: self.env.config.digest_percent,
+            read_ahead_bytes: self.env.config.read_ahead_bytes,
+            sync_ms: if self.logs.needs_sync() {
+                self.env.config.sync_ms
+            } else {
+                0
+            },
+            needs_sync: self.logs.needs_sync(),
+            seal: predecessor.as_ref().map(|ended| ended.seal.clone()),
+            last_forwarded: predecessor
+                .as_ref()
+                .map_or(LastForwarded::default(), |ended| ended.last_forwarded),
+            leases_max: self.leases_max(&session),
+            name_hash: session.privileged.then(|| self.store.hash_key()),
+            copies_at: session
+                .keeps_copies()
+                .then(|| self.logs.copies_at(session.process))
+                .flatten(),
+        };
+        Ok(LocalSession {
+            welcome,
+            upcalls: Arc::clone(&session.upcalls),
+            page: Arc::clone(&session.page),
+            log: session.log.clone(),
+            nvm: session.privileged.then(|| Arc::clone(nvm)),
+            segments: session.segments.clone(),
+        })
+    }
+
+    /// Seals and digests the session of this token, if it still lives, and finds what is kept of it.
+    fn end_predecessor(&self, token: u128, peer: Peer) -> Option<crate::session::table::Ended> {
+        let alive = {
+            let sessions = self.locked();
+            let mut entries = sessions.entries.values();
+            entries
+                .find(|member| member.session.token == token && member.session.peer.uid == peer.uid)
+                .map(|member| member.session.id)
+        };
+        if let Some(id) = alive {
+            self.seal_session(id, "its client resumes");
+            self.finish_sealed();
+            // Another thread may be at it.
+            let until_ms = self.now_ms() + self.env.config.wait_ms;
+            while self.locked().entries.contains_key(&id) {
+                if self.now_ms() >= until_ms || self.store.latched().is_some() {
+                    break;
+                }
+                self.env.clock.pause(std::time::Duration::from_millis(1));
+                self.finish_sealed();
+            }
+        }
+        let ended = {
+            let sessions = self.locked();
+            let mut all = sessions.ended.iter();
+            all.find(|ended| ended.token == token && ended.uid == peer.uid)
+                .cloned()
+        }?;
+        self.forget_unheard(&ended);
+        Some(ended)
+    }
+
+    /// The client of `ended` comes back, and knows its token: it knows how the session before that ended, and
+    /// has not heard of one that was to continue it (the answer was lost). It may not hear of the next one
+    /// either: `ended` itself is kept until it is heard of.
+    fn forget_unheard(&self, ended: &crate::session::table::Ended) {
+        let (living, forgotten) = {
+            let sessions = self.locked();
+            let unheard = |continues: Option<SessionId>| continues == Some(ended.id);
+            let entries = sessions.entries.values();
+            let living: Vec<_> = entries
+                .filter(|member| unheard(member.session.continues()))
+                .map(|member| member.session.id)
+                .collect();
+            let others = sessions.ended.iter().filter(|other| unheard(other.continues));
+            let forgotten: Vec<_> = others.map(|other| other.id).chain(ended.continues).collect();
+            (living, forgotten)
+        };
+        for id in living {
+            self.seal(id, "its client has not heard of it", false);
+            self.finish_or_leave();
+        }
+        for id in forgotten {
+            self.forget_ended(id);
+        }
+    }
+
+    /// Whether one more session may be. Ended sessions, which are only kept for their clients' return, make
+    /// room.
+    fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
+        let most = self.env.config.sessions_max as usize;
+        let own_most = if self.is_privileged(peer.uid) {
+            most
+        } else {
+            most.div_ceil(4)
+        };
+        loop {
+            let (all, living, own) = {
+                let sessions = self.locked();
+                let entries = sessions.entries.values();
+                let own = entries
+                    .filter(|member| member.session.peer.uid == peer.uid)
+                    .count();
+                (
+                    sessions.entries.len() + sessions.ended.len(),
+                    sessions.entries.len(),
+                    own,
+                )
+            };
+            if all < most && own < own_most {
+                return Ok(());
+            }
+            if living >= most || own >= own_most || !self.forget_crowd() {
+                return Err(no(libc::EUSERS));
+            }
+        }
+    }
+
+    /// Forgets the oldest ended session of the process that has most of them: one that opens session after
+    /// session does not keep others out. A client that keeps the rules has one for each of its mounts, and
+    /// needs the newest.
+    fn forget_crowd(&self) -> bool {
+        let oldest = {
+            let sessions = self.locked();
+            let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
+            for ended in &sessions.ended {
+                crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
+            }
+            crowds.into_values().max_by_key(|(count, _)| *count)
+        };
+        match oldest {
+            Some((count, id)) if count > 1 => {
+                self.forget_ended(id);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn make_session(
+        &self,
+        peer: Peer,
+        hello: &Hello,
+        read_only: bool,
+        predecessor: Option<&crate::session::table::Ended>,
+    ) -> Result<Session, IpcError> {
+        let id = if read_only {
+            let mut sessions = self.locked();
+            sessions.next_read_only += 1;
+            SessionId(sessions.next_read_only)
+        } else {
+            let taken = self.store.begin().and_then(|mut tx| {
+                let id = tx.next_session_id()?;
+                tx.commit()?;
+                Ok(id)
+            });
+            taken.map_err(|error| self.refused(&error))?
+        };
+        let token = match &self.env.tokens {
+            Some(tokens) => tokens(),
+            None => random_bytes().map(u128::from_le_bytes).map_err(|error| {
+                tracing::error!("no random numbers from /dev/urandom: {error}");
+                no(libc::EIO)
+            })?,
+        };
+        let limit = self.env.config.log_limit(self.store.devices().nvm.len_bytes());
+        let initial = self.env.config.log_initial_bytes.min(limit);
+        let area = self
+            .logs
+            .create(id, (!read_only).then_some((initial, limit)))
+            .map_err(|error| {
+                tracing::error!("no room for a session's log: {error}");
+                self.health.log_failed(id, None, &error);
+                no(if error.is_no_space() {
+                    libc::ENOSPC
+                } else {
+                    libc::EIO
+                })
+            })?;
+        area.page.set_committed_tx(self.store.newest_tx());
+        let privileged = self.is_privileged(peer.uid);
+        let segments = if privileged {
+            None
+        } else {
+            self.segments_of(peer.uid)
+        };
+        let session = Session::new(SessionParts {
+            id,
+            kind: hello.kind,
+            peer,
+            privileged,
+            read_only,
+            token,
+            created_ns: self.env.clock.now_ns(),
+            page: area.page,
+            log: area.log,
+            process: None,
+            // What it could name before it may name again.
+            known: predecessor.and_then(|ended| ended.known.clone()),
+            continues: predecessor.map(|ended| ended.id),
+            segments,
+        });
+        if !read_only {
+            let put = loop {
+                let put = self.store.begin().and_then(|mut tx| {
+                    tx.session_put(&session.row(SessionState::Live, LogSeq(0), LastForwarded::default()))?;
+                    tx.commit()
+                });
+                // The table of a small pool has fewer rows than there may be sessions.
+                if !matches!(put, Err(StoreError::TableFull(_))) || !self.forget_crowd() {
+                    break put;
+                }
+            };
+            put.map_err(|error| {
+                self.logs.remove(id);
+                self.refused(&error)
+            })?;
+        }
+        Ok(session)
+    }
+
+    /// Without them data is read by message.
+    fn segments_of(&self, uid: u32) -> Option<Arc<UserSegments>> {
+        let len_bytes = self.env.config.user_bytes;
+        let made = self
+            .segments
+            .of(uid, len_bytes, || self.logs.segment_file(uid, len_bytes));
+        made.unwrap_or_else(|error| {
+            tracing::warn!(
+                uid,
+                "no segments for a user, whose sessions read by message: {error}"
+            );
+            None
+        })
+    }
+
+    /// The new session is one of all from here on. Answers whether there are others.
+    fn enter(
+        &self,
+        session: &Arc<Session>,
+        hello: &Hello,
+        predecessor: Option<&crate::session::table::Ended>,
+    ) -> bool {
+        // Its client may not have been told what was made and opened for it: it is not among what it names.
+        let made = predecessor
+            .map(|ended| ended.last_forwarded)
+            .filter(|last| last.open)
+            .and_then(|last| last.made);
+        let held: Vec<_> = hello
+            .held
+            .iter()
+            .chain(&made)
+            .filter(|key| self.may_hold(session, **key, predecessor.is_some()))
+            .collect();
+        let mut sessions = self.locked();
+        let shared = sessions.is_shared(session.id);
+        let member = SessionEntry {
+            session: Arc::clone(session),
+            phase: Phase::Live,
+            announced: shared,
+            shared,
+            barriers: BTreeMap::new(),
+            reclaim: Reclaim::None,
+        };
+        session.page.set_watched(sessions.watches.generation());
+        sessions.entries.insert(session.id, member);
+        for key in held {
+            sessions.holds.add(session.id, *key);
+        }
+        shared
+    }
+
+    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten
+    /// when the daemon starts: then it keeps what belongs to its user.
+    fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
+        if session.knows(key) {
+            return true;
+        }
+        let own = resumes
+            && self
+                .store
+                .get_key(key)
+                .is_ok_and(|inode| inode.attr.uid == session.cred.uid);
+        if own {
+            session.learn(key);
+        }
+        own
+    }
+
+    /// Tells mounts that they are not alone any more, and waits until their kernels' caches have run out.
+    /// Bounded: one that does not say so is sealed.
+    fn announce_company(&self, newcomer: SessionId) {
+        let until_ms = self.now_ms() + self.env.config.lease_ms + ANNOUNCED_MOST_MS;
+        let mut announced: Vec<SessionId> = Vec::new();
+        {
+            let mut sessions = self.locked();
+            let lonely: Vec<_> = sessions
+                .entries
+                .iter()
+                .filter(|(id, member)| **id != newcomer && !member.shared)
+                .map(|(id, member)| (*id, member.session.kind))
+                .collect();
+            for (id, kind) in lonely {
+                if kind == ClientKind::Shim {
+                    if let Some(member) = sessions.entries.get_mut(&id) {
+                        member.announced = true;
+                    }
+                    sessions.send(id, Upcall::Sharing);
+                    announced.push(id);
+                } else if let Some(member) = sessions.entries.get_mut(&id) {
+                    member.shared = true;
+                }
+            }
+        }
+        for id in announced {
+            loop {
+                let mut sessions = self.locked();
+                let waiting = sessions
+                    .entries
+                    .get(&id)
+                    .is_some_and(|member| member.phase == Phase::Live && !member.shared);
+                if !waiting {
+                    break;
+                }
+                if self.now_ms() >= until_ms {
+                    drop(sessions);
+                    self.seal_session(id, "it did not give its kernel's caches up in time");
+                    self.finish_or_leave();
+                    break;
+                }
+                let time = std::time::Duration::from_millis(20);
+                self.nap(&self.sessions.sharing_changed, &mut sessions, time);
+            }
+        }
+    }
+
+    /// Waits until no kernel believes what a mount told it whose session is over.
+    fn await_disbelief(&self) {
+        loop {
+            let until = self.locked().believed.until;
+            let left = until.saturating_sub(self.env.clock.moment());
+            if left.is_zero() {
+                return;
+            }
+            self.env.clock.pause(left.min(Duration::from_millis(20)));
+        }
+    }
+
+    /// A mount's kernel caches have run out.
+    pub(crate) fn company_ack(&self, id: SessionId) {
+        if let Some(member) = self.locked().entries.get_mut(&id) {
+            // One that was told meanwhile that it is alone again says nothing of the next time that it is
+            // shared.
+            member.shared |= member.announced;
+        }
+        self.sessions.sharing_changed.notify_all();
+    }
+
+    /// Inodes that a client holds open.
+    pub(crate) fn hold(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if keys.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let keys: Vec<_> = keys
+            .iter()
+            .copied()
+            .filter(|key| self.may_hold(session, *key, true))
+            .collect();
+        self.locked().hold(session.id, &keys)
+    }
+
+    /// Last closes.
+    pub(crate) fn drop_holds(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if keys.len() > HELD_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        {
+            let mut sessions = self.locked();
+            for key in keys {
+                // A lease keeps the hold.
+                if sessions.table.mode(session.id, *key).is_none() {
+                    sessions.unhold(session.id, *key);
+                }
+            }
+        }
+        self.free_or_leave();
+        Ok(())
+    }
+
+    /// Frees inodes without a name here, unless there is a thread for it.
+    pub(crate) fn free_or_leave(&self) {
+        if self.locked().unheld.is_empty() {
+            return;
+        }
+        if self.lifecycle.background.load(Ordering::Acquire) {
+            self.lifecycle.bell.ring();
+        } else {
+            self.free_unheld();
+        }
+    }
+
+    /// Logs and latches as needed; what the client is told. That something cannot be read, also of the
+    /// metadata on slower tiers, is no reason to write nothing any more; the device has counted it.
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        self.note_error(error);
+        refuse(error)
+    }
+}
+
+/// Sixteen bytes that nobody can guess.
+pub(crate) fn random_bytes() -> std::io::Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

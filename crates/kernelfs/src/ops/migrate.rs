@@ -1,0 +1,273 @@
+//! Carries a policy's jobs out: a few blocks a transaction, like a digest of nobody's log. Decides nothing.
+//!
+//! A move is copy-on-write: blocks are copied, the map is changed by one journal record, and the old blocks
+//! wait until every session that may read them has been told. A crash leaves either map. There is nothing to
+//! resume: the policy looks at the pool as it is.
+
+use crate::digest::Applied;
+use crate::kernel::KernelFs;
+use crate::placement::{Catalog, Cause, Job, Move, PlacementStatus};
+use std::sync::atomic::Ordering;
+use varve_format::inode::{Content, Inode, InodeSlot};
+use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier, TxId};
+use varve_store::{DataTarget, OP_ROOM, Store, StoreError};
+
+/// Most blocks of one transaction, in which nothing else is committed: 1 MiB.
+const TX_BLOCKS: u64 = 256;
+/// Most moves of one transaction.
+const TX_MOVES: usize = 32;
+/// Slots of the inode table that one look passes at most.
+const SLOTS: usize = 4096;
+/// Steps of blocks that may wait for sessions.
+const UNRELEASED_STEPS: u64 = 16;
+
+/// The store as a policy sees it. Damage is left to fsck: a file that cannot be looked at is not moved.
+struct StoreCatalog<'s>(&'s Store);
+
+impl Catalog for StoreCatalog<'_> {
+    fn files(&self, from: Ino, most: usize) -> (Vec<InodeKey>, Option<Ino>) {
+        let (mut keys, mut next, mut slots) = (Vec::new(), None, 0);
+        let walked = self.0.for_each_inode_from(from, &mut |ino, slot| {
+            if slots == SLOTS || keys.len() == most {
+                next = Some(ino);
+                return false;
+            }
+            slots += 1;
+            if let InodeSlot::Used(inode) = slot
+                && movable(&inode)
+            {
+                keys.push(inode.attr.key);
+            }
+            true
+        });
+        if let Err(error) = walked {
+            tracing::warn!("the inode table cannot be read for placement: {error}");
+            self.0.note_damage(&error);
+        }
+        (keys, next)
+    }
+
+    fn extents(&self, key: InodeKey, from: FileBlock, most: usize) -> Vec<Extent> {
+        match self.0.get_key(key) {
+            Ok(inode) if movable(&inode) => self.0.map(key.ino, from, most).unwrap_or_default(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A regular file of which no unfinished truncation is to be cleared away.
+fn movable(inode: &Inode) -> bool {
+    matches!(inode.content, Content::File(_)) && (inode.orphan.is_none() || inode.attr.nlink == 0)
+}
+
+/// A move, and whether it was done: false if its blocks were not there any more.
+type Tried = (Move, bool);
+
+/// How a transaction of moves ended.
+enum Ended {
+    /// So many of the moves were dealt with.
+    Done { moves: usize, blocks: u64 },
+    /// There is no room at the target after all.
+    NoRoom,
+    /// The first move failed alone.
+    Bad(StoreError),
+    /// Nothing was moved, for another one's sake: to be tried alone.
+    Alone,
+}
+
+impl KernelFs {
+    /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
+    /// how many blocks were moved. Durable when this returns. Background threads call it; a deterministic
+    /// test calls it instead of them.
+    pub fn place(&self) -> u64 {
+        if self.lifecycle.stopping.load(Ordering::Acquire) || self.store.latched().is_some() {
+            return 0;
+        }
+        let Some(_turn) = self.placer.turn.try_lock() else {
+            return 0;
+        };
+        let catalog = StoreCatalog(&self.store);
+        let step = self.env.config.placement_step_blocks;
+        let jobs = self.placer.policy.plan(&self.store.space(), &catalog, step);
+        let mut total = 0;
+        let mut shown = Vec::with_capacity(jobs.len());
+        for mut job in jobs {
+            total += self.carry_job(&mut job);
+            let moved = &self.placer.moved[job.from as usize][job.to as usize];
+            shown.push(PlacementStatus {
+                from: job.from.name().into(),
+                to: job.to.name().into(),
+                cause: job.cause,
+                moved_blocks: moved.load(Ordering::Relaxed),
+                waiting: job.waiting,
+            });
+        }
+        let (cooled, waiting) = self.cool_metadata();
+        shown.extend(self.metadata_status(cooled, waiting));
+        *self.placer.jobs.lock() = shown;
+        total + cooled
+    }
+
+    /// Sends metadata to slower tiers before the NVM has too little room for more: how many blocks, and why
+    /// no more.
+    fn cool_metadata(&self) -> (u64, Option<String>) {
+        match self.store.demote_ahead() {
+            Ok(0) if self.store.demotes_in_vain() => {
+                (0, Some("waiting: no slower tier has room for metadata".into()))
+            }
+            Ok(blocks) => (blocks, None),
+            Err(error) => {
+                self.note_error(&error);
+                (0, Some(format!("waiting: {error}")))
+            }
+        }
+    }
+
+    /// The job, if there is something to say of it.
+    fn metadata_status(&self, cooled: u64, waiting: Option<String>) -> Option<PlacementStatus> {
+        (cooled > 0 || waiting.is_some()).then(|| PlacementStatus {
+            from: Tier::Nvm.name().into(),
+            to: "slower tiers".into(),
+            cause: Cause::Metadata,
+            moved_blocks: self.store.demotion_stats().away,
+            waiting,
+        })
+    }
+
+    fn carry_job(&self, job: &mut Job) -> u64 {
+        let need: u64 = job.moves.iter().map(|moved| u64::from(moved.len)).sum();
+        if need == 0 {
+            return 0;
+        }
+        let unreleased = self.store.pending_frees().blocks;
+        if unreleased > self.env.config.placement_step_blocks * UNRELEASED_STEPS {
+            job.waiting = Some(format!(
+                "waiting: sessions may still read {unreleased} freed blocks"
+            ));
+            return 0;
+        }
+        if self.space.host_room.get().is_some_and(|room| room(job.to) < need) {
+            job.waiting = Some(format!(
+                "waiting: the host's disk has no room for {}",
+                job.to.name()
+            ));
+            return 0;
+        }
+        // Until the old blocks are released both are taken: never out of what was promised to sessions, or is
+        // looked for.
+        let _beside = self.space.turn.try_read();
+        if _beside.is_none() || self.store.reserve(need).is_err() {
+            job.waiting = Some("waiting: the free space is promised to sessions".into());
+            return 0;
+        }
+        let moved = self.carry_moves(job);
+        self.store.unreserve(need);
+        moved
+    }
+
+    fn carry_moves(&self, job: &mut Job) -> u64 {
+        let (mut at, mut total, mut most) = (0, 0, TX_MOVES);
+        while at < job.moves.len() && !self.lifecycle.stopping.load(Ordering::Acquire) {
+            match self.carry_some(job, &job.moves[at..], most) {
+                Ended::Done { moves, blocks } => {
+                    at += moves.max(1);
+                    total += blocks;
+                    most = TX_MOVES;
+                }
+                Ended::Alone => most = 1,
+                Ended::NoRoom => {
+                    job.waiting = Some(format!("waiting: {} has no room", job.to.name()));
+                    break;
+                }
+                Ended::Bad(error) => {
+                    if error.stops_writing() {
+                        self.note_error(&error);
+                        job.waiting = Some(format!("waiting: {error}"));
+                        break;
+                    }
+                    let bad = job.moves[at];
+                    tracing::error!(key = %bad.key, block = bad.at.0, "data cannot be moved: {error}");
+                    self.store.note_damage(&error);
+                    self.placer.policy.failed(&bad);
+                    at += 1;
+                    most = TX_MOVES;
+                }
+            }
+        }
+        total
+    }
+
+    /// One transaction.
+    fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
+        let change = self.begin_change();
+        let ended = self.move_some(job, moves, most);
+        let (done, tx) = match ended {
+            Ok(done) => done,
+            Err((_, StoreError::NoSpace { .. })) => return Ended::NoRoom,
+            Err((0, error)) => return Ended::Bad(error),
+            Err((_, error)) if most == 1 || error.stops_writing() => return Ended::Bad(error),
+            Err(_) => return Ended::Alone,
+        };
+        let mut remapped: Vec<_> = done
+            .iter()
+            .filter(|(_, done)| *done)
+            .map(|(moved, _)| moved.key)
+            .collect();
+        remapped.dedup();
+        let changes = self.take_over(&Applied {
+            tx,
+            remapped,
+            ..Applied::default()
+        });
+        debug_assert!(changes.is_empty(), "moving frees no inode");
+        drop(change);
+        let mut blocks = 0;
+        for (moved, _) in done.iter().filter(|(_, done)| *done) {
+            blocks += u64::from(moved.len);
+            self.placer.policy.moved(job, moved);
+        }
+        self.placer.count(job.from, job.to, blocks);
+        Ended::Done {
+            moves: done.len(),
+            blocks,
+        }
+    }
+
+    /// Moves, and whether they were done or had become pointless. An error comes with the number of moves
+    /// done before it, which are undone.
+    fn move_some(
+        &self,
+        job: &Job,
+        moves: &[Move],
+        most: usize,
+    ) -> Result<(Vec<Tried>, TxId), (usize, StoreError)> {
+        let mut tx = self.store.begin_with_room().map_err(|error| (0, error))?;
+        let (mut done, mut blocks) = (Vec::new(), 0);
+        let enough = tx.room() / 2;
+        for moved in moves.iter().take(most) {
+            blocks += u64::from(moved.len);
+            let more = blocks <= TX_BLOCKS && tx.room() >= enough.max(2 * OP_ROOM);
+            if !done.is_empty() && !more {
+                break;
+            }
+            let there = match tx.get_key(moved.key) {
+                Ok(inode) => movable(&inode),
+                Err(StoreError::NoInode(_)) => false,
+                Err(error) => return Err((done.len(), error)),
+            };
+            let from = (job.from, moved.block);
+            let to = DataTarget::only(job.to);
+            let result = if there {
+                tx.migrate(moved.key.ino, moved.at, moved.len, from, to)
+            } else {
+                Ok(false)
+            };
+            match result {
+                Ok(did) => done.push((*moved, did)),
+                Err(error) => return Err((done.len(), error)),
+            }
+        }
+        let tx = tx.commit().map_err(|error| (done.len(), error))?;
+        Ok((done, tx))
+    }
+}

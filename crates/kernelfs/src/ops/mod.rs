@@ -1,0 +1,16 @@
+//! What a client or the clock asks for, one operation a file. Each takes the nouns below it; none calls
+//! another's inside.
+
+pub(crate) mod acquire;
+pub(crate) mod digest;
+pub(crate) mod forward;
+pub(crate) mod handshake;
+pub(crate) mod lifecycle;
+pub(crate) mod map;
+pub(crate) mod migrate;
+pub(crate) mod read;
+pub(crate) mod reserve;
+pub(crate) mod status;
+pub(crate) mod sync;
+pub(crate) mod teardown;
+pub(crate) mod watch;

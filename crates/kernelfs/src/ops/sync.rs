@@ -1,0 +1,111 @@
+//! `syncfs`: what returned before it is durable when it returns, whichever session did it. Owns the waiting;
+//! what makes a log durable here is its digest.
+//!
+//! A log is digested up to where its numbers have no gap, and a thread may be about to write the entry of a
+//! lower number than that of a call that has returned. So each log is looked at first for the highest number
+//! in it, and digested until that is reached.
+
+use crate::error::no;
+use crate::kernel::KernelFs;
+use crate::session::state::Session;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+use varve_format::{LogSeq, SessionId};
+use varve_ipc::IpcError;
+
+/// How often it is looked whether a gap is filled.
+const GAP_NAP: Duration = Duration::from_micros(200);
+
+/// What was made durable.
+#[derive(Debug, Serialize)]
+pub(crate) struct Synced {
+    /// Sessions whose logs were looked at.
+    sessions: usize,
+    /// Entries that were digested for it.
+    entries: u64,
+}
+
+impl KernelFs {
+    /// Makes durable what all sessions but `except` have logged.
+    ///
+    /// # Errors
+    /// EIO if the pool is latched or a log cannot be read, ENOSPC, ETIMEDOUT if a client leaves a gap in its
+    /// log for longer than `wait_ms`; every log was tried.
+    pub(crate) fn sync_all(&self, except: Option<SessionId>) -> Result<Synced, IpcError> {
+        if self.store.latched().is_some() {
+            return Err(no(libc::EIO));
+        }
+        let sessions: Vec<_> = {
+            let sessions = self.locked();
+            let others = sessions.entries.values().map(|member| &member.session);
+            others
+                .filter(|session| Some(session.id) != except)
+                .cloned()
+                .collect()
+        };
+        let newest: Vec<_> = sessions
+            .iter()
+            .map(|session| self.newest_logged(session))
+            .collect();
+        let mut result = self.digest_all().map_err(|error| self.refused(&error));
+        self.finish_sealed();
+        let mut entries = 0;
+        for (session, newest) in sessions.iter().zip(newest) {
+            let done = newest.and_then(|(digested, newest)| {
+                self.sync_session(session, newest)?;
+                Ok(newest.0.saturating_sub(digested.0))
+            });
+            match done {
+                Ok(done) => entries += done,
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        let sessions = sessions.len();
+        result.map(|()| Synced { sessions, entries })
+    }
+
+    /// How far a log is digested, and the highest number in it.
+    fn newest_logged(&self, session: &Session) -> Result<(LogSeq, LogSeq), IpcError> {
+        let reader = session.reader.lock();
+        let Some(log) = session.log.as_deref() else {
+            return Ok((reader.digested, reader.digested));
+        };
+        match reader.log.newest(log) {
+            Ok(newest) => Ok((reader.digested, newest.max(reader.digested))),
+            Err(error) => {
+                self.health
+                    .log_failed(session.id, Some(&session.log_trouble), &error);
+                Err(no(libc::EIO))
+            }
+        }
+    }
+
+    /// Has a log digested up to `newest`, or to its seal.
+    fn sync_session(&self, session: &Arc<Session>, newest: LogSeq) -> Result<(), IpcError> {
+        let most = Duration::from_millis(self.env.config.wait_ms);
+        let (mut began, mut before) = (self.env.clock.moment(), LogSeq(0));
+        loop {
+            let digested = self
+                .digest_session(session, None)
+                .map_err(|error| self.refused(&error))?;
+            if digested >= newest {
+                return Ok(());
+            }
+            // One that ended did not do what lies behind its seal; what lies before it is digested when it is
+            // gone.
+            self.seal_doomed();
+            self.finish_sealed();
+            if !self.locked().entries.contains_key(&session.id) {
+                return Ok(());
+            }
+            if digested > before {
+                (began, before) = (self.env.clock.moment(), digested);
+            }
+            if self.env.clock.moment() - began >= most {
+                return Err(no(libc::ETIMEDOUT));
+            }
+            self.env.clock.pause(GAP_NAP);
+        }
+    }
+}

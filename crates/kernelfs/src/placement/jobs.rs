@@ -1,0 +1,85 @@
+//! The policy in use, its jobs as operators see them, and what was moved. Moves nothing (`ops::migrate`).
+
+use super::{Cause, Placement};
+use crate::bell::Bell;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use varve_format::Tier;
+
+/// A job as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementStatus {
+    /// Where the blocks are: `nvm`, `ssd` or `hdd`.
+    pub from: String,
+    /// Where they go; of metadata `slower tiers`.
+    pub to: String,
+    /// Why they move.
+    pub cause: Cause,
+    /// Moved between the two since the daemon started, for either cause, in blocks of 4 KiB.
+    pub moved_blocks: u64,
+    /// What it waits for, if it does.
+    pub waiting: Option<String>,
+}
+
+impl fmt::Display for PlacementStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.cause {
+            Cause::Full => "cold data",
+            Cause::Warm => "warm data",
+            Cause::Metadata => "cold metadata",
+        };
+        let Self { from, to, .. } = self;
+        write!(
+            f,
+            "moving {what} from {from} to {to}: {} blocks",
+            self.moved_blocks
+        )?;
+        match &self.waiting {
+            Some(reason) => write!(f, " ({reason})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the mover remembers: for operators only.
+pub(crate) struct Placer {
+    /// Where new data goes, and what moves.
+    pub(crate) policy: Box<dyn Placement>,
+    /// One step at a time; never waited for by requests.
+    pub(crate) turn: Mutex<()>,
+    /// A leaf.
+    pub(crate) jobs: Mutex<Vec<PlacementStatus>>,
+    /// Blocks moved, by tiers.
+    pub(crate) moved: [[AtomicU64; 3]; 3],
+    pub(crate) moved_in: [AtomicU64; 3],
+    pub(crate) moved_out: [AtomicU64; 3],
+    pub(crate) bell: Bell,
+}
+
+impl Placer {
+    pub(crate) fn new(policy: Box<dyn Placement>) -> Self {
+        Self {
+            policy,
+            turn: Mutex::default(),
+            jobs: Mutex::default(),
+            moved: Default::default(),
+            moved_in: Default::default(),
+            moved_out: Default::default(),
+            bell: Bell::default(),
+        }
+    }
+
+    /// Jobs of the last step.
+    pub(crate) fn jobs(&self) -> Vec<PlacementStatus> {
+        self.jobs.lock().clone()
+    }
+
+    pub(crate) fn count(&self, from: Tier, to: Tier, blocks: u64) {
+        let (from, to) = (from as usize, to as usize);
+        self.moved[from][to].fetch_add(blocks, Ordering::Relaxed);
+        self.moved_out[from].fetch_add(blocks, Ordering::Relaxed);
+        self.moved_in[to].fetch_add(blocks, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,596 @@
+//! Logs and pages of sessions as files: live copies in memory files and, where the pool is on disk, backing
+//! files beside it. Owns their names and which of two copies counts; refuses to know what an entry is.
+
+use super::copies::CopyFiles;
+use super::segments::SegmentFiles;
+use super::stale::LeftLog;
+use crate::logs::{LogStore, SessionArea};
+use crate::process::ProcessId;
+use crate::user_segments::SegmentFile;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use varve_format::SessionId;
+use varve_format::log::{LIVE_HEADER_SIZE, LiveHeader};
+use varve_ipc::{CopiesAt, Descriptors, Page};
+use varve_media::emulated::{EmulatedRegion, NvmModel};
+use varve_media::{Backing, DeviceName, LiveLog, MappedOptions, MappedRegion, MediaError, Region};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Which copies the logs of earlier daemons were taken from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Recovered {
+    /// From memory: nothing that any call returned for is missing.
+    pub live: u64,
+    /// From disk: what was made durable before a power cut (or before the live copy was lost).
+    pub backing: u64,
+    /// Copies that were of another boot, another pool or damaged.
+    pub ignored: u64,
+}
+
+#[derive(Clone)]
+enum Files {
+    /// A live file and its backing file.
+    Backed(Arc<LiveLog>),
+    /// Memory only.
+    Memory(Arc<MappedRegion>),
+}
+
+impl Files {
+    fn region(&self) -> Arc<dyn Region> {
+        match self {
+            Self::Backed(log) => Arc::clone(log) as _,
+            Self::Memory(log) => Arc::clone(log) as _,
+        }
+    }
+}
+
+/// The copy of a log that the next start of the daemon uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogCopy {
+    /// Whose log.
+    pub session: SessionId,
+    /// The file.
+    pub path: PathBuf,
+    /// In memory; else on disk.
+    pub live: bool,
+}
+
+/// Logs of a pool of files.
+pub struct HostLogs {
+    live: PathBuf,
+    /// Directory of the backing files; `None` for a memory-only pool.
+    backing: Option<PathBuf>,
+    nvm: PathBuf,
+    boot_id: [u8; 16],
+    pool_uuid: [u8; 16],
+    open: Mutex<HashMap<SessionId, Files>>,
+    recovered: Mutex<Recovered>,
+    segments: SegmentFiles,
+    copies: CopyFiles,
+    /// What the daemon's reads of logs are slowed down to.
+    model: Option<NvmModel>,
+}
+
+pub(super) fn setup(path: &Path, what: &'static str, error: &io::Error) -> MediaError {
+    let device = DeviceName::from(path);
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => MediaError::NoSpace {
+            device,
+            off: 0,
+            len: 0,
+        },
+        errno => MediaError::Setup {
+            device,
+            what,
+            errno: errno.unwrap_or(libc::EIO),
+        },
+    }
+}
+
+/// Removes a file that may not be there.
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!("{} is left behind: {error}", path.display());
+    }
+}
+
+/// Numbers in file names `PREFIX<number>SUFFIX` of a directory; none if it is not there.
+fn numbers(dir: &Path, prefix: &str, suffix: &str) -> Result<Vec<SessionId>, MediaError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(setup(dir, "list it", &error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|error| setup(dir, "list it", &error))?.file_name();
+        let number = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok());
+        found.extend(number.map(SessionId));
+    }
+    Ok(found)
+}
+
+impl HostLogs {
+    /// Logs in `live`, with backing files in `backing` unless the pool is memory only. `nvm` is the file that
+    /// privileged clients map.
+    #[must_use]
+    pub fn new(
+        live: PathBuf,
+        backing: Option<PathBuf>,
+        nvm: PathBuf,
+        boot_id: [u8; 16],
+        pool_uuid: [u8; 16],
+    ) -> Self {
+        Self {
+            live,
+            backing,
+            nvm,
+            boot_id,
+            pool_uuid,
+            open: Mutex::default(),
+            recovered: Mutex::default(),
+            segments: SegmentFiles::default(),
+            copies: CopyFiles::default(),
+            model: None,
+        }
+    }
+
+    /// The same, with logs as slow as a model of NVM.
+    #[must_use]
+    pub const fn slowed_to(mut self, model: NvmModel) -> Self {
+        self.model = Some(model);
+        self
+    }
+
+    fn slowed(&self, log: Arc<dyn Region>) -> Arc<dyn Region> {
+        match self.model {
+            Some(model) => Arc::new(EmulatedRegion::new(log, model)),
+            None => log,
+        }
+    }
+
+    /// Removes the segments that an earlier daemon left: they are copies. Clients that map them keep their
+    /// mappings.
+    pub fn forget_segments(&self) {
+        SegmentFiles::remove_left(&self.live);
+    }
+
+    /// Removes the copies that clients keep of what they read: no session is left.
+    pub fn forget_copies(&self) {
+        CopyFiles::remove_all(&self.live);
+    }
+
+    /// Which copies were used for the sessions of earlier daemons.
+    #[must_use]
+    pub fn recovered(&self) -> Recovered {
+        self.recovered.lock().clone()
+    }
+
+    /// The logs that are there and which copy of each counts. Changes nothing.
+    ///
+    /// # Errors
+    /// A directory cannot be listed.
+    pub fn copies(&self) -> Result<Vec<LogCopy>, MediaError> {
+        let mut copies = Vec::new();
+        for session in LogStore::list(self)? {
+            let live = (self.log_path(session), true);
+            let backing = self.backing_path(session).map(|path| (path, false));
+            let found = std::iter::once(live)
+                .chain(backing)
+                .find(|(path, live)| self.belongs(path, session, *live));
+            copies.extend(found.map(|(path, live)| LogCopy { session, path, live }));
+        }
+        Ok(copies)
+    }
+
+    fn page_path(&self, session: SessionId) -> PathBuf {
+        self.live.join(format!("page-{session}"))
+    }
+
+    fn log_path(&self, session: SessionId) -> PathBuf {
+        self.live.join(format!("log-{session}"))
+    }
+
+    fn backing_path(&self, session: SessionId) -> Option<PathBuf> {
+        Some(self.backing.as_ref()?.join(format!("{session}.log")))
+    }
+
+    fn create_log(&self, session: SessionId, len_bytes: u64, max_bytes: u64) -> Result<Files, MediaError> {
+        let live = self.log_path(session);
+        let files = match self.backing_path(session) {
+            Some(backing) => Files::Backed(Arc::new(LiveLog::create(&live, &backing, len_bytes, max_bytes)?)),
+            None => {
+                let options = MappedOptions {
+                    backing: Backing::Shm,
+                    len_bytes,
+                    max_bytes,
+                    sparse: false,
+                };
+                Files::Memory(Arc::new(MappedRegion::create(&live, options)?))
+            }
+        };
+        let region = files.region();
+        let header = LiveHeader::new(self.boot_id, self.pool_uuid, session);
+        region.write(0, header.as_bytes())?;
+        region.sync(0, LIVE_HEADER_SIZE as u64)?;
+        if let Some(dir) = &self.backing {
+            varve_media::host::sync_dir(dir).map_err(|error| setup(dir, "sync it", &error))?;
+        }
+        Ok(files)
+    }
+
+    /// Whether a copy is of this pool and session, and (for a live one) of this boot.
+    fn belongs(&self, path: &Path, session: SessionId, live: bool) -> bool {
+        let mut bytes = [0; LIVE_HEADER_SIZE];
+        let read = File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut bytes));
+        let header = read.ok().and_then(|()| LiveHeader::read_from_bytes(&bytes).ok());
+        header.is_some_and(|header| {
+            header.is_valid()
+                && header.pool_uuid == self.pool_uuid
+                && header.session.get() == session.0
+                && (!live || header.boot_id == self.boot_id)
+        })
+    }
+
+    fn ignore(&self, path: &Path) {
+        self.recovered.lock().ignored += 1;
+        tracing::warn!(
+            "{} is of another boot or pool, or damaged; ignored",
+            path.display()
+        );
+    }
+
+    /// The copy of an earlier daemon's log that counts. It is only read from now on.
+    fn find(&self, session: SessionId) -> Result<Option<LeftLog>, MediaError> {
+        let open = |path: &Path| LeftLog::open(path).map_err(|error| setup(path, "open it", &error));
+        let live = self.log_path(session);
+        let backing = self.backing_path(session).filter(|path| path.exists());
+        if live.exists() {
+            if self.belongs(&live, session, true) {
+                let log = open(&live)?;
+                self.recovered.lock().live += 1;
+                return Ok(Some(log));
+            }
+            self.ignore(&live);
+            remove(&live);
+        }
+        let Some(backing) = backing else { return Ok(None) };
+        if !self.belongs(&backing, session, false) {
+            self.ignore(&backing);
+            return Ok(None);
+        }
+        let log = open(&backing)?;
+        self.recovered.lock().backing += 1;
+        Ok(Some(log))
+    }
+}
+
+impl LogStore for HostLogs {
+    fn create(&self, session: SessionId, log_bytes: Option<(u64, u64)>) -> Result<SessionArea, MediaError> {
+        // A session that was never committed may have left files of its name.
+        self.remove(session);
+        let path = self.page_path(session);
+        let made = Page::create(&path, session).map_err(|error| setup(&path, "create it", &error));
+        let page = made.inspect_err(|_| remove(&path))?;
+        let files = match log_bytes {
+            Some((len_bytes, max_bytes)) => Some(
+                self.create_log(session, len_bytes, max_bytes)
+                    .inspect_err(|_| self.remove(session))?,
+            ),
+            None => None,
+        };
+        let log = files.as_ref().map(|files| self.slowed(files.region()));
+        if let Some(files) = files {
+            self.open.lock().insert(session, files);
+        }
+        Ok(SessionArea {
+            page: Arc::new(page),
+            log,
+        })
+    }
+
+    fn pages(&self) -> Result<Vec<Arc<Page>>, MediaError> {
+        let mut pages = Vec::new();
+        for session in numbers(&self.live, "page-", "")? {
+            let path = self.page_path(session);
+            match Page::open(&path) {
+                Ok(page) => pages.push(Arc::new(page)),
+                // Cut off while it was made: no client has it.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => remove(&path),
+                Err(error) => return Err(setup(&path, "open it", &error)),
+            }
+        }
+        Ok(pages)
+    }
+
+    fn open(&self, session: SessionId) -> Result<Option<Arc<dyn Region>>, MediaError> {
+        Ok(self.find(session)?.map(|log| self.slowed(Arc::new(log))))
+    }
+
+    fn list(&self) -> Result<Vec<SessionId>, MediaError> {
+        let mut all: BTreeSet<_> = numbers(&self.live, "log-", "")?.into_iter().collect();
+        all.extend(numbers(&self.live, "page-", "")?);
+        if let Some(dir) = &self.backing {
+            all.extend(numbers(dir, "", ".log")?);
+        }
+        Ok(all.into_iter().collect())
+    }
+
+    fn remove(&self, session: SessionId) {
+        self.open.lock().remove(&session);
+        remove(&self.log_path(session));
+        remove(&self.page_path(session));
+        if let Some(path) = self.backing_path(session) {
+            remove(&path);
+        }
+    }
+
+    fn descriptors(&self, session: SessionId, privileged: bool) -> Result<Descriptors, MediaError> {
+        let path = self.page_path(session);
+        let page = Page::open_for_client(&path).map_err(|error| setup(&path, "open it", &error))?;
+        let mut descriptors = Descriptors {
+            page: Some(page),
+            ..Descriptors::default()
+        };
+        let files = self.open.lock().get(&session).cloned();
+        let share = |file: &File| {
+            let copy = file.try_clone();
+            copy.map(Into::into)
+                .map_err(|error| setup(&self.log_path(session), "share it", &error))
+        };
+        // Opened anew: flags and position of the daemon's own descriptor are not the client's to change.
+        let path = self.log_path(session);
+        let own = || {
+            let file = File::options().read(true).write(true).open(&path);
+            file.map(Into::into)
+                .map_err(|error| setup(&path, "open it", &error))
+        };
+        match files {
+            Some(Files::Backed(log)) => {
+                descriptors.log = Some(own()?);
+                if privileged {
+                    descriptors.log_backing = Some(share(log.backing_file())?);
+                }
+            }
+            Some(Files::Memory(_)) => descriptors.log = Some(own()?),
+            None => {}
+        }
+        if privileged {
+            let file = File::open(&self.nvm).map_err(|error| setup(&self.nvm, "open it", &error))?;
+            descriptors.nvm = Some(file.into());
+        }
+        Ok(descriptors)
+    }
+
+    fn segment_file(&self, uid: u32, len_bytes: u64) -> Result<Option<Box<dyn SegmentFile>>, MediaError> {
+        self.segments.make(&self.live, uid, len_bytes)
+    }
+
+    fn copies_at(&self, process: ProcessId) -> Option<CopiesAt> {
+        self.copies.of(&self.live, process)
+    }
+
+    fn drop_copies(&self, process: ProcessId) {
+        self.copies.drop_of(&self.live, process);
+    }
+
+    fn drop_left_copies(&self) {
+        self.copies.drop_left(&self.live);
+    }
+
+    fn sweep_copies(&self, lives: &dyn Fn(ProcessId) -> bool) {
+        self.copies.sweep(&self.live, lives);
+    }
+
+    fn needs_sync(&self) -> bool {
+        self.backing.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::{HostLogs, Recovered};
+    use crate::logs::LogStore;
+    use varve_format::SessionId;
+    use varve_ipc::{PageState, SessionPage};
+
+    const CHUNK: u64 = varve_format::log::CHUNK_BYTES;
+    const LIVE: u64 = varve_format::log::LIVE_HEADER_SIZE as u64;
+    const S: SessionId = SessionId(7);
+
+    struct Place {
+        dir: tempfile::TempDir,
+        backed: bool,
+    }
+
+    impl Place {
+        fn new(backed: bool) -> Self {
+            let shm = std::path::Path::new("/dev/shm");
+            let dir = if shm.is_dir() {
+                tempfile::tempdir_in(shm)
+            } else {
+                tempfile::tempdir()
+            }
+            .unwrap();
+            std::fs::create_dir(dir.path().join("live")).unwrap();
+            std::fs::create_dir(dir.path().join("logs")).unwrap();
+            std::fs::write(dir.path().join("nvm"), [0; 4096]).unwrap();
+            Self { dir, backed }
+        }
+
+        fn logs(&self, boot: u8) -> HostLogs {
+            let at = |name| self.dir.path().join(name);
+            HostLogs::new(
+                at("live"),
+                self.backed.then(|| at("logs")),
+                at("nvm"),
+                [boot; 16],
+                [9; 16],
+            )
+        }
+
+        fn files(&self) -> usize {
+            let count = |name| std::fs::read_dir(self.dir.path().join(name)).unwrap().count();
+            count("live") + count("logs")
+        }
+    }
+
+    #[test]
+    fn live_copy_is_used_when_only_the_daemon_ended() {
+        for backed in [true, false] {
+            let place = Place::new(backed);
+            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+            area.log.as_ref().unwrap().write(5000, b"not synced").unwrap();
+            let logs = place.logs(1);
+            assert_eq!(logs.list().unwrap(), [S]);
+            let copies = logs.copies().unwrap();
+            assert!(copies.len() == 1 && copies[0].session == S && copies[0].live);
+            logs.pages().unwrap()[0].seal();
+            assert_eq!(area.page.state(), PageState::Sealed);
+            let log = logs.open(S).unwrap().unwrap();
+            let mut back = [0; 10];
+            log.read(5000, &mut back).unwrap();
+            assert_eq!(&back, b"not synced");
+            assert_eq!(
+                logs.recovered(),
+                Recovered {
+                    live: 1,
+                    ..Recovered::default()
+                }
+            );
+            logs.remove(S);
+            assert_eq!(place.files(), 0);
+            assert!(logs.open(S).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn backing_is_used_when_the_live_copy_is_lost_or_of_another_boot() {
+        for lose in [true, false] {
+            let place = Place::new(true);
+            let area = place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+            let log = area.log.unwrap();
+            log.write(8192, b"synced").unwrap();
+            log.sync(8192, 6).unwrap();
+            log.write(1 << 20, b"lost").unwrap();
+            if lose {
+                std::fs::remove_file(place.dir.path().join("live/log-7")).unwrap();
+            }
+            let logs = place.logs(if lose { 1 } else { 2 });
+            let log = logs.open(S).unwrap().unwrap();
+            let mut back = [0; 6];
+            log.read(8192, &mut back).unwrap();
+            assert_eq!(&back, b"synced");
+            log.read(1 << 20, &mut back).unwrap();
+            assert_eq!(back, [0; 6]);
+            assert_eq!(
+                logs.recovered(),
+                Recovered {
+                    live: 0,
+                    backing: 1,
+                    ignored: u64::from(!lose)
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn live_copy_with_a_flipped_bit_in_its_header_is_not_taken() {
+        use varve_format::log::LIVE_HEADER_SIZE;
+        let place = Place::new(true);
+        let log = place
+            .logs(1)
+            .create(S, Some((CHUNK, CHUNK)))
+            .unwrap()
+            .log
+            .unwrap();
+        log.write(8192, b"synced").unwrap();
+        log.sync(8192, 6).unwrap();
+        drop(log);
+        let path = place.dir.path().join("live/log-7");
+        let sound = std::fs::read(&path).unwrap();
+        for bit in 0..LIVE_HEADER_SIZE * 8 {
+            let mut bytes = sound.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).unwrap();
+            let logs = place.logs(1);
+            let mut back = [0; 6];
+            logs.open(S).unwrap().unwrap().read(8192, &mut back).unwrap();
+            assert_eq!(&back, b"synced");
+            let recovered = logs.recovered();
+            assert_eq!((recovered.backing, recovered.ignored), (1, 1), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn log_opens_whatever_length_its_client_gave_it() {
+        for len in [LIVE, 4095, 5000, CHUNK / 2, 3 * CHUNK + 17, 1 << 40] {
+            for shorten in ["live/log-7", "logs/7.log"] {
+                let place = Place::new(true);
+                place.logs(1).create(S, Some((CHUNK, 4 * CHUNK))).unwrap();
+                let file = std::fs::File::options()
+                    .write(true)
+                    .open(place.dir.path().join(shorten))
+                    .unwrap();
+                file.set_len(len).unwrap();
+                if shorten.starts_with("logs") {
+                    std::fs::remove_file(place.dir.path().join("live/log-7")).unwrap();
+                }
+                let log = place.logs(1).open(S).unwrap().unwrap();
+                assert_eq!(log.len_bytes(), len);
+                // It shrinks while it is read.
+                file.set_len(0).unwrap();
+                let mut bytes = [1; 64];
+                log.read(0, &mut bytes).unwrap();
+                assert_eq!(bytes, [0; 64]);
+            }
+        }
+    }
+
+    #[test]
+    fn copies_are_ignored_when_they_are_of_another_session_or_memory_of_another_boot() {
+        let place = Place::new(false);
+        place.logs(1).create(S, Some((CHUNK, CHUNK))).unwrap();
+        let live = place.dir.path().join("live");
+        std::fs::copy(live.join("log-7"), live.join("log-8")).unwrap();
+        let logs = place.logs(1);
+        assert!(logs.open(SessionId(8)).unwrap().is_none());
+        assert!(place.logs(2).open(S).unwrap().is_none());
+        assert_eq!(logs.recovered().ignored, 1);
+    }
+
+    #[test]
+    fn descriptors_reach_the_same_files() {
+        let place = Place::new(true);
+        let logs = place.logs(1);
+        let area = logs.create(S, Some((CHUNK, 2 * CHUNK))).unwrap();
+        let fds = logs.descriptors(S, true).unwrap();
+        let client = varve_media::LiveLog::from_fds(
+            fds.log.unwrap(),
+            fds.log_backing.unwrap(),
+            "log".into(),
+            2 * CHUNK,
+        )
+        .unwrap();
+        varve_media::Region::write(&client, 4096, b"hello").unwrap();
+        let mut back = [0; 5];
+        area.log.unwrap().read(4096, &mut back).unwrap();
+        assert_eq!(&back, b"hello");
+        assert!(fds.page.is_some() && fds.nvm.is_some());
+        let fds = logs.descriptors(S, false).unwrap();
+        assert!(fds.log.is_some() && fds.log_backing.is_none() && fds.nvm.is_none());
+        logs.create(SessionId(9), None).unwrap();
+        let fds = logs.descriptors(SessionId(9), false).unwrap();
+        assert!(fds.log.is_none() && fds.log_backing.is_none() && fds.nvm.is_none());
+    }
+}

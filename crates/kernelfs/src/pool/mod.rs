@@ -1,0 +1,29 @@
+//! A pool of plain files on this machine: its directory and configuration, its live directory, its logs, its
+//! devices, the daemon on a socket. Everything that the rest of the crate does not know about the host.
+
+mod copies;
+mod daemon;
+mod destroy;
+mod devices;
+mod files;
+mod live;
+mod logs;
+mod prefault;
+mod readonly;
+mod report;
+mod segments;
+mod service;
+pub mod size;
+mod space;
+mod spec;
+mod stale;
+
+pub use daemon::{HostDaemon, explain};
+pub use destroy::{Destroyed, Orphan, orphans};
+pub use files::{HostPool, LAYOUT_VERSION, PoolLock, TOML, create_pool, uuid_text};
+pub use logs::{HostLogs, LogCopy, Recovered};
+pub use readonly::{ReadOnlyDevice, ScratchDevice, ScratchRegion};
+pub use report::{CheckItem, CheckReport, describe, describe_loss};
+pub use service::HostService;
+pub use space::HostSpace;
+pub use spec::{NvmSpec, PoolSpec, TierSpec};

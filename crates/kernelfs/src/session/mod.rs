@@ -1,0 +1,5 @@
+//! Sessions: their state, the table of all of them, requests in flight.
+
+pub(crate) mod inflight;
+pub(crate) mod state;
+pub(crate) mod table;

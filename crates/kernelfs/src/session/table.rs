@@ -1,0 +1,438 @@
+//! What all sessions share, under one lock. Owns leases, holds, rows and who waits; never touches media, and
+//! never waits for anything but itself.
+
+use crate::digest::queue::DigestQueue;
+use crate::error::no;
+use crate::leases::grants::GrantTable;
+use crate::leases::{Decision, Holds, Table, Ticket};
+use crate::session::state::{Known, Session, unlearn};
+use crate::watches::Watches;
+use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
+use varve_ipc::{BELIEVED_MOST, IpcError, ReleaseItem, Upcall};
+
+/// Where a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Logs and asks.
+    Live,
+    /// Its page says SEALED; its leases are kept until its log is digested.
+    Sealing,
+}
+
+/// A session and what others need to know of it.
+pub(crate) struct SessionEntry {
+    pub(crate) session: Arc<Session>,
+    pub(crate) phase: Phase,
+    /// Sharing was announced to this mount.
+    pub(crate) announced: bool,
+    /// The mount has acknowledged sharing; its kernel caches no dentries or attributes.
+    pub(crate) shared: bool,
+    /// Barriers not acknowledged yet.
+    pub(crate) barriers: BTreeMap<TxId, Barrier>,
+    /// Whether its unused credits are waited for.
+    pub(crate) reclaim: Reclaim,
+}
+
+/// How far a session is with giving unused credits back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Reclaim {
+    /// Nobody has asked, or it has answered for all that it was granted.
+    #[default]
+    None,
+    /// It was asked and must have answered by then.
+    Requested { until_ms: u64 },
+    /// It has answered before it knew of all that it was granted: whoever waits asks again.
+    Repeat { until_ms: u64 },
+}
+
+/// A barrier that a session has not obeyed yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Barrier {
+    /// Until when it must have.
+    pub(crate) until_ms: u64,
+    /// Messages that it was sent in and that are not acknowledged.
+    pub(crate) parts: usize,
+}
+
+/// A sealed session whose client may still come back.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) id: SessionId,
+    pub(crate) token: u128,
+    pub(crate) uid: u32,
+    pub(crate) process: crate::process::ProcessId,
+    pub(crate) seal: Seal,
+    pub(crate) last_forwarded: LastForwarded,
+    /// The session that it continued, if its client was never heard of in this one.
+    pub(crate) continues: Option<SessionId>,
+    /// Its holds count until then; `None`: as long as its process lives.
+    pub(crate) holds_until_ms: Option<u64>,
+    /// It has a row on media.
+    pub(crate) row: bool,
+    /// What it could name; `None` if the daemon was started since.
+    pub(crate) known: Option<Known>,
+}
+
+/// How a request for leases ended.
+#[derive(Debug)]
+pub(crate) enum WaitOutcome {
+    Granted(Decision),
+    /// The session is over.
+    Over,
+    /// The pool became read-only.
+    Latched,
+}
+
+/// A waiting thread.
+pub(crate) struct LeaseWaiter {
+    pub(crate) woken: Arc<Condvar>,
+    pub(crate) verdict: Option<WaitOutcome>,
+}
+
+/// Most inodes that one session keeps alive.
+pub(crate) const HOLDS_MAX: usize = 1 << 20;
+
+/// The sessions, and what others wait for.
+pub(crate) struct Sessions {
+    pub(crate) table: Mutex<SessionTable>,
+    /// A mount has given its kernel's caches up.
+    pub(crate) sharing_changed: Condvar,
+    /// One move of a directory to another parent at a time.
+    pub(crate) rename: Mutex<()>,
+}
+
+impl Sessions {
+    pub(crate) fn new(table: SessionTable) -> Self {
+        Self {
+            table: Mutex::new(table),
+            sharing_changed: Condvar::new(),
+            rename: Mutex::new(()),
+        }
+    }
+}
+
+pub(crate) struct SessionTable {
+    pub(crate) table: Table,
+    pub(crate) holds: Holds,
+    pub(crate) rows: GrantTable,
+    pub(crate) entries: BTreeMap<SessionId, SessionEntry>,
+    pub(crate) ended: Vec<Ended>,
+    /// Sessions of an earlier daemon whose clients may come back yet.
+    pub(crate) earlier: BTreeSet<SessionId>,
+    pub(crate) waiters: HashMap<Ticket, LeaseWaiter>,
+    /// Sessions of an earlier daemon whose logs are digested now: they are no members any more.
+    pub(crate) revived: BTreeMap<SessionId, Arc<Session>>,
+    /// To be sealed by whoever finds time, and why.
+    pub(crate) doomed: BTreeMap<SessionId, &'static str>,
+    /// Sealed on media; their logs are still to be digested.
+    pub(crate) to_finish: Vec<(Arc<Session>, Seal, bool)>,
+    /// Sealed on media; digesting them failed for want of space.
+    pub(crate) unfinished: Vec<(Arc<Session>, Seal, bool)>,
+    /// Sessions that asked for a digest and do not wait for it.
+    pub(crate) to_digest: DigestQueue,
+    /// Inodes that lost their last hold: freed if they have no name.
+    pub(crate) unheld: BTreeSet<InodeKey>,
+    /// Since when there has been one session at most.
+    pub(crate) alone_since_ms: u64,
+    pub(crate) believed: Believed,
+    pub(crate) latched: bool,
+    pub(crate) watches: Watches,
+    pub(crate) next_read_only: u64,
+    /// Newest transaction when each change under way began: what it frees is newer.
+    pub(crate) changes: BTreeMap<u64, TxId>,
+    pub(crate) next_change: u64,
+}
+
+/// What kernels go on believing that mounts told them whose sessions are over.
+#[derive(Debug, Default)]
+pub(crate) struct Believed {
+    /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody is let in before who was not
+    /// there already.
+    pub(crate) until: Duration,
+    /// Sessions that were over then: who continues one of these was not there.
+    pub(crate) absent: BTreeSet<SessionId>,
+}
+
+/// Sessions without a row are numbered from here.
+pub(crate) const READ_ONLY_SESSIONS: u64 = 1 << 62;
+
+impl SessionTable {
+    pub(crate) fn new(table: Table) -> Self {
+        Self {
+            table,
+            holds: Holds::default(),
+            rows: GrantTable::default(),
+            entries: BTreeMap::new(),
+            ended: Vec::new(),
+            earlier: BTreeSet::new(),
+            waiters: HashMap::new(),
+            revived: BTreeMap::new(),
+            doomed: BTreeMap::new(),
+            to_finish: Vec::new(),
+            unfinished: Vec::new(),
+            to_digest: DigestQueue::default(),
+            unheld: BTreeSet::new(),
+            alone_since_ms: 0,
+            believed: Believed::default(),
+            latched: false,
+            watches: Watches::default(),
+            next_read_only: READ_ONLY_SESSIONS,
+            changes: BTreeMap::new(),
+            next_change: 0,
+        }
+    }
+
+    /// A mount that was alone loses its session: its kernel goes on believing for a while what it was told
+    /// until now. `absent`: sessions that are over, without its own.
+    pub(crate) fn note_believed(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
+        if self.believed.until < now {
+            self.believed.absent.clear();
+        }
+        self.believed.until = now + BELIEVED_MOST;
+        self.believed.absent.extend(absent);
+    }
+
+    /// Whether a client that continues this session, or none, may change what a kernel believes.
+    pub(crate) fn is_newcomer(&self, continues: Option<SessionId>) -> bool {
+        continues.is_none_or(|id| self.believed.absent.contains(&id))
+    }
+
+    /// Whether a client of an earlier daemon may come back yet.
+    pub(crate) fn awaits_earlier(&mut self) -> bool {
+        let waits = |id: &SessionId| {
+            self.ended.iter().any(|ended| ended.id == *id)
+                || self.revived.contains_key(id)
+                || [&self.to_finish, &self.unfinished]
+                    .iter()
+                    .any(|list| list.iter().any(|(session, ..)| session.id == *id))
+        };
+        self.earlier.retain(waits);
+        !self.earlier.is_empty()
+    }
+
+    /// Grants what can be granted, asks back what is waited for, and marks sessions that are late. To be
+    /// called after every change and when time has passed.
+    pub(crate) fn pump(&mut self, now_ms: u64) {
+        if self.latched {
+            for seat in self.waiters.values_mut().filter(|seat| seat.verdict.is_none()) {
+                seat.verdict = Some(WaitOutcome::Latched);
+                seat.woken.notify_all();
+            }
+        }
+        for decision in self.table.decide(now_ms) {
+            if !Table::is_internal(decision.session) {
+                for lease in &decision.leases {
+                    self.holds.add(decision.session, lease.key);
+                }
+            }
+            match self.waiters.get_mut(&decision.ticket) {
+                Some(seat) if seat.verdict.is_none() => {
+                    seat.woken.notify_all();
+                    seat.verdict = Some(WaitOutcome::Granted(decision));
+                }
+                _ => self.table.undo(decision.session, &decision.leases, now_ms),
+            }
+        }
+        let revocations = self.table.revocations(now_ms);
+        self.send_revocations(&revocations);
+        for ticket in self.table.with_news() {
+            if let Some(seat) = self.waiters.get(&ticket) {
+                seat.woken.notify_all();
+            }
+        }
+        for session in self.table.expired(now_ms) {
+            // One that is sealed already keeps its leases until its log is digested.
+            if self.live(session).is_none() || self.doomed.contains_key(&session) {
+                continue;
+            }
+            tracing::debug!(%session, late = ?self.table.late_leases(session, now_ms), "leases are late");
+            self.doomed
+                .insert(session, "it did not give a lease back in time");
+        }
+        for (id, member) in &self.entries {
+            if member.barriers.values().any(|barrier| now_ms >= barrier.until_ms) {
+                self.doomed
+                    .insert(*id, "it did not let go of moved blocks in time");
+            }
+            if matches!(member.reclaim, Reclaim::Requested { until_ms } if now_ms >= until_ms) {
+                self.doomed
+                    .insert(*id, "it did not give unused space back in time");
+            }
+        }
+    }
+
+    pub(crate) fn send_revocations(&mut self, revocations: &[crate::leases::Revocation]) {
+        for revocation in revocations {
+            let upcall = Upcall::Revoke {
+                key: revocation.key,
+                lease: revocation.lease,
+                keep: revocation.keep,
+            };
+            self.send(revocation.session, upcall);
+        }
+    }
+
+    /// Puts an upcall into a session's queue; one that takes no more is doomed.
+    pub(crate) fn send(&mut self, session: SessionId, upcall: Upcall) {
+        let Some(member) = self.entries.get(&session) else {
+            return;
+        };
+        if member.phase == Phase::Live && !member.session.upcalls.push(upcall) {
+            self.doomed.insert(session, "it does not take its messages");
+        }
+    }
+
+    /// Asks a session for the credits that it does not use, unless it was asked already.
+    pub(crate) fn reclaim(&mut self, id: SessionId, until_ms: u64) {
+        if let Some(member) = self.entries.get_mut(&id)
+            && member.phase == Phase::Live
+            && !matches!(member.reclaim, Reclaim::Requested { .. })
+        {
+            member.reclaim = Reclaim::Requested { until_ms };
+            self.send(id, Upcall::ReclaimReservations);
+        }
+    }
+
+    /// Whether credits of these sessions may still come back; asks those again that have answered too soon.
+    pub(crate) fn reclaims(&mut self, asked: &[SessionId], now_ms: u64) -> bool {
+        let mut under_way = false;
+        for id in asked {
+            let Some(member) = self.entries.get(id) else {
+                continue;
+            };
+            let has = member.session.credits.load(Ordering::Acquire) > 0;
+            under_way |= match (member.phase, member.reclaim) {
+                // All of them when its log is digested; one that cannot be is tried later.
+                (Phase::Sealing, _) => has && !self.unfinished.iter().any(|(session, ..)| session.id == *id),
+                (Phase::Live, Reclaim::None) => false,
+                (Phase::Live, Reclaim::Requested { .. }) => true,
+                (Phase::Live, Reclaim::Repeat { until_ms }) if now_ms < until_ms => {
+                    self.reclaim(*id, until_ms);
+                    true
+                }
+                (Phase::Live, Reclaim::Repeat { .. }) => {
+                    self.doomed
+                        .insert(*id, "it does not hear what space it was granted");
+                    true
+                }
+            };
+        }
+        under_way
+    }
+
+    /// The live session of that number.
+    pub(crate) fn live(&self, id: SessionId) -> Option<Arc<Session>> {
+        let member = self.entries.get(&id)?;
+        (member.phase == Phase::Live).then(|| Arc::clone(&member.session))
+    }
+
+    /// The session of that number, whatever becomes of it.
+    pub(crate) fn any(&self, id: SessionId) -> Option<&Arc<Session>> {
+        let member = self.entries.get(&id).map(|member| &member.session);
+        member.or_else(|| self.revived.get(&id))
+    }
+
+    /// The session of these requests is over.
+    pub(crate) fn end_waits(&mut self, tickets: &[Ticket]) {
+        for ticket in tickets {
+            if let Some(seat) = self.waiters.get_mut(ticket)
+                && seat.verdict.is_none()
+            {
+                seat.verdict = Some(WaitOutcome::Over);
+                seat.woken.notify_all();
+            }
+        }
+    }
+
+    /// How many changes a lease that is given back was good for. Where the client did not count them, at most
+    /// those that it logged at all.
+    pub(crate) fn changes_under(&self, session: SessionId, item: &ReleaseItem) -> u64 {
+        if item.changes != u32::MAX {
+            return u64::from(item.changes);
+        }
+        let row = self.rows.find(session, item.key);
+        row.map_or(0, |row| (item.last_seq.0 + 1).saturating_sub(row.first_seq.0))
+    }
+
+    /// Whether a session shares the pool with another.
+    pub(crate) fn is_shared(&self, session: SessionId) -> bool {
+        self.entries.keys().any(|other| *other != session)
+    }
+
+    /// A session holds `key` no more.
+    pub(crate) fn unhold(&mut self, session: SessionId, key: InodeKey) {
+        if let Some(member) = self.entries.get(&session) {
+            member.session.forget_rights(key);
+        }
+        if self.holds.remove(session, key) {
+            self.unheld.insert(key);
+        }
+    }
+
+    /// Inodes, or numbers of inodes that were never made, are gone: no session names them any more, and none
+    /// that comes back does.
+    pub(crate) fn unlearn(&self, keys: &[InodeKey]) {
+        for member in self.entries.values() {
+            member.session.unlearn(keys);
+        }
+        for known in self.ended.iter().filter_map(|ended| ended.known.as_ref()) {
+            unlearn(known, keys);
+        }
+    }
+
+    /// `session` keeps these inodes from now on.
+    ///
+    /// # Errors
+    /// `Sealed`: what a session that is over kept, nobody would let go; EMFILE.
+    pub(crate) fn hold(&mut self, session: SessionId, keys: &[InodeKey]) -> Result<(), IpcError> {
+        if self.live(session).is_none() {
+            return Err(IpcError::Sealed);
+        }
+        if self.holds.count(session) + keys.len() > HOLDS_MAX {
+            return Err(no(libc::EMFILE));
+        }
+        for key in keys {
+            self.holds.add(session, *key);
+        }
+        Ok(())
+    }
+
+    /// What transactions up to here freed is read by nobody any more: those below the oldest barrier under
+    /// way, and those before the oldest change whose barriers are not known yet.
+    pub(crate) fn reader_horizon(&self) -> TxId {
+        let barriers = self
+            .entries
+            .values()
+            .filter_map(|member| member.barriers.keys().next());
+        let oldest = barriers.map(|tx| TxId(tx.0.saturating_sub(1)));
+        oldest
+            .chain(self.changes.values().copied())
+            .min()
+            .unwrap_or(TxId(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SessionTable;
+    use crate::leases::{Limits, Table};
+    use varve_format::{InodeKey, LeaseNo, SessionId};
+    use varve_ipc::IpcError;
+
+    #[test]
+    fn session_that_is_over_holds_nothing_more() {
+        let limits = Limits {
+            min_hold_ms: 2,
+            lease_ms: 100,
+        };
+        let mut sessions = SessionTable::new(Table::new(limits, LeaseNo(1)));
+        let (ended, key) = (SessionId(3), InodeKey::new(16, 1));
+        assert_eq!(sessions.hold(ended, &[key]), Err(IpcError::Sealed));
+        assert!(!sessions.holds.held(key, &[]), "it would be kept for ever");
+    }
+}

@@ -1,0 +1,130 @@
+//! Reading directories and symbolic links.
+
+use varve_format::{FileKind, InodeKey};
+use varve_ipc::{Cred, DirEntry, Request, Response};
+
+use super::{Target, directory};
+use crate::dir_cache::Asking;
+use crate::errno::{Errno, OpError, Result};
+use crate::lease::Node;
+use crate::session::{Mount, Session};
+
+/// Most entries asked for at once.
+pub(super) const PAGE_MAX: usize = 1024;
+
+/// Takes in what a page that starts at `cookie` says of names, while the question stands; where the next one
+/// starts.
+pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u64> {
+    let next = entries.last().map(|entry| entry.next_cookie);
+    let names = entries.iter().map(|entry| {
+        let (key, kind) = (entry.key, entry.kind);
+        (&*entry.name, Target { key, kind })
+    });
+    dir.names.lock().take_page(cookie, names, next);
+    next
+}
+
+/// A page of a directory of which all names are known here, as the daemon would give it when everything is
+/// digested.
+fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<Vec<DirEntry>> {
+    let order = session.welcome.name_hash.as_ref()?;
+    let names = dir.names.lock();
+    let page = names.page(order, cookie, max)?;
+    let entry = |(next_cookie, name, target): (u64, &[u8], Target)| DirEntry {
+        name: name.to_vec(),
+        key: target.key,
+        kind: target.kind,
+        next_cookie,
+        attr: None,
+    };
+    Some(page.into_iter().map(entry).collect())
+}
+
+/// A page of a directory. If not all names are known here our own changes of it are digested first, so that
+/// the daemon knows them: the order and the cookies are the pool's either way.
+/// Attributes come with it where `attrs` wants them and the daemon knows them.
+pub(crate) fn readdir(
+    mount: &Mount,
+    dir: InodeKey,
+    cookie: u64,
+    max: usize,
+    attrs: bool,
+) -> Result<Vec<DirEntry>> {
+    let max = max.clamp(1, PAGE_MAX) as u32;
+    mount.look(|session| {
+        let pins = session.pin_read(dir)?;
+        let node = pins.node(dir)?;
+        directory(session, node, &Cred::root(), 0)?;
+        if !attrs && let Some(entries) = known_page(session, node, cookie, max as usize) {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
+            return Ok(entries);
+        }
+        let last = node.inode.read().last_seq;
+        session.digest(last)?;
+        let _asking = Asking::all(&node.names);
+        let answer = session.call(Request::ReadDir {
+            dir,
+            cookie,
+            max,
+            attrs,
+        })?;
+        let Response::Entries(mut entries) = answer else {
+            return Err(OpError::Failed(Errno(libc::EIO)));
+        };
+        let digested = session.page.digested();
+        {
+            let mut names = node.names.lock();
+            for entry in &entries {
+                names.learn(
+                    &entry.name,
+                    Some(Target {
+                        key: entry.key,
+                        kind: entry.kind,
+                    }),
+                    digested,
+                );
+            }
+        }
+        // They are known by now: only how far the directory is read is new.
+        take_in(node, cookie, &entries);
+        // The daemon gives an ordinary user's session no leases on what it has not looked up.
+        if session.welcome.privileged {
+            session.leases.listed(entries.iter().map(|entry| entry.key));
+        }
+        for entry in entries.iter_mut().filter(|_| attrs) {
+            // What we may have changed is not yet what the daemon says.
+            if let Some(child) = session.node(entry.key)
+                && child.mode().is_some()
+            {
+                let attr = child.inode.attr();
+                entry.attr = if child.mode().is_some() && attr.mode != 0 {
+                    Some(attr)
+                } else {
+                    None
+                };
+            }
+        }
+        Ok(entries)
+    })
+}
+
+/// Target of a symbolic link.
+pub(crate) fn readlink(mount: &Mount, key: InodeKey) -> Result<Vec<u8>> {
+    mount.look(|session| {
+        let pins = session.pin_read(key)?;
+        let node = pins.node(key)?;
+        if node.inode.read().attr.kind() != FileKind::Symlink {
+            return Err(OpError::Failed(Errno(libc::EINVAL)));
+        }
+        if let Some(target) = node.target.get() {
+            return Ok(target.clone());
+        }
+        match session.call(Request::ReadLink { key })? {
+            Response::Bytes(target) => {
+                let _ = node.target.set(target.clone());
+                Ok(target)
+            }
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        }
+    })
+}

@@ -1,0 +1,5 @@
+//! Operations on one file: opening, reading and writing, attributes, extended attributes. Knows no paths.
+
+pub(crate) mod attr;
+pub(crate) mod open;
+pub(crate) mod xattr;

@@ -1,0 +1,191 @@
+//! Where the digested blocks of one file lie, as far as it was asked: a window of the file's map. Owned by
+//! the inode's lock.
+
+use varve_format::{FileBlock, Tier};
+use varve_ipc::MappedExtent;
+
+/// Most runs kept for one file; more start the window anew.
+const RUNS_MAX: usize = 1 << 16;
+/// Extents asked for at once.
+pub(crate) const ASK_EXTENTS: u32 = 1024;
+
+/// What lies at a block, below the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Below {
+    /// On a medium: tier, block on it, and how many follow there.
+    Mapped(Tier, u64, u64),
+    /// A hole or unwritten: zeros for so many blocks.
+    Zeros(u64),
+    /// Not known: ask for the map from this block on.
+    Unknown,
+}
+
+/// The known part of a file's map.
+pub(crate) struct ExtentCache {
+    /// Grows with every invalidation; an answer that was asked for before one is not kept.
+    version: u64,
+    /// Blocks `from..to` are known.
+    from: u64,
+    to: u64,
+    runs: Vec<MappedExtent>,
+}
+
+impl ExtentCache {
+    pub(crate) const fn new() -> Self {
+        Self {
+            version: 1,
+            from: 0,
+            to: 0,
+            runs: Vec::new(),
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn invalidate(&mut self) {
+        self.version += 1;
+        (self.from, self.to) = (0, 0);
+        self.runs.clear();
+    }
+
+    /// The file was just made: it has no digested blocks, and the daemon does not know it yet.
+    pub(crate) fn set_empty(&mut self) {
+        self.runs.clear();
+        (self.from, self.to) = (0, u64::MAX);
+    }
+
+    /// Where to ask for the map from, when `block` is not known: on from the known part as long as it may
+    /// grow, so that a file read at random is mapped once.
+    pub(crate) const fn ask_from(&self, block: u64) -> u64 {
+        if block >= self.to && self.from == 0 && self.runs.len() + ASK_EXTENTS as usize <= RUNS_MAX {
+            self.to
+        } else {
+            block
+        }
+    }
+
+    pub(crate) const fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// What lies at `block`.
+    #[inline]
+    pub(crate) fn find(&self, block: u64) -> Below {
+        if block < self.from || block >= self.to {
+            return Below::Unknown;
+        }
+        let at = self
+            .runs
+            .partition_point(|run| run.file_block.0 + u64::from(run.len) <= block);
+        match self.runs.get(at) {
+            Some(run) if run.file_block.0 <= block => {
+                let skip = block - run.file_block.0;
+                let rest = u64::from(run.len) - skip;
+                if run.unwritten {
+                    Below::Zeros(rest)
+                } else {
+                    Below::Mapped(run.tier, run.block.0 + skip, rest)
+                }
+            }
+            Some(run) => Below::Zeros(run.file_block.0.min(self.to) - block),
+            None => Below::Zeros(self.to - block),
+        }
+    }
+
+    /// Blocks of NVM around `block`, within `least..limit`, that lie one after another: first block, its
+    /// place, how many.
+    pub(crate) fn around(&self, block: u64, least: u64, limit: u64) -> Option<(u64, u64, u64)> {
+        let at = self
+            .runs
+            .partition_point(|run| run.file_block.0 + u64::from(run.len) <= block);
+        let run = self.runs.get(at)?;
+        if run.file_block.0 > block || run.unwritten || run.tier != Tier::Nvm {
+            return None;
+        }
+        let first = run.file_block.0.max(least);
+        let end = (run.file_block.0 + u64::from(run.len)).min(limit);
+        Some((first, run.block.0 + (first - run.file_block.0), end - first))
+    }
+
+    /// Takes the answer to a question for the map from `from` on, asked when the version was `version`.
+    /// `end`: nothing is beyond. Refuses runs that are not in order.
+    pub(crate) fn learn(&mut self, version: u64, from: u64, mut runs: Vec<MappedExtent>, end: bool) {
+        if version != self.version {
+            return;
+        }
+        // A run may begin before the block that was asked for.
+        if let Some(first) = runs.first_mut()
+            && first.file_block.0 < from
+        {
+            let skip = from - first.file_block.0;
+            if skip >= u64::from(first.len) {
+                return;
+            }
+            first.file_block = FileBlock(from);
+            first.len -= skip as u32;
+            first.block.0 += skip;
+        }
+        let mut to = from;
+        for run in &runs {
+            if run.file_block.0 < to || run.len == 0 {
+                return;
+            }
+            to = run.file_block.0 + u64::from(run.len);
+        }
+        if end {
+            to = u64::MAX;
+        }
+        if from != self.to || self.runs.len() + runs.len() > RUNS_MAX {
+            self.runs.clear();
+            self.from = from;
+        }
+        self.runs.append(&mut runs);
+        self.to = to;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Below, ExtentCache};
+    use varve_format::{BlockNo, FileBlock, Tier};
+    use varve_ipc::MappedExtent;
+
+    fn run(file_block: u64, len: u32, block: u64) -> MappedExtent {
+        MappedExtent {
+            file_block: FileBlock(file_block),
+            len,
+            tier: Tier::Nvm,
+            block: BlockNo(block),
+            unwritten: false,
+        }
+    }
+
+    #[test]
+    fn extents_are_found_in_windows_that_grow() {
+        let mut cache = ExtentCache::new();
+        assert_eq!(cache.find(0), Below::Unknown);
+        cache.learn(1, 0, vec![run(0, 2, 100), run(5, 5, 200)], false);
+        assert_eq!(cache.find(1), Below::Mapped(Tier::Nvm, 101, 1));
+        assert_eq!(cache.find(3), Below::Zeros(2));
+        assert_eq!(cache.find(10), Below::Unknown);
+        cache.learn(1, 10, vec![run(8, 4, 300)], true);
+        assert_eq!(cache.find(9), Below::Mapped(Tier::Nvm, 204, 1));
+        assert_eq!(cache.find(10), Below::Mapped(Tier::Nvm, 302, 2));
+        assert!(matches!(cache.find(12), Below::Zeros(n) if n > 1 << 40));
+    }
+
+    #[test]
+    fn extents_are_not_kept_when_asked_before_an_invalidation() {
+        let mut cache = ExtentCache::new();
+        let asked = cache.version();
+        cache.invalidate();
+        cache.learn(asked, 0, vec![run(0, 2, 100)], true);
+        assert_eq!(cache.find(0), Below::Unknown);
+    }
+
+    #[test]
+    fn extents_out_of_order_are_refused() {
+        let mut cache = ExtentCache::new();
+        cache.learn(1, 0, vec![run(4, 2, 100), run(5, 5, 200)], true);
+        assert_eq!(cache.find(4), Below::Unknown);
+    }
+}

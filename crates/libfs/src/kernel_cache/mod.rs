@@ -1,0 +1,8 @@
+//! What the kernel above a mount may keep: names and attributes (`dentries`), pages of files (`pages`). Knows
+//! no leases.
+
+pub(crate) mod dentries;
+pub(crate) mod pages;
+
+pub use dentries::{Answer, Asked};
+pub use pages::{KernelCall, PageUse};

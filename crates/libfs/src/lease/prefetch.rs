@@ -1,0 +1,283 @@
+//! Lease prefetch: which further leases a request for a missing one asks for, and how many. As readahead does
+//! for bytes, it replaces a message for each file by one for many: programs walk through what they have
+//! listed (`find`, `rm -r`), and through trees in the order in which they were made (`tar`, `cp -a`, a
+//! build), and files made one after another have consecutive numbers. Listed inodes and consecutive numbers,
+//! reading and writing, have a window each: it grows while prefetched leases are used, and shrinks while they
+//! are not.
+
+use std::sync::Arc;
+use varve_format::{InodeKey, LeaseNo};
+use varve_ipc::{LeaseMode, NEAR_MAX, Near, Want};
+
+use super::listed::Listed;
+use super::node::Node;
+use crate::hash::KeyMap;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, Ordering};
+
+/// First window, and the one after a pause.
+const FIRST: u32 = 4;
+/// After so many requests without neighbours they are tried again.
+const PAUSE: u32 = 64;
+
+/// With so many listed ones no numbers are asked for beside them.
+const LISTED_ENOUGH: usize = 16;
+/// So many listed inodes are looked at for each that is asked for: leases on the others are held.
+const LOOKED_AT: usize = 8;
+/// With so many leases that may come too late it is looked which still can.
+const LATE_MANY: usize = 256;
+
+/// Of one mode and one source.
+#[derive(Debug)]
+struct Window {
+    size: AtomicU32,
+    /// Came ahead since the window last changed.
+    given: AtomicU32,
+    /// Of them, used.
+    used: AtomicU32,
+    /// Requests since the window was closed.
+    alone: AtomicU32,
+}
+
+impl Window {
+    fn new() -> Self {
+        Self {
+            size: AtomicU32::new(FIRST),
+            given: AtomicU32::new(0),
+            used: AtomicU32::new(0),
+            alone: AtomicU32::new(0),
+        }
+    }
+
+    /// How many to ask for now. Not exact where threads meet; that harms nothing.
+    fn next(&self) -> u32 {
+        let mut size = self.size.load(Ordering::Relaxed);
+        if size == 0 {
+            if self.alone.fetch_add(1, Ordering::Relaxed) < PAUSE {
+                return 0;
+            }
+            self.alone.store(0, Ordering::Relaxed);
+            size = FIRST;
+        } else if self.given.load(Ordering::Relaxed) >= size {
+            let given = self.given.swap(0, Ordering::Relaxed);
+            let used = self.used.swap(0, Ordering::Relaxed);
+            if 2 * used >= given {
+                size = (2 * size).min(u32::from(NEAR_MAX));
+            } else if 8 * used < given {
+                size /= 2;
+            }
+        }
+        self.size.store(size, Ordering::Relaxed);
+        size
+    }
+}
+
+/// Where a lease that comes ahead comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Listed,
+    Numbers,
+}
+
+/// The windows of a session.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    /// As [`slot`] numbers them.
+    windows: [Window; 4],
+    listed: Mutex<Listed>,
+    asking: Mutex<UnderWay>,
+}
+
+/// Requests with neighbours whose answers were not taken in yet. They may bring leases that nobody here has
+/// named.
+#[derive(Debug, Default)]
+struct UnderWay {
+    /// When each began, as the count of all until then.
+    began: Vec<u64>,
+    count: u64,
+    /// Leases that are gone already, perhaps with the node that knew: the highest number of each inode, and
+    /// what had begun by then.
+    late: KeyMap<(LeaseNo, u64)>,
+}
+
+/// Which window; a node keeps it, plus one.
+const fn slot(source: Source, mode: LeaseMode) -> usize {
+    2 * (source as usize) + mode as usize
+}
+
+/// A request with neighbours, until its answer was taken in.
+pub(super) struct Asking<'a> {
+    ahead: &'a Ahead,
+    began: u64,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut asking = self.ahead.asking.lock();
+        asking.began.retain(|began| *began != self.began);
+        // What was gone before they began they cannot bring.
+        match asking.began.iter().min().copied() {
+            None => asking.late = KeyMap::default(),
+            Some(oldest) if asking.late.len() >= LATE_MANY => {
+                asking.late.retain(|_, (_, count)| *count >= oldest)
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl Ahead {
+    pub(crate) fn new() -> Self {
+        Self {
+            windows: std::array::from_fn(|_| Window::new()),
+            listed: Mutex::new(Listed::default()),
+            asking: Mutex::new(UnderWay::default()),
+        }
+    }
+
+    const fn window(&self, source: Source, mode: LeaseMode) -> &Window {
+        &self.windows[slot(source, mode)]
+    }
+
+    /// A page of a directory was listed.
+    pub(super) fn listed(&self, keys: impl Iterator<Item = InodeKey>) {
+        self.listed.lock().add(keys);
+    }
+
+    /// Which neighbours to ask for together with these leases: those of the one that is missing. `nodes` are
+    /// those that are known.
+    pub(super) fn wish(
+        &self,
+        asked: &[(&Arc<Node>, Want)],
+        nodes: &KeyMap<Arc<Node>>,
+    ) -> Option<(Near, Asking<'_>)> {
+        let mut missing = asked.iter().filter(|(node, want)| node.mode() < Some(want.mode));
+        let (_, want) = missing.next()?;
+        if missing.next().is_some() {
+            return None;
+        }
+        let mode = want.mode;
+        let these = self.next_listed(want, nodes)?;
+        let window = self.window(Source::Listed, mode);
+        window.given.fetch_add(these.len() as u32, Ordering::Relaxed);
+        let count = if these.len() < LISTED_ENOUGH {
+            u16::try_from(self.window(Source::Numbers, mode).next()).ok()?
+        } else {
+            0
+        };
+        if count == 0 && these.is_empty() {
+            return None;
+        }
+        let near = Near {
+            these,
+            after: want.key.ino,
+            count,
+            mode,
+        };
+        Some((near, self.asking()))
+    }
+
+    /// A request with neighbours begins.
+    fn asking(&self) -> Asking<'_> {
+        let mut asking = self.asking.lock();
+        asking.count += 1;
+        let began = asking.count;
+        asking.began.push(began);
+        Asking { ahead: self, began }
+    }
+
+    /// What was listed and comes next. `None`: leases on that are here already, and this one only missed
+    /// them.
+    fn next_listed(&self, want: &Want, nodes: &KeyMap<Arc<Node>>) -> Option<Vec<InodeKey>> {
+        let mut listed = self.listed.lock();
+        listed.asked(want.key);
+        let held = |key: &InodeKey| nodes.get(key).filter(|node| node.mode() >= Some(want.mode));
+        let mut behind = listed.behind(want.key).peekable();
+        let Some(first) = behind.peek() else {
+            return Some(Vec::new());
+        };
+        if held(first).is_some_and(|node| node.ahead.load(Ordering::Relaxed) != 0) {
+            return None;
+        }
+        let count = self.window(Source::Listed, want.mode).next() as usize;
+        let missing = behind.take(LOOKED_AT * count).filter(|key| held(key).is_none());
+        Some(missing.take(count).collect())
+    }
+
+    /// Lease `number` is gone, or will be. If its grant is on its way here it comes too late; the node may be
+    /// gone by then, too.
+    pub(super) fn note_gone(&self, key: InodeKey, number: LeaseNo) {
+        let mut asking = self.asking.lock();
+        if asking.began.is_empty() {
+            return;
+        }
+        let count = asking.count;
+        let (known, then) = asking.late.entry(key).or_insert((number, count));
+        *known = (*known).max(number);
+        *then = count;
+    }
+
+    /// Whether a lease is gone that an answer brings now.
+    pub(super) fn comes_too_late(&self, key: InodeKey, number: LeaseNo) -> bool {
+        let asking = self.asking.lock();
+        asking.late.get(&key).is_some_and(|(late, _)| number <= *late)
+    }
+
+    /// A lease came ahead that was asked for with `near`.
+    pub(super) fn came(&self, node: &Node, mode: LeaseMode, near: &Near) {
+        let source = if near.these.binary_search(&node.key()).is_ok() {
+            Source::Listed
+        } else {
+            // Of the others it counts what is there at all, not what was asked for.
+            self.window(Source::Numbers, mode)
+                .given
+                .fetch_add(1, Ordering::Relaxed);
+            Source::Numbers
+        };
+        node.ahead.store(1 + slot(source, mode) as u32, Ordering::Relaxed);
+    }
+
+    /// What came ahead is used.
+    #[cold]
+    pub(super) fn used(&self, node: &Node) {
+        let slot = match node.ahead.swap(0, Ordering::Relaxed) {
+            0 => return,
+            plus_one => plus_one as usize - 1,
+        };
+        if let Some(window) = self.windows.get(slot) {
+            window.used.fetch_add(1, Ordering::Relaxed);
+        }
+        self.listed.lock().asked(node.key());
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::{FIRST, PAUSE, Window};
+    use crate::sync::atomic::Ordering;
+    use varve_ipc::NEAR_MAX;
+
+    /// Asks `times`, with the share of what came that is used in percent; the last window.
+    fn after(window: &Window, times: u32, percent: u32) -> u32 {
+        let mut size = 0;
+        for _ in 0..times {
+            size = window.next();
+            window.given.fetch_add(size, Ordering::Relaxed);
+            window.used.fetch_add(size * percent / 100, Ordering::Relaxed);
+        }
+        size
+    }
+
+    #[test]
+    fn window_grows_while_it_is_used_and_closes_while_it_is_not() {
+        let window = Window::new();
+        assert_eq!(after(&window, 1, 100), FIRST);
+        assert_eq!(after(&window, 20, 100), u32::from(NEAR_MAX));
+        assert_eq!(after(&window, 20, 30), u32::from(NEAR_MAX));
+        assert_eq!(after(&window, 20, 0), 0);
+        // Tried again after a while, and not for long.
+        let tries = (0..10 * PAUSE).filter(|_| after(&window, 1, 0) > 0).count();
+        assert!((1..60).contains(&tries), "{tries}");
+        assert_eq!(after(&window, PAUSE + 20, 100), u32::from(NEAR_MAX));
+    }
+}

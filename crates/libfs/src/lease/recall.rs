@@ -1,0 +1,512 @@
+//! Recall: gives leases back. A state machine that never blocks on an inode: each event moves one lease a
+//! step on. The worker alone runs it.
+
+use crossbeam_channel::Sender;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use varve_format::{InodeKey, LeaseNo, LogSeq};
+use varve_ipc::{HELD_MAX, IpcError, RELEASED_MAX, ReleaseItem, Request};
+
+use super::node::{Node, Phase};
+use super::table::{Leases, Revoked};
+use crate::kernel_cache::pages::{ALL, Drops, drop_all};
+use crate::options::{CacheObserver, Copies};
+use crate::seeded::{Bug, armed};
+use crate::sync::spawn;
+
+/// Pause before a release that was refused is sent again.
+const RELEASE_AGAIN: Duration = Duration::from_millis(2);
+/// Numbers that are given back in one request.
+const SPARE_AT_ONCE: usize = RELEASED_MAX / 2;
+/// So often the kernel drops a file's pages while what the lease suffices for goes on; if it still fills them
+/// again, all calls wait.
+const OPEN_PASSES: u32 = 8;
+
+/// What moves the worker.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Event {
+    /// The daemon wants a lease back.
+    Revoke {
+        /// Inode.
+        key: InodeKey,
+        /// Which grant.
+        number: LeaseNo,
+    },
+    /// A request of our own wants a lease given back.
+    GiveBack {
+        /// Inode.
+        key: InodeKey,
+        /// Which grant; a newer one stays.
+        number: LeaseNo,
+    },
+    /// Something changed about this inode: a last pin ended, or a request waits for more.
+    Look(InodeKey),
+    /// The kernel has dropped its pages, in the pass of this number.
+    Dropped(InodeKey, u64),
+    /// The last open of this inode is gone.
+    Closed(InodeKey),
+    /// Too many leases.
+    Trim,
+    /// The session ends.
+    Stop,
+}
+
+struct Withdrawal {
+    node: Arc<Node>,
+    number: LeaseNo,
+    /// The kernel drops its pages, and has not answered.
+    pass: Option<Pass>,
+    /// How often it was told to.
+    passes: u32,
+    /// It takes too long: it is told once more when the lease is gone.
+    late: bool,
+    /// Pages that it waits for calls with stay until the lease is gone.
+    late_pages: bool,
+    started: Duration,
+}
+
+/// One pass over a file's pages in the kernel.
+struct Pass {
+    number: u64,
+    /// Calls that had begun to wait with pages locked when it began. For those that come later it may wait,
+    /// so it is begun anew.
+    held: u64,
+}
+
+/// What giving back needs of the session.
+pub(crate) trait Surroundings {
+    /// Highest number that may have been logged for the inode, which is at rest.
+    fn last_seq(&self, node: &Node) -> LogSeq;
+    /// Highest number in the log.
+    fn log_last(&self) -> LogSeq;
+    /// Whether this mount has it open.
+    fn is_open(&self, key: InodeKey) -> bool;
+    /// The caches above.
+    fn observer(&self) -> Option<Arc<dyn CacheObserver>>;
+    /// Who keeps copies in the process.
+    fn copies(&self) -> Option<Arc<dyn Copies>> {
+        None
+    }
+}
+
+/// Leases that are being given back.
+pub(crate) struct Withdrawals {
+    leases: Arc<Leases>,
+    events: Sender<Event>,
+    under_way: HashMap<InodeKey, Withdrawal>,
+    ready: Vec<InodeKey>,
+    /// Leases that never reached us.
+    unknown: Vec<ReleaseItem>,
+    /// Numbers that directories kept whose leases are gone: nobody waits for them, and there may be
+    /// thousands.
+    spare: Vec<ReleaseItem>,
+    /// Inodes that are no longer open, and not leased.
+    dropped: Vec<InodeKey>,
+    /// After this long the kernel's answer is not waited for.
+    patience: Duration,
+    /// Passes over the kernel's pages so far.
+    passes: u64,
+    revoked: u64,
+}
+
+impl Withdrawals {
+    pub(crate) fn new(leases: Arc<Leases>, events: Sender<Event>, lease_ms: u64) -> Self {
+        Self {
+            leases,
+            events,
+            under_way: HashMap::new(),
+            ready: Vec::new(),
+            unknown: Vec::new(),
+            spare: Vec::new(),
+            dropped: Vec::new(),
+            patience: Duration::from_millis(lease_ms / 2),
+            passes: 0,
+            revoked: 0,
+        }
+    }
+
+    /// Takes an event in. Nothing is sent until [`flush`](Self::flush).
+    pub(crate) fn take(&mut self, event: Event, around: &dyn Surroundings) {
+        match event {
+            Event::Revoke { key, number } => match self.leases.revoked(key, number) {
+                Revoked::Held(node) => self.begin(node, number, around),
+                Revoked::Early => {}
+                Revoked::Unknown { replaced } => {
+                    // If the daemon holds it against us after all, everything that we may have logged under
+                    // it counts.
+                    self.unknown.push(ReleaseItem {
+                        key,
+                        lease: number,
+                        downgrade: false,
+                        last_seq: around.log_last(),
+                        open: around.is_open(key),
+                        changes: 0,
+                    });
+                    if let Some((node, number)) = replaced {
+                        self.begin(node, number, around);
+                    }
+                }
+            },
+            Event::GiveBack { key, number } => {
+                if let Some(node) = self.leases.get(key) {
+                    if node.held_number() == Some(number) {
+                        self.begin(node, number, around);
+                    } else if node.state().phase != Phase::Releasing {
+                        node.open_gate();
+                    }
+                    // Otherwise the gate opens when the daemon has what is on its way. Who waits there would
+                    // see nothing new before, and only ask again, for ever if that kept the worker from
+                    // sending it.
+                }
+            }
+            Event::Look(key) => self.look(key, around),
+            Event::Dropped(key, number) => {
+                if let Some(withdrawal) = self.under_way.get_mut(&key)
+                    && withdrawal.pass.as_ref().is_some_and(|pass| pass.number == number)
+                {
+                    withdrawal.pass = None;
+                    withdrawal.node.above.end_drop();
+                    close(&withdrawal.node);
+                }
+                self.look(key, around);
+            }
+            Event::Trim => {
+                for node in self.leases.idle(self.under_way.len()) {
+                    let number = node.state().number;
+                    self.begin(node, number, around);
+                }
+            }
+            Event::Closed(key) => self.closed(key, around),
+            Event::Stop => {}
+        }
+    }
+
+    /// Only the worker releases and drops, so a release that says "open" is never overtaken by the close.
+    fn closed(&mut self, key: InodeKey, around: &dyn Surroundings) {
+        if around.is_open(key) {
+            return;
+        }
+        match self.leases.get(key).map(|node| (node.held_number(), node)) {
+            // Without a name and without an open it is to be freed: do not wait for somebody to ask.
+            Some((Some(number), node)) => {
+                if node.inode.attr().nlink == 0 {
+                    self.begin(node, number, around);
+                }
+            }
+            _ => self.dropped.push(key),
+        }
+    }
+
+    /// A lease goes as a whole. The daemon would let a reader keep it, unless a writer waits by then; but its
+    /// answer does not say which.
+    fn begin(&mut self, node: Arc<Node>, number: LeaseNo, around: &dyn Surroundings) {
+        let key = node.key();
+        if let Some(known) = self.under_way.get(&key) {
+            let same = known.number == number;
+            self.look(key, around);
+            if same {
+                return;
+            }
+        }
+        self.revoked += 1;
+        close(&node);
+        self.under_way.insert(
+            key,
+            Withdrawal {
+                node,
+                number,
+                pass: None,
+                passes: 0,
+                late: false,
+                late_pages: false,
+                started: self.leases.clock().moment(),
+            },
+        );
+        self.look(key, around);
+    }
+
+    /// Moves one lease on as far as it goes now.
+    fn look(&mut self, key: InodeKey, around: &dyn Surroundings) {
+        let Some(withdrawal) = self.under_way.get_mut(&key) else {
+            return;
+        };
+        let node = Arc::clone(&withdrawal.node);
+        let mut state = node.state();
+        if state.number != withdrawal.number || state.mode.is_none() {
+            // A newer grant took its place: this one is not sent, and what is sent under its key later is the
+            // newer one's.
+            state.phase = Phase::Settled;
+            node.publish(&state, false);
+            drop(state);
+            node.open_gate();
+            self.under_way.remove(&key);
+            self.ready.retain(|other| *other != key);
+            return;
+        }
+        if armed(Bug::KernelLetGo)
+            && state.phase == Phase::Dropping
+            && node.waiters.load(Ordering::SeqCst) > 0
+        {
+            state.phase = Phase::Draining;
+            node.publish(&state, true);
+            withdrawal.pass = None;
+            withdrawal.late = true;
+        }
+        let open = state.phase == Phase::Dropping;
+        if !open && (state.phase != Phase::Draining || node.pins() > 0) {
+            return;
+        }
+        let due = match &withdrawal.pass {
+            // One that began before a call locked its pages may wait for that call, and that for the lease.
+            Some(pass) if pass.held == node.above.held() => return,
+            Some(_) => true,
+            // Looked at after the pins: what was read under one of them is seen here, and so is what was read
+            // without a pin.
+            None => {
+                let used = node.data_used.swap(false, Ordering::AcqRel);
+                let seen = withdrawal.passes == 0 || !armed(Bug::KernelReadMissed);
+                (used && seen) || (withdrawal.passes == 0 && node.above.any())
+            }
+        };
+        if due
+            && !withdrawal.late
+            && let Some(observer) = around.observer()
+        {
+            let again = withdrawal.pass.is_some();
+            self.passes += 1;
+            let (drops, held, stays) = node.above.begin_drop(self.leases.clock().moment());
+            withdrawal.late_pages |= stays;
+            withdrawal.passes += u32::from(!again);
+            withdrawal.pass = Some(Pass {
+                number: self.passes,
+                held,
+            });
+            if !again && withdrawal.passes <= OPEN_PASSES {
+                state.phase = Phase::Dropping;
+                node.publish(&state, false);
+            }
+            drop(state);
+            self.drop_pages(observer, &node, drops, self.passes);
+            node.open_gate();
+            return;
+        }
+        // No pin is left, and none comes: what was copied under one has been noted.
+        if node.copied.swap(false, Ordering::AcqRel)
+            && let Some(copies) = around.copies()
+        {
+            copies.drop_copies(key);
+        }
+        state.phase = Phase::Releasing;
+        // Under the lock that the pins were looked at with: an answer that brings this grant once more comes
+        // too late.
+        if !armed(Bug::GivenBackLate) {
+            state.given_back = state.given_back.max(state.number);
+        }
+        self.ready.push(key);
+    }
+
+    /// The kernel may wait for requests that it has locked pages for: not on the worker's time.
+    fn drop_pages(&self, observer: Arc<dyn CacheObserver>, node: &Arc<Node>, drops: Drops, pass: u64) {
+        let (events, node) = (self.events.clone(), Arc::clone(node));
+        let clock = Arc::clone(self.leases.clock());
+        let work = move || {
+            let key = node.key();
+            drop_all(&*observer, key, &drops);
+            // Perhaps long after it began.
+            node.above.note_dropped(clock.moment());
+            let _ = events.send(Event::Dropped(key, pass));
+        };
+        // Without a thread nobody says that they are dropped: then they are dropped late.
+        if let Err(error) = spawn(&**self.leases.clock(), "varve-drop", work) {
+            tracing::warn!(%error, "no thread to drop the kernel's pages");
+        }
+    }
+
+    /// Looks after what takes too long: a lease whose pages the kernel does not drop goes all the same.
+    pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
+        let patience = self.patience;
+        let now = self.leases.clock().moment();
+        let slow = self
+            .under_way
+            .iter_mut()
+            .filter(|(_, withdrawal)| withdrawal.pass.is_some() && now - withdrawal.started >= patience);
+        let slow: Vec<_> = slow
+            .map(|(key, withdrawal)| {
+                withdrawal.pass = None;
+                withdrawal.late = true;
+                close(&withdrawal.node);
+                *key
+            })
+            .collect();
+        for key in slow {
+            tracing::debug!(%key, "the kernel has not dropped its pages in time");
+            self.look(key, around);
+        }
+    }
+
+    /// Whether the kernel is waited for.
+    pub(crate) fn has_passes(&self) -> bool {
+        self.under_way
+            .values()
+            .any(|withdrawal| withdrawal.pass.is_some())
+    }
+
+    /// Whether somebody waits for what is to be sent.
+    fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.unknown.is_empty()
+    }
+
+    /// Whether [`flush`](Self::flush) has left something, which is to be sent when no event waits.
+    pub(crate) const fn has_left(&self) -> bool {
+        !self.spare.is_empty()
+    }
+
+    /// Sends what is ready, and some of the numbers that nobody waits for.
+    ///
+    /// # Errors
+    /// The link's: the session is lost then.
+    pub(crate) fn flush(&mut self, around: &dyn Surroundings) -> Result<(), IpcError> {
+        for keys in std::mem::take(&mut self.dropped).chunks(HELD_MAX) {
+            match self.leases.call(Request::Drop { keys: keys.to_vec() }) {
+                Ok(_) | Err(IpcError::Errno(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        while self.has_ready() {
+            let count = self.ready.len().min(RELEASED_MAX / 2);
+            let batch: Vec<_> = self.ready.drain(..count).collect();
+            let spare = self.unknown.len().min(RELEASED_MAX / 2);
+            let mut items: Vec<_> = self.unknown.drain(..spare).collect();
+            let mut done = Vec::new();
+            for key in batch {
+                let Some(withdrawal) = self.under_way.remove(&key) else {
+                    continue;
+                };
+                items.push(release_item(&withdrawal, around));
+                if armed(Bug::GivenBackLate) {
+                    let mut state = withdrawal.node.state();
+                    state.given_back = state.given_back.max(withdrawal.number);
+                }
+                done.push(withdrawal);
+            }
+            self.release(items)?;
+            for withdrawal in done {
+                self.finish(&withdrawal, around);
+            }
+        }
+        self.release_some_spare()
+    }
+
+    /// Gives some of the spare numbers back. All of them at once would keep whoever waits for a lease
+    /// waiting.
+    fn release_some_spare(&mut self) -> Result<(), IpcError> {
+        if self.spare.is_empty() {
+            return Ok(());
+        }
+        let some = self.spare.len().saturating_sub(SPARE_AT_ONCE);
+        let items = self.spare.split_off(some);
+        self.release(items)
+    }
+
+    /// Sends a release until the daemon takes it: a digest may fail for a moment.
+    fn release(&self, items: Vec<ReleaseItem>) -> Result<(), IpcError> {
+        let clock = self.leases.clock();
+        let started = clock.moment();
+        loop {
+            match self.leases.call(Request::Release { items: items.clone() }) {
+                Ok(_) => return Ok(()),
+                Err(IpcError::Errno(errno)) if clock.moment() - started < 2 * self.patience => {
+                    tracing::debug!(errno, "a lease is not taken back yet");
+                    clock.pause(RELEASE_AGAIN);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn finish(&mut self, withdrawal: &Withdrawal, around: &dyn Surroundings) {
+        let node = &withdrawal.node;
+        let mut spare = Vec::new();
+        let mut state = node.state();
+        state.phase = Phase::Settled;
+        let gone = state.number == withdrawal.number;
+        if gone {
+            state.mode = None;
+            // Before anybody can take in a newer grant, under which names and numbers are its own again.
+            // Nobody makes anything under this one any more, and nobody else would ever give its numbers
+            // back.
+            spare = self.leases.take_spare(node);
+            node.forget();
+        }
+        node.publish(&state, false);
+        drop(state);
+        let last_seq = around.log_last();
+        let item = |(key, lease)| ReleaseItem {
+            key,
+            lease,
+            downgrade: false,
+            last_seq,
+            open: false,
+            changes: 0,
+        };
+        self.spare.extend(spare.into_iter().map(item));
+        if gone {
+            self.leases.gone(node.key());
+        }
+        node.open_gate();
+        // What the kernel has of it must not stay.
+        if (withdrawal.late || withdrawal.late_pages)
+            && let Some(observer) = around.observer()
+        {
+            self.drop_pages(observer, node, vec![ALL], 0);
+        }
+    }
+
+    /// What is on its way back, for the log.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let one = |(key, withdrawal): (&InodeKey, &Withdrawal)| {
+            let phase = withdrawal.node.state().phase;
+            format!(
+                "{} of {key}: {phase:?} for {:?}, {} pins, {} waiters, kernel {}",
+                withdrawal.number,
+                self.leases.clock().moment() - withdrawal.started,
+                withdrawal.node.pins(),
+                withdrawal.node.waiters.load(Ordering::SeqCst),
+                if withdrawal.pass.is_some() {
+                    "drops its pages"
+                } else {
+                    "idle"
+                },
+            )
+        };
+        self.under_way.iter().take(16).map(one).collect()
+    }
+
+    /// Leases given back so far.
+    pub(crate) const fn revoked(&self) -> u64 {
+        self.revoked
+    }
+}
+
+fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseItem {
+    let node = &withdrawal.node;
+    ReleaseItem {
+        key: node.key(),
+        lease: withdrawal.number,
+        downgrade: false,
+        last_seq: around.last_seq(node),
+        open: around.is_open(node.key()),
+        changes: node.inode.changes(),
+    }
+}
+
+/// Bars new pins; those that are there finish.
+fn close(node: &Node) {
+    let mut state = node.state();
+    if matches!(state.phase, Phase::Settled | Phase::Dropping) {
+        state.phase = Phase::Draining;
+        node.publish(&state, true);
+    }
+}

@@ -1,0 +1,135 @@
+//! Numbers for new inodes: asked for many at a time, with their leases, and kept by the directories that will
+//! need them.
+
+use std::sync::{Arc, Weak};
+use varve_format::{InodeKey, LeaseNo};
+use varve_ipc::{LeaseMode, NUMBERS_MAX, Request, Response};
+
+use super::Leases;
+use crate::errno::{Errno, OpError, OpResult};
+use crate::hash::{KeyMap, KeySet};
+use crate::lease::node::Node;
+use crate::sync::lock_held_long;
+
+/// Numbers that a directory asks for at first.
+const NUMBERS_MIN: u16 = 16;
+/// Numbers that are kept unused, all directories together, before each asks for few only.
+const SPARE_MAX: usize = 8192;
+
+/// Numbers for new inodes that are held and not used.
+#[derive(Default)]
+pub(super) struct Spare {
+    /// The directories that keep them.
+    pub(super) keepers: KeyMap<Weak<Node>>,
+    /// Requests for more that are under way.
+    pub(super) asking: u32,
+    /// Numbers of which it was said meanwhile that they are free: an answer that brings them comes too late.
+    pub(super) denied: KeySet,
+}
+
+impl Leases {
+    /// Has `dir` keep more numbers for new inodes, with their leases: twice as many as the last time, since
+    /// it seems to need them.
+    pub(crate) fn alloc<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
+        let near = dir.key();
+        let many = {
+            let mut spare = self.spare.lock();
+            spare.asking += 1;
+            spare.keepers.len() >= SPARE_MAX
+        };
+        let count = {
+            let mut numbers = dir.numbers.lock();
+            let most = if many { 4 * NUMBERS_MIN } else { NUMBERS_MAX };
+            numbers.asked = (2 * numbers.asked).clamp(NUMBERS_MIN, most);
+            numbers.asked
+        };
+        let answer = self
+            .call(Request::AllocInodes { near, count })
+            .map_err(OpError::from);
+        let answer = answer.and_then(|answer| match answer {
+            Response::Inodes(batch) if !batch.is_empty() && batch.len() <= usize::from(count) => Ok(batch),
+            _ => Err(OpError::Failed(Errno(libc::EIO))),
+        });
+        // In this order, so that who finds the keeper of a number finds the number.
+        let mut numbers = dir.numbers.lock();
+        let mut spare = self.spare.lock();
+        let answer = answer.map(|batch| {
+            // Taken from the end: the lowest first, so that neighbours in time are neighbours on media; what
+            // was there before goes first.
+            let before = std::mem::take(&mut numbers.kept);
+            for number in batch.into_iter().rev() {
+                if !spare.denied.contains(&number.0) {
+                    spare.keepers.insert(number.0, Arc::downgrade(dir));
+                    numbers.kept.push(number);
+                }
+            }
+            numbers.kept.extend(before);
+        });
+        spare.asking -= 1;
+        if spare.asking == 0 {
+            spare.denied = KeySet::default();
+        }
+        answer
+    }
+
+    /// Has `dir` keep numbers after it had none, unless another thread has seen to that meanwhile: of many
+    /// threads that make files in a directory at once, one asks. Were each to ask, for twice as many as the
+    /// one before, a session of 50 threads would hold tens of thousands.
+    pub(crate) fn provide<T>(&self, dir: &Arc<Node>) -> OpResult<(), T> {
+        let _one = lock_held_long(&*self.clock, &dir.provider);
+        if dir.numbers.lock().kept.is_empty() {
+            self.alloc(dir)?;
+        }
+        Ok(())
+    }
+
+    /// What [`take_number`](Self::take_number) asked for: numbers before they are needed, for a directory
+    /// that is still held.
+    pub(crate) fn ask_ahead(&self, dir: &Arc<Node>) {
+        if dir.try_pin(LeaseMode::Write) {
+            // A failure is seen by who needs one.
+            let _: OpResult<(), ()> = self.alloc(dir);
+            self.unpin(dir);
+        }
+        dir.numbers.lock().asking = false;
+    }
+
+    /// Takes a number that `dir` keeps: a revocation of its lease waits until [`adopt`](Self::adopt) or
+    /// [`unreserve`](Self::unreserve). A directory that has asked more than once is given more before it has
+    /// none.
+    pub(crate) fn take_number(&self, dir: &Arc<Node>) -> Option<(InodeKey, LeaseNo)> {
+        let mut numbers = dir.numbers.lock();
+        let number = numbers.kept.pop()?;
+        self.reserved.lock().insert(number.0);
+        self.spare.lock().keepers.remove(&number.0);
+        let few = numbers.kept.len() < usize::from(numbers.asked / 2);
+        if few && numbers.asked > NUMBERS_MIN && !numbers.asking {
+            numbers.asking = self.asks.send(Arc::downgrade(dir)).is_ok();
+        }
+        Some(number)
+    }
+
+    /// A number was not used: `dir` keeps it.
+    pub(crate) fn put_number_back(&self, dir: &Arc<Node>, number: (InodeKey, LeaseNo)) {
+        {
+            let mut numbers = dir.numbers.lock();
+            self.spare.lock().keepers.insert(number.0, Arc::downgrade(dir));
+            numbers.kept.push(number);
+        }
+        self.unreserve(number.0);
+    }
+
+    /// Takes the numbers that a directory keeps: its own lease goes.
+    pub(crate) fn take_spare(&self, dir: &Node) -> Vec<(InodeKey, LeaseNo)> {
+        let kept = {
+            let mut numbers = dir.numbers.lock();
+            numbers.asked = 0;
+            std::mem::take(&mut numbers.kept)
+        };
+        let mut spare = self.spare.lock();
+        for (key, _) in &kept {
+            spare.keepers.remove(key);
+        }
+        kept
+    }
+}

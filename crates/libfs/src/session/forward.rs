@@ -1,0 +1,107 @@
+//! Operations that the daemon does for us, because an inode is contended or the move needs a view of the
+//! whole tree.
+
+use std::sync::atomic::Ordering;
+use varve_format::{EntryFlags, EntryMeta, InodeKey, LastForwarded, LogOp};
+use varve_ipc::{Cred, ForwardedOp, ForwardedResult, IpcError, Request, Response};
+use zerocopy::IntoBytes;
+
+use super::{Session, Try};
+use crate::errno::{Errno, OpError, OpResult};
+use crate::sync::lock_held_long;
+
+/// How a mediated operation came out.
+pub(crate) enum Forwarded {
+    /// The daemon answered.
+    Done(ForwardedResult),
+    /// It was carried out in a session that was lost then; of the answer this is known.
+    DoneBefore(LastForwarded),
+}
+
+/// What is asked of the daemon beside the operation itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asks {
+    /// A write goes to the end of the file.
+    pub append: bool,
+    /// What is made is open at once.
+    pub open: bool,
+    /// A rename leaves a whiteout behind.
+    pub whiteout: bool,
+}
+
+impl Asks {
+    /// Nothing.
+    pub(crate) const NOTHING: Self = Self {
+        append: false,
+        open: false,
+        whiteout: false,
+    };
+}
+
+impl Session {
+    /// Has the daemon do `op`, once in all attempts: a call has one mediated operation. This session's own
+    /// leases on `keys` are given back first, so nothing here goes stale; the caller holds no pins and no
+    /// locks.
+    pub(crate) fn forward<T>(
+        &self,
+        attempt: &mut Try,
+        keys: &[InodeKey],
+        op: &LogOp<'_>,
+        flags: EntryFlags,
+        asks: Asks,
+        cred: &Cred,
+    ) -> OpResult<Forwarded, T> {
+        if let Some(done) = attempt.done() {
+            return Ok(Forwarded::DoneBefore(done));
+        }
+        self.may_write()?;
+        self.leases.give_back(keys)?;
+        let mut body = Vec::new();
+        op.encode_body(&mut body);
+        let stamp = self.stamp();
+        let meta = EntryMeta {
+            time_ns: stamp.time_ns,
+            base: stamp.base,
+            flags,
+            ..EntryMeta::default()
+        };
+        let mut entry = op.header(&meta, body.len()).as_bytes().to_vec();
+        entry.extend_from_slice(&body);
+        entry.extend_from_slice(op.data());
+        let mut last = lock_held_long(self.clock(), &self.forwarding);
+        let number = *last + 1;
+        *last = number;
+        let request = ForwardedOp {
+            entry,
+            append: asks.append,
+            open: asks.open,
+            whiteout: asks.whiteout,
+            cred: cred.clone(),
+            number,
+        };
+        match self.link.call(Request::Forward(request)) {
+            Ok(Response::Forwarded(result)) => {
+                let made = match op {
+                    LogOp::Create { .. } => result.attr.as_ref().map(|attr| attr.key),
+                    _ => None,
+                };
+                attempt.note_done(LastForwarded {
+                    number,
+                    made,
+                    open: asks.open,
+                    offset: result.offset,
+                });
+                self.answered.store(number, Ordering::Release);
+                self.leases.contended().learn(keys, &result.contended);
+                self.forwarded.fetch_add(1, Ordering::Relaxed);
+                Ok(Forwarded::Done(result))
+            }
+            Ok(_) => Err(OpError::Failed(Errno(libc::EIO))),
+            Err(error @ (IpcError::Sealed | IpcError::Gone(_))) => {
+                attempt.asked = Some((self.id(), number));
+                Err(OpError::from(error))
+            }
+            Err(error) => Err(OpError::from(error)),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The session's own threads: one takes the daemon's upcalls, one gives leases back, one asks for numbers of
+//! new inodes before they are needed. Own the order of what the daemon asks; know no names and no data.
+//!
+//! The first thread never waits: unused space goes back and barriers are obeyed at once (under an inode's
+//! lock, which no request holds while it talks to the daemon), everything about leases goes to the second.
+//! The second waits for the daemon's `Release` only. What waits for the kernel has threads of its own.
+
+use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use varve_format::{InodeKey, LogSeq};
+use varve_ipc::{Clock, Request, Upcall};
+
+use crate::lease::{Event, Node, Surroundings, Withdrawals};
+use crate::options::{CacheObserver, Copies};
+use crate::session::Session;
+use crate::sync::spawn;
+
+/// How long a thread sleeps before it looks whether its session still exists.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How often log space is looked after when nothing else happens.
+const RECLAIM: Duration = Duration::from_millis(500);
+/// How often, while the kernel is waited for.
+const TICK: Duration = Duration::from_millis(50);
+
+impl Surroundings for Session {
+    fn last_seq(&self, node: &Node) -> LogSeq {
+        node.inode.last_seq(self.log_last())
+    }
+
+    fn log_last(&self) -> LogSeq {
+        self.data.log().map_or(LogSeq(0), crate::log::Log::last_seq)
+    }
+
+    fn is_open(&self, key: InodeKey) -> bool {
+        self.opens.is_open(key)
+    }
+
+    fn observer(&self) -> Option<Arc<dyn CacheObserver>> {
+        self.options.observer.clone()
+    }
+
+    fn copies(&self) -> Option<Arc<dyn Copies>> {
+        self.options.copies.clone()
+    }
+}
+
+/// Starts the threads of `session`. They end when it is lost or dropped.
+pub(crate) fn start(
+    session: &Arc<Session>,
+    inbox: Receiver<Event>,
+    asked: Receiver<Weak<Node>>,
+    withdrawals: Withdrawals,
+) -> std::io::Result<()> {
+    if cfg!(feature = "shuttle") {
+        // Its threads cannot wait for ours: what a worker does there is the test's.
+        return Ok(());
+    }
+    let clock = &session.options.clock;
+    let weak = Arc::downgrade(session);
+    spawn(&**clock, "varve-release", {
+        let clock = Arc::clone(clock);
+        move || give_back(&weak, &*clock, &inbox, withdrawals)
+    })?;
+    let weak = Arc::downgrade(&session.leases);
+    spawn(&**clock, "varve-numbers", {
+        let clock = Arc::clone(clock);
+        // The leases hold the other end.
+        move || {
+            while let Ok(dir) = next(&*clock, &asked) {
+                if let (Some(leases), Some(dir)) = (weak.upgrade(), dir.upgrade()) {
+                    leases.ask_ahead(&dir);
+                }
+            }
+        }
+    })?;
+    let weak = Arc::downgrade(session);
+    let link = Arc::clone(&session.link);
+    spawn(&**clock, "varve-upcall", move || {
+        loop {
+            let upcall = link.upcall(LOOK_AGAIN);
+            let Some(session) = weak.upgrade() else { return };
+            if session.leases.is_lost() {
+                return;
+            }
+            match upcall {
+                Ok(None) => {}
+                Ok(Some(upcall)) => obey(&session, upcall),
+                Err(_) => return session.lose(),
+            }
+        }
+    })?;
+    if session.welcome.sync_ms > 0 {
+        let (weak, pause) = (
+            Arc::downgrade(session),
+            Duration::from_millis(session.welcome.sync_ms),
+        );
+        let own = Arc::clone(clock);
+        let (ahead, asked) = crossbeam_channel::bounded(1);
+        session.data.tell_ahead(ahead);
+        spawn(&**clock, "varve-sync", move || {
+            sync_now_and_then(&weak, &*own, pause, &asked)
+        })?;
+    }
+    Ok(())
+}
+
+/// The next message, waited for without bound.
+fn next<T>(clock: &dyn Clock, from: &Receiver<T>) -> Result<T, RecvError> {
+    if !clock.takes_turns() {
+        return from.recv();
+    }
+    loop {
+        match from.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Empty) => clock.pause(LOOK_AGAIN),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+        }
+    }
+}
+
+/// The next message, waited for at most so long.
+fn next_within<T>(clock: &dyn Clock, from: &Receiver<T>, pause: Duration) -> Result<T, RecvTimeoutError> {
+    if !clock.takes_turns() {
+        return from.recv_timeout(pause);
+    }
+    let until = clock.moment() + pause;
+    loop {
+        match from.try_recv() {
+            Ok(message) => return Ok(message),
+            Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
+            Err(TryRecvError::Empty) => {}
+        }
+        let left = until.saturating_sub(clock.moment());
+        if left.is_zero() {
+            return Err(RecvTimeoutError::Timeout);
+        }
+        clock.pause(left);
+    }
+}
+
+fn obey(session: &Arc<Session>, upcall: Upcall) {
+    match upcall {
+        Upcall::Revoke { key, lease, keep: _ } => session.leases.tell(Event::Revoke { key, number: lease }),
+        Upcall::Barrier { tx, keys } => {
+            for key in keys {
+                if let Some(node) = session.node(key) {
+                    session.data.forget_extents(&node.inode);
+                }
+            }
+            // A failed answer means that the link is gone: the next upcall says so.
+            let _ = session.link.call(Request::BarrierAck { tx });
+        }
+        Upcall::ReclaimReservations => session.data.give_credits_back(),
+        Upcall::Sharing => {
+            let (run_out, link) = (session.shared(), Arc::clone(&session.link));
+            // What the kernel believes takes a second to run out: leases are given back meanwhile.
+            let wait = move || {
+                if run_out() {
+                    let _ = link.call(Request::SharingAck);
+                }
+            };
+            if let Err(error) = spawn(session.clock(), "varve-company", wait) {
+                tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
+                session.lose();
+            }
+        }
+        Upcall::Solo => session.solo(),
+        Upcall::Sealed => session.lose(),
+    }
+}
+
+fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
+    loop {
+        let pause = match (withdrawals.has_left(), withdrawals.has_passes()) {
+            (true, _) => Duration::ZERO,
+            (_, true) => TICK,
+            _ => RECLAIM,
+        };
+        let first = next_within(clock, inbox, pause);
+        let Some(session) = weak.upgrade() else { return };
+        match first {
+            Ok(event) => {
+                let mut next = Some(event);
+                while let Some(event) = next {
+                    if matches!(event, Event::Stop) {
+                        return;
+                    }
+                    withdrawals.take(event, &*session);
+                    next = inbox.try_recv().ok();
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if pause.is_zero() => {}
+            Err(RecvTimeoutError::Timeout) => {
+                session.data.reclaim();
+                session.data.tell_trouble();
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        withdrawals.tick(&*session);
+        if session.leases.is_lost() {
+            tracing::debug!(under_way = ?withdrawals.describe(), "the session is lost");
+            return;
+        }
+        if withdrawals.flush(&*session).is_err() {
+            return session.lose();
+        }
+        session.revoked.store(withdrawals.revoked(), Ordering::Relaxed);
+    }
+}
+
+/// Syncs the log every `pause`, and meanwhile looks ahead for it when that is asked for.
+fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration, asked: &Receiver<()>) {
+    loop {
+        let until = clock.moment() + pause;
+        loop {
+            let left = until.saturating_sub(clock.moment());
+            if left.is_zero() {
+                break;
+            }
+            let ahead = next_within(clock, asked, left.min(LOOK_AGAIN));
+            let Some(session) = weak.upgrade() else { return };
+            if session.leases.is_lost() {
+                return;
+            }
+            match ahead {
+                Ok(()) => session.data.ready_log(),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The session's data is gone, and so is the session.
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        let Some(session) = weak.upgrade() else { return };
+        if let Err(error) = session.data.sync_unasked() {
+            tracing::error!(%error, "the log could not be made durable");
+        }
+        session.data.tell_trouble();
+    }
+}

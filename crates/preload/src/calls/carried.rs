@@ -1,0 +1,118 @@
+//! Descriptors that calls carry in structures and beside what they are about: the kernel looks them up
+//! itself, so they are made real first. Where nothing is known of a call, what it answers tells that it
+//! carried one.
+
+use super::Answer;
+use crate::process::Process;
+use crate::sys::args::Args;
+use crate::sys::entry::outside;
+use crate::sys::kernel;
+use smallvec::{SmallVec, smallvec};
+
+const FICLONE: libc::c_ulong = 0x4004_9409;
+const FICLONERANGE: libc::c_ulong = 0x4020_940d;
+const FIDEDUPERANGE: libc::c_ulong = 0xc018_9436;
+const LOOP_SET_FD: libc::c_ulong = 0x4c00;
+const LOOP_CHANGE_FD: libc::c_ulong = 0x4c06;
+const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
+/// Words of `file_dedupe_range` before its targets and of each of these, and most targets (a page of them).
+const DEDUPE_HEAD: usize = 3;
+const DEDUPE_EACH: usize = 4;
+const TARGETS_MAX: usize = 127;
+const KCMP_FILE: i32 = 0;
+/// `fsconfig` with a descriptor, or with a directory that a path starts at.
+const FSCONFIG_WITH_FD: std::ops::RangeInclusive<i32> = 3..=5;
+/// Where the directory is in a rule of Landlock about paths.
+const RULE_FD: usize = 2;
+
+/// The descriptors that the argument of an `ioctl` carries.
+fn of_ioctl(a: &Args) -> Vec<i32> {
+    let word = |nth| a.get_nth::<u64>(2, nth).map(|word| word as i32);
+    match a.word(1) as libc::c_ulong {
+        FICLONE | LOOP_SET_FD | LOOP_CHANGE_FD => vec![a.int(2)],
+        FICLONERANGE => word(0).into_iter().collect(),
+        LOOP_CONFIGURE => a.get::<u32>(2).map(|fd| fd as i32).into_iter().collect(),
+        FIDEDUPERANGE => {
+            let count = word(2).map_or(0, |count| (count as u32 & 0xffff) as usize);
+            (0..count.min(TARGETS_MAX))
+                .map_while(|nth| word(DEDUPE_HEAD + nth * DEDUPE_EACH).ok())
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// `ioctl` on a descriptor that is not ours.
+pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
+    let carried = of_ioctl(a);
+    if carried.is_empty() {
+        return unknown(p, a);
+    }
+    p.on_real(&carried)
+}
+
+/// A call that may carry any descriptor. A served one is a bad one to the kernel, which says so before it
+/// does anything.
+pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
+    const BAD: isize = -(libc::EBADF as isize);
+    if p.table.is_unused() {
+        return Answer::NotOurs;
+    }
+    let result = outside(|| a.call());
+    let by_itself =
+        || a.number() as libc::c_long == libc::SYS_ioctl && kernel::fcntl(a.int(0), libc::F_GETFD, 0) < 0;
+    if result != BAD || by_itself() || !p.make_all_real() {
+        return Answer::Made(result);
+    }
+    Answer::FellBackMade(outside(|| a.call()))
+}
+
+/// Calls of which it is known where they carry descriptors. A path that starts at one, or an empty path,
+/// would mean the mount's root.
+pub(super) fn known(p: &Process, a: &Args) -> Answer {
+    if p.table.is_unused() {
+        return Answer::NotOurs;
+    }
+    use crate::numbers::newer as n;
+    use libc as c;
+    let fds: SmallVec<[i32; 2]> = match a.number() as c::c_long {
+        c::SYS_kcmp if a.int(2) == KCMP_FILE => smallvec![a.int(3), a.int(4)],
+        c::SYS_pidfd_getfd => smallvec![a.int(1)],
+        c::SYS_fsconfig if FSCONFIG_WITH_FD.contains(&a.int(1)) => smallvec![a.int(4)],
+        c::SYS_kexec_file_load => smallvec![a.int(0), a.int(1)],
+        c::SYS_landlock_add_rule => {
+            let inside = a.get_nth::<i32>(2, RULE_FD).ok();
+            inside.into_iter().chain([a.int(0)]).collect()
+        }
+        // No sockets, which is another error than a bad descriptor.
+        c::SYS_bind
+        | c::SYS_connect
+        | c::SYS_listen
+        | c::SYS_accept
+        | c::SYS_accept4
+        | c::SYS_shutdown
+        | c::SYS_getsockname
+        | c::SYS_getpeername
+        | c::SYS_getsockopt
+        | c::SYS_setsockopt
+        | c::SYS_sendto
+        | c::SYS_recvfrom
+        | c::SYS_recvmsg
+        | c::SYS_recvmmsg => smallvec![a.int(0)],
+        c::SYS_open_tree
+        | c::SYS_fspick
+        | c::SYS_mount_setattr
+        | c::SYS_finit_module
+        | c::SYS_quotactl_fd
+        | n::SYS_cachestat
+        | n::SYS_setxattrat
+        | n::SYS_getxattrat
+        | n::SYS_listxattrat
+        | n::SYS_removexattrat
+        | n::SYS_open_tree_attr
+        | n::SYS_file_getattr
+        | n::SYS_file_setattr => smallvec![a.int(0)],
+        _ => SmallVec::new(),
+    };
+    p.on_real(&fds)
+}

@@ -1,0 +1,238 @@
+//! Where paths start: the mount's root, the working directory, descriptors that stand for a place, and
+//! directories outside from which names lead in.
+
+use super::{Process, ended};
+use crate::Errno;
+use crate::sys::kernel;
+use crate::walk::{Here, Route, Start, Stop, fail, walk};
+use std::sync::atomic::Ordering;
+use varve_format::InodeKey;
+use varve_libfs::Cred;
+
+/// The working directory.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cwd {
+    /// Below the mount, if it is there.
+    route: Option<Route>,
+    key: Option<InodeKey>,
+    /// Its path, if it is elsewhere.
+    outside: Option<Vec<u8>>,
+    /// It is on the mount, but not where its path says any more: paths from there are the kernel's.
+    astray: Option<InodeKey>,
+}
+
+impl Process {
+    /// Opens a directory as a place (`O_PATH`), which is the kernel's, and remembers it.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`] when the kernel is to open it as the program says.
+    pub fn open_place(&self, key: InodeKey, route: Route, flags: i32) -> Here<i32> {
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(&route);
+        let _gate = self.gate.read();
+        let fd = kernel::open(&ended(path), flags | libc::O_NOFOLLOW, 0) as i32;
+        if fd < 0 {
+            return Err(Stop::Kernel);
+        }
+        if kernel::identity(fd) != Some((self.config.device, key.number())) {
+            kernel::close(fd);
+            return Err(Stop::Kernel);
+        }
+        self.places.write().insert(fd, (key, route));
+        self.any_places.store(true, Ordering::Release);
+        Ok(fd)
+    }
+
+    fn place_of(&self, fd: i32) -> Option<(InodeKey, Route)> {
+        if !self.any_places.load(Ordering::Acquire) {
+            return None;
+        }
+        self.places.read().get(&fd).cloned()
+    }
+
+    /// The descriptors of `fds` are closed, or become something else.
+    pub fn forget_places(&self, fds: std::ops::RangeInclusive<i32>) {
+        if self.any_places.load(Ordering::Acquire) {
+            let _gate = self.gate.read();
+            self.places.write().retain(|fd, _| !fds.contains(fd));
+        }
+    }
+
+    /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
+    ///
+    /// # Errors
+    /// ENOTDIR, when `dirfd` is a file of ours.
+    pub fn start<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if self.off.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        if path.is_empty() && !self.table.has(dirfd) {
+            return Ok(None);
+        }
+        if path.starts_with(b"/") {
+            let Some(rest) = self.config.under_mount(path) else {
+                return Ok(None);
+            };
+            return Ok(Some(Start {
+                dir: self.fs()?.root(),
+                route: Route::new(),
+                rest,
+            }));
+        }
+        if dirfd == libc::AT_FDCWD {
+            if let Some((dir, route)) = self.cwd_key()? {
+                return Ok(Some(Start {
+                    dir,
+                    route,
+                    rest: path,
+                }));
+            }
+            return self.start_outside(dirfd, path);
+        }
+        let Some(ofd) = self.table.get(dirfd) else {
+            if let Some((dir, route)) = self.place_of(dirfd) {
+                return Ok(Some(Start {
+                    dir,
+                    route,
+                    rest: path,
+                }));
+            }
+            return self.start_outside(dirfd, path);
+        };
+        if path.is_empty() {
+            return fail(libc::ENOENT);
+        }
+        if !ofd.is_dir {
+            return fail(libc::ENOTDIR);
+        }
+        Ok(Some(Start {
+            dir: ofd.key(),
+            route: ofd.route.clone(),
+            rest: path,
+        }))
+    }
+
+    /// A relative path from a directory that is not in the mount. Names alone lead in; symbolic links on the
+    /// way are the kernel's.
+    fn start_outside<'a>(&self, dirfd: i32, path: &'a [u8]) -> Here<Option<Start<'a>>> {
+        if !self.config.could_enter(path) {
+            return Ok(None);
+        }
+        let found = if dirfd == libc::AT_FDCWD {
+            let cwd = self.cwd.read();
+            let Some(from) = cwd.outside.as_deref() else {
+                return Ok(None);
+            };
+            match self.config.entered(from, path) {
+                // Above the directory is something else when it was moved since.
+                Some((_, true)) if kernel::getcwd().as_deref() != Some(from) => None,
+                Some((rest, _)) => Some(rest),
+                None => None,
+            }
+        } else {
+            kernel::directory_path(dirfd).and_then(|from| Some(self.config.entered(&from, path)?.0))
+        };
+        found
+            .map(|rest| {
+                Ok(Start {
+                    dir: self.fs()?.root(),
+                    route: Route::new(),
+                    rest,
+                })
+            })
+            .transpose()
+    }
+
+    fn cwd_key(&self) -> Here<Option<(InodeKey, Route)>> {
+        let (route, key) = {
+            let cwd = self.cwd.read();
+            (cwd.route.clone(), cwd.key)
+        };
+        let Some(route) = route else { return Ok(None) };
+        if let Some(key) = key {
+            return Ok(Some((key, route)));
+        }
+        let fs = self.fs()?;
+        let start = Start {
+            dir: fs.root(),
+            route: Route::new(),
+            rest: &route,
+        };
+        let found = walk(fs, &self.config, start, false, &Cred::root())
+            .ok()
+            .and_then(|walked| walked.target);
+        let here = kernel::identity(-1).filter(|(device, _)| *device == self.config.device);
+        let key = found
+            .filter(|attr| here.is_some_and(|(_, number)| number == attr.key.number()))
+            .map(|attr| attr.key);
+        let Some(key) = key else {
+            // It was moved or removed: the kernel knows where it stands.
+            *self.cwd.write() = Cwd {
+                astray: here.map(|(_, number)| InodeKey::of_number(number)),
+                ..Cwd::default()
+            };
+            return Ok(None);
+        };
+        *self.cwd.write() = Cwd {
+            route: Some(route.clone()),
+            key: Some(key),
+            ..Cwd::default()
+        };
+        Ok(Some((key, route)))
+    }
+
+    /// The path of the working directory as it is now, if that is on the mount: others may have moved it,
+    /// which the kernel hears of when it looks for it there the next time.
+    ///
+    /// # Errors
+    /// ENOENT if it was removed; [`Stop::Kernel`] if the kernel knows better.
+    pub fn working_path(&self) -> Here<Vec<u8>> {
+        if self.off.load(Ordering::Acquire) {
+            return Err(Stop::Kernel);
+        }
+        let found = self.cwd_key()?;
+        let fs = self.fs()?;
+        let (key, route) = match found {
+            Some((key, route)) => (key, Some(route)),
+            None => (self.cwd.read().astray.ok_or(Stop::Kernel)?, None),
+        };
+        let is_at = |route: &Route| {
+            let start = Start {
+                dir: fs.root(),
+                route: Route::new(),
+                rest: route,
+            };
+            let walked = walk(fs, &self.config, start, false, &Cred::root());
+            walked.is_ok_and(|walked| walked.target.is_some_and(|attr| attr.key == key))
+        };
+        let below = match route.filter(is_at) {
+            Some(route) => route.to_vec(),
+            None => match (fs.path_of(key), fs.getattr(key)) {
+                (Some(path), _) => path,
+                (None, Err(Errno(libc::ENOENT | libc::ESTALE))) => return fail(libc::ENOENT),
+                (None, Ok(attr)) if attr.nlink == 0 => return fail(libc::ENOENT),
+                _ => return Err(Stop::Kernel),
+            },
+        };
+        Ok([self.config.mount.as_slice(), &below].concat())
+    }
+
+    /// The working directory changed.
+    pub fn moved(&self) {
+        let path = kernel::getcwd();
+        let route = path
+            .as_deref()
+            .and_then(|path| self.config.under_mount(path))
+            .map(Route::from_slice);
+        let outside = path.filter(|_| route.is_none());
+        *self.cwd.write() = Cwd {
+            route,
+            outside,
+            ..Cwd::default()
+        };
+        // Now, while the path is the right one; a process that never touched the mount may do so later.
+        if self.fs.get().is_some() {
+            let _ = self.cwd_key();
+        }
+    }
+}

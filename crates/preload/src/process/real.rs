@@ -1,0 +1,421 @@
+//! How a description is given to the kernel: opened through the mount, placed over its descriptors, its
+//! offset handed over; and the other way, when a program takes files back. Knows no call.
+
+use super::{Process, ended};
+use crate::config::{self, Alone};
+use crate::ofd::{KernelFd, Ofd};
+use crate::sys::together::Left;
+use crate::sys::{kernel, thread};
+use crate::{Errno, internal};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use varve_format::{Generation, Ino, InodeAttr, InodeKey};
+
+/// Flags of a description that one of the kernel beside it has too.
+const KEPT: i32 =
+    libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC | libc::O_DIRECT | libc::O_NOATIME;
+
+/// For how many files that are to be made real one more thread opens some, and most of these threads.
+const FILES_A_THREAD: usize = 64;
+const OPENERS_MAX: usize = 7;
+
+impl Process {
+    /// Gives the description behind `fd` to the kernel, its offset too, if it is ours.
+    ///
+    /// # Errors
+    /// What opening the file through the mount failed with.
+    pub fn materialise(&self, fd: i32) -> Result<(), Errno> {
+        if !self.table.has(fd) {
+            return Ok(());
+        }
+        let _gate = self.gate.write();
+        match self.table.get(fd) {
+            Some(ofd) => self.give(fd, &ofd),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the descriptors of the description behind `fd` real ones of the mount, if it is ours. It is
+    /// served still.
+    ///
+    /// # Errors
+    /// What opening the file through the mount failed with.
+    pub fn make_real(&self, fd: i32) -> Result<(), Errno> {
+        if self.table.get(fd).is_none_or(|ofd| ofd.is_real()) {
+            return Ok(());
+        }
+        let _gate = self.gate.write();
+        match self.table.get(fd) {
+            Some(ofd) => self.realise(&ofd),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes all descriptors real. False if none of them is ours.
+    pub fn make_all_real(&self) -> bool {
+        let _gate = self.gate.write();
+        let all = self.table.descriptions();
+        self.realise_many(&all);
+        !all.is_empty()
+    }
+
+    /// Gives all descriptions to the kernel (those with a descriptor that `exec` hands on, if `inherited`).
+    /// One that the kernel does not take stays ours.
+    pub fn materialise_all(&self, inherited: bool) {
+        let _gate = self.gate.write();
+        for (ofd, fds) in self.table.descriptions() {
+            let handed = |fd: &&i32| !(inherited && is_cloexec(**fd));
+            if let Some(fd) = fds.iter().find(handed) {
+                let _ = self.give_all_of(&ofd, &fds, *fd);
+            }
+        }
+    }
+
+    /// Gives the kernel the descriptions that may write an inode: nobody runs it then.
+    pub fn show_writers(&self, key: InodeKey) {
+        let _gate = self.gate.write();
+        for (ofd, fds) in self.table.descriptions() {
+            if ofd.key() == key && ofd.access().1 {
+                let _ = self.realise_all_of(&ofd, &fds);
+            }
+        }
+    }
+
+    /// Makes all descriptors real, for a child that has this process' memory for a while.
+    pub fn lend(&self) {
+        let _gate = self.gate.write();
+        self.realise_many(&self.table.descriptions());
+        thread::with(|thread| thread.vfork_of.set(kernel::getpid()));
+    }
+
+    /// Files that the next program of this process inherits, and that nobody else has.
+    #[must_use]
+    pub fn alone(&self) -> Vec<Alone> {
+        let mut files: HashMap<*const Ofd, Alone> = HashMap::new();
+        for (fd, ofd) in self.table.all() {
+            if ofd.is_dir || is_cloexec(fd) || !ofd.is_alone() {
+                continue;
+            }
+            let file = files.entry(Arc::as_ptr(&ofd)).or_insert_with(|| Alone {
+                fds: Vec::new(),
+                key: (ofd.key().ino.0, ofd.key().generation.0),
+                status: ofd.status(),
+            });
+            file.fds.push(fd);
+        }
+        files.into_values().collect()
+    }
+
+    /// Takes the files back that the program before this one left to it.
+    pub(super) fn adopt(&self) {
+        let Some(text) = crate::sys::start::take_variable(config::ALONE) else {
+            return;
+        };
+        for file in config::alone_files(&text, kernel::getpid()) {
+            let key = InodeKey {
+                ino: Ino(file.key.0),
+                generation: Generation(file.key.1),
+            };
+            let same = |fd: &i32| kernel::identity(*fd) == Some((self.config.device, key.number()));
+            if let Some(first) = file.fds.first()
+                && file.fds.iter().all(same)
+                && kernel::kind(*first).is_some_and(|(_, kind)| kind == libc::S_IFREG)
+            {
+                let ofd = Arc::new(Ofd::adopted(*first, key, file.status));
+                for fd in &file.fds {
+                    let _ = self.table.put(*fd, Arc::clone(&ofd));
+                }
+            }
+        }
+    }
+
+    /// The program that a child with this process' memory becomes inherits descriptions.
+    pub fn hand_inherited(&self) {
+        for (fd, ofd) in self.table.all() {
+            if ofd.is_real() && !is_cloexec(fd) && kernel::fcntl(fd, libc::F_GETFD, 0) >= 0 {
+                hand_offset(fd, &ofd);
+            }
+        }
+    }
+
+    /// A child is about to have all descriptions too, with their offsets. For who holds the gate for writing.
+    pub fn share_all(&self) {
+        self.copies.give_all(self);
+        let all = self.table.descriptions();
+        self.realise_many(&all);
+        for (ofd, fds) in all {
+            if ofd.is_real() && !ofd.share() {
+                hand_offset(fds[0], &ofd);
+            }
+        }
+    }
+
+    /// This process is about to end, or to become another program: of what that does not inherit (of all, if
+    /// `ends`) others may think that it is gone. Answers what [`stay`](Self::stay) takes back.
+    pub fn leave(&self, ends: bool) -> Vec<(Arc<Ofd>, Left)> {
+        let mut left = HashMap::new();
+        let mut kept = HashSet::new();
+        for (fd, ofd) in self.table.all() {
+            if ends || is_cloexec(fd) {
+                left.insert(Arc::as_ptr(&ofd), ofd);
+            } else {
+                kept.insert(Arc::as_ptr(&ofd));
+            }
+        }
+        left.into_iter()
+            .filter(|(at, _)| !kept.contains(at))
+            .filter_map(|(_, ofd)| ofd.leave().map(|left| (ofd, left)))
+            .collect()
+    }
+
+    /// It did not.
+    pub fn stay(&self, left: Vec<(Arc<Ofd>, Left)>) {
+        for (ofd, left) in left {
+            ofd.stay(left);
+        }
+    }
+
+    /// Gives every description of `key` to the kernel for good, and those that come later too.
+    pub fn give_inode(&self, key: InodeKey) {
+        self.copies.give_file(self, key);
+        let _gate = self.gate.write();
+        self.mapped.write().insert(key, ());
+        for (fd, ofd) in self.table.all() {
+            if ofd.key() == key {
+                self.give_for_good(fd, &ofd);
+            }
+        }
+    }
+
+    pub(super) fn give_for_good(&self, fd: i32, ofd: &Arc<Ofd>) {
+        if self.give(fd, ofd).is_err() {
+            return;
+        }
+        self.table.take(fd);
+        self.table.set_given(fd, true);
+        if self.any_locked.load(Ordering::Acquire) {
+            // Closing it would let the program's locks go; the program's own `close` does that now.
+            self.locked.lock().remove(&ofd.key());
+            std::mem::forget(ofd.side.lock().take());
+        }
+    }
+
+    /// Has the kernel keep the offset of `ofd`, one of whose descriptors is `fd`. Calls that do not use it
+    /// are served still.
+    fn give(&self, fd: i32, ofd: &Ofd) -> Result<(), Errno> {
+        self.realise(ofd)?;
+        hand_offset(fd, ofd);
+        Ok(())
+    }
+
+    /// As [`give`](Self::give), when all descriptors are known.
+    fn give_all_of(&self, ofd: &Ofd, fds: &[i32], fd: i32) -> Result<(), Errno> {
+        self.realise_all_of(ofd, fds)?;
+        hand_offset(fd, ofd);
+        Ok(())
+    }
+
+    /// Puts a real descriptor of the mount in the place of all placeholders of `ofd`. For who holds the gate
+    /// for writing.
+    fn realise(&self, ofd: &Ofd) -> Result<(), Errno> {
+        if ofd.is_real() {
+            return Ok(());
+        }
+        let all = self.table.all().into_iter();
+        let fds: Vec<i32> = all
+            .filter(|(_, other)| std::ptr::eq(ofd, &**other))
+            .map(|(fd, _)| fd)
+            .collect();
+        self.realise_all_of(ofd, &fds)
+    }
+
+    /// Makes many descriptions real: each waits for the mount, so several are opened at a time. One that
+    /// cannot be opened stays as it is.
+    fn realise_many(&self, all: &[(Arc<Ofd>, Vec<i32>)]) {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((ofd, fds)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let _ = self.realise_all_of(ofd, fds);
+            }
+        };
+        let unreal = || all.iter().filter(|(ofd, _)| !ofd.is_real());
+        let left = unreal().count();
+        if left > FILES_A_THREAD
+            && let Some(Some(fs)) = self.fs.get()
+        {
+            // Else the mount asks for each of them.
+            let keys: Vec<InodeKey> = unreal().map(|(ofd, _)| ofd.key()).collect();
+            fs.give_back(&keys);
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..(left / FILES_A_THREAD).min(OPENERS_MAX) {
+                // By the beginning of its name it is known as one of the library's.
+                let opener = std::thread::Builder::new().name("varve-open".into());
+                let _ = opener.spawn_scoped(scope, work);
+            }
+            work();
+        });
+    }
+
+    /// As [`realise`](Self::realise), when all descriptors are known: with many files, to look for those of
+    /// each takes the square of their number.
+    fn realise_all_of(&self, ofd: &Ofd, fds: &[i32]) -> Result<(), Errno> {
+        if ofd.is_real() {
+            return Ok(());
+        }
+        let real = self.side(-1, ofd)?;
+        for fd in fds {
+            let cloexec = if is_cloexec(*fd) { libc::O_CLOEXEC } else { 0 };
+            kernel::dup3(real, *fd, cloexec);
+        }
+        ofd.real.store(true, Ordering::Release);
+        // Unless it holds locks, one less to keep.
+        if !self.has_locks(ofd.key()) {
+            *ofd.side.lock() = None;
+        }
+        Ok(())
+    }
+
+    /// The same file, open in the kernel: `fd` itself, if that is a real descriptor, or one that is kept with
+    /// the description.
+    ///
+    /// # Errors
+    /// What opening it failed with.
+    pub fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno> {
+        if fd >= 0 && ofd.is_real() {
+            return Ok(fd);
+        }
+        let mut side = ofd.side.lock();
+        if side.is_none() {
+            *side = Some(self.open_real(ofd)?);
+        }
+        side.as_ref().map(|side| side.0).ok_or(Errno(libc::EBADF))
+    }
+
+    /// The file is about to lose its last name: descriptions of it keep a descriptor of the kernel, by which
+    /// it can be given away later.
+    pub fn keep(&self, key: InodeKey) {
+        for (fd, ofd) in self.table.all() {
+            if ofd.key() == key && !ofd.is_real() {
+                let _ = self.side(fd, &ofd);
+            }
+        }
+        for ofd in self.copies.descriptions(key) {
+            let _ = self.side(-1, &ofd);
+        }
+    }
+
+    fn open_real(&self, ofd: &Ofd) -> Result<KernelFd, Errno> {
+        let kind = if ofd.is_dir { libc::O_DIRECTORY } else { 0 };
+        let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        if ofd.unnamed.is_some() {
+            return self.open_unnamed(ofd, flags);
+        }
+        let first = self.try_real(ofd, &ofd.route, flags);
+        if first.is_ok() {
+            return first;
+        }
+        // It was moved since it was opened.
+        let found = self.fs().ok().and_then(|fs| {
+            if ofd.is_dir {
+                fs.path_of(ofd.key())
+            } else {
+                fs.path_in(ofd.parent, ofd.key())
+            }
+        });
+        match found {
+            Some(route) => self.try_real(ofd, &route, flags),
+            None => first,
+        }
+    }
+
+    /// A file that was made without a name stands under one for a moment, in the directory where it was made,
+    /// for the mount to find it.
+    fn open_unnamed(&self, ofd: &Ofd, flags: i32) -> Result<KernelFd, Errno> {
+        let fs = self.fs().map_err(|_| Errno(libc::EBADF))?;
+        fs.while_lent_a_name(ofd.key(), ofd.parent, &self.cred(), |name| {
+            let at = |route: &[u8]| [route, b"/", name].concat();
+            let first = self.try_real(ofd, &at(&ofd.route), flags);
+            if first.is_ok() {
+                return first;
+            }
+            // The directory was moved since.
+            match fs.path_of(ofd.parent) {
+                Some(route) => self.try_real(ofd, &at(&route), flags),
+                None => first,
+            }
+        })?
+    }
+
+    /// Whether the program holds POSIX locks on an inode.
+    fn has_locks(&self, key: InodeKey) -> bool {
+        self.any_locked.load(Ordering::Acquire) && self.locked.lock().contains_key(&key)
+    }
+
+    fn try_real(&self, ofd: &Ofd, route: &[u8], flags: i32) -> Result<KernelFd, Errno> {
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(route);
+        let path = ended(path);
+        let mut fd = kernel::open(&path, flags, 0);
+        if fd == -(libc::EACCES as isize) {
+            // It was opened before this thread took on the rights that it has now.
+            let user = self.session_uid.load(Ordering::Relaxed);
+            fd = kernel::with_files_of(user, || kernel::open(&path, flags, 0));
+        }
+        if fd < 0 {
+            return Err(Errno(-fd as i32));
+        }
+        // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
+        // then.
+        let fd = if self.has_locks(ofd.key()) {
+            KernelFd(internal::note(fd as i32))
+        } else {
+            KernelFd(internal::adopt(fd as i32))
+        };
+        if kernel::identity(fd.0) == Some((self.config.device, ofd.key().number())) {
+            Ok(fd)
+        } else {
+            Err(Errno(libc::ESTALE))
+        }
+    }
+
+    /// Opens a file that could be a program in the kernel too, with `flags`, if that can be: as long as that
+    /// is open, nobody runs it.
+    ///
+    /// # Errors
+    /// ETXTBSY if it runs somewhere.
+    pub fn open_writer(&self, attr: &InodeAttr, route: &[u8], flags: i32) -> Result<Option<KernelFd>, Errno> {
+        // To open and close it would let the program's POSIX locks on it go.
+        if attr.is_dir() || attr.mode & 0o111 == 0 || self.has_locks(attr.key) {
+            return Ok(None);
+        }
+        let mut path = self.config.mount.clone();
+        path.extend_from_slice(route);
+        let how = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let fd = kernel::open(&ended(path), flags & KEPT | how, 0);
+        if fd == -(libc::ETXTBSY as isize) {
+            return Err(Errno(libc::ETXTBSY));
+        }
+        if fd < 0 {
+            return Ok(None);
+        }
+        let fd = KernelFd(internal::adopt(fd as i32));
+        kernel::fcntl(fd.0, libc::F_SETFL, (flags & KEPT) as usize);
+        let is_it = kernel::identity(fd.0) == Some((self.config.device, attr.key.number()));
+        Ok(is_it.then_some(fd))
+    }
+}
+
+/// Has the kernel go on at the offset of `ofd`, one of whose descriptors is `fd`; all are real.
+pub fn hand_offset(fd: i32, ofd: &Ofd) {
+    let mut position = ofd.position();
+    if !position.moved {
+        kernel::lseek(fd, position.at as i64, libc::SEEK_SET);
+        position.moved = true;
+    }
+}
+
+fn is_cloexec(fd: i32) -> bool {
+    kernel::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0
+}

@@ -1,0 +1,63 @@
+//! Which inodes are watched in mounts' kernels, as this process knows it. Owns the set of the newest
+//! generation; does not know what becomes of calls on them ([`calls`](crate::calls) does, ADR 26).
+
+use crate::ofd::Ofd;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use varve_format::InodeKey;
+use varve_libfs::{Fs, Watched};
+
+/// The attribute of the mount's root by which its process is told of marks; see `watches.rs` of the mount.
+pub const ATTRIBUTE: &str = "system.varve.watched";
+
+/// What is watched.
+#[derive(Debug, Clone, Default)]
+pub struct Set(Arc<Watched>);
+
+impl Set {
+    /// Whether a mark lies on the inode itself.
+    #[must_use]
+    pub fn has(&self, key: InodeKey) -> bool {
+        self.0.all || self.0.numbers.binary_search(&key.number()).is_ok()
+    }
+
+    /// Whether calls on an open file make events: for the file, or in the directory where it was opened.
+    #[must_use]
+    pub fn has_open(&self, ofd: &Ofd) -> bool {
+        self.has(ofd.key()) || self.has(ofd.parent)
+    }
+}
+
+/// The newest set that this process has asked for.
+#[derive(Debug, Default)]
+pub struct Watches {
+    known: RwLock<(u64, Set)>,
+}
+
+impl Watches {
+    /// What is watched now, if anything, and whether that is news.
+    #[must_use]
+    pub fn now(&self, fs: &Fs) -> Option<(Set, bool)> {
+        let generation = fs.watch_generation();
+        if generation == 0 {
+            return None;
+        }
+        {
+            let known = self.known.read();
+            if known.0 == generation {
+                return Some((known.1.clone(), false));
+            }
+        }
+        // Without an answer everything may be watched.
+        let (generation, watched) = fs.watched().unwrap_or((
+            0,
+            Watched {
+                all: true,
+                numbers: Vec::new(),
+            },
+        ));
+        let set = Set(Arc::new(watched));
+        *self.known.write() = (generation, set.clone());
+        Some((set, true))
+    }
+}

@@ -1,0 +1,369 @@
+//! Metadata on slower tiers: which goes, how it goes and how it comes back. Decides nothing about data.
+//!
+//! A block that goes is written to the data space of SSD or HDD as it is, but for its own number, and what
+//! points to it changes in the same transaction: so it is durable before the record that names it, and its
+//! old place is free after it. The tier's table of checksums has the complement of its checksum, which tells
+//! it from data. It is read where it is, and comes back to NVM to be changed. Children go before their
+//! parents, and a block of the inode file when all that hangs on its inodes is away: so what is away never
+//! points to NVM.
+//!
+//! What goes is found by a hand that moves through the inode file and leaves what was used since it last came
+//! by.
+
+use crate::pool::Store;
+use crate::pool::demotion_state::Futile;
+use crate::reader::POOL_INO;
+use crate::tx::TxState;
+use crate::{OP_ROOM, Result, StoreError, Tx};
+use serde::{Deserialize, Serialize};
+use varve_extent_tree::{ExtentTree, MetaIo, MetaRead};
+use varve_format::inode::{Content, INODES_PER_BLOCK, InodeSlot};
+use varve_format::{BlockHeader, BlockKind, Ino, Tier, TxId};
+
+/// Below this part of the NVM, room for metadata is made before anything else is done…
+const LOW: u64 = 32;
+/// …until this part is left; below it, room is made in the background.
+const ENOUGH: u64 = 16;
+/// Most blocks of one transaction that makes room.
+const STEP_BLOCKS: u64 = 1024;
+/// Most blocks of the inode file that one transaction looks at.
+const STEP_LOOKS: u64 = 1024;
+/// Transactions until it is tried again after nothing could go.
+const FUTILE_TX: u64 = 64;
+/// Times that room is made for one transaction because others took it.
+const ROOM_ROUNDS: usize = 16;
+/// Blocks of NVM that an operation of a batch takes, mostly; the store has the last word.
+const OP_BLOCKS: u64 = 2;
+
+/// Movement of metadata between tiers, in blocks, since the pool was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemotionStats {
+    /// Went to slower tiers.
+    pub away: u64,
+    /// Came back to be changed.
+    pub back: u64,
+    /// Were read from slower tiers.
+    pub reads: u64,
+}
+
+/// How a transaction that sends metadata away ended.
+#[derive(Debug, Default)]
+struct Step {
+    moved: u64,
+    /// Blocks of the inode file that the hand passed.
+    passed: u64,
+    full: bool,
+}
+
+/// Whether to go on: asked before each block.
+type More<'m> = &'m mut dyn FnMut(&mut TxState<'_>) -> bool;
+
+impl TxState<'_> {
+    /// Sends away what hangs on the inodes of a block of the inode file, then the block. False: it was
+    /// stopped before the end.
+    fn demote_at(&mut self, index: u64, more: More<'_>) -> Result<bool> {
+        let Some(block) = self.reader().inode_block(index)?.filter(|block| !block.is_cold()) else {
+            return Ok(true);
+        };
+        let mut away = true;
+        for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+            if !more(self) {
+                return Ok(false);
+            }
+            away &= self.demote_trees(Ino(ino), more)?;
+        }
+        if !more(self) {
+            return Ok(false);
+        }
+        if away
+            && !self.store.cache.take_used(block)
+            && let Some(new) = self.send_away(block, true)?
+        {
+            self.map_inode_block(index, new)?;
+        }
+        Ok(true)
+    }
+
+    /// Sends away what hangs on an inode; whether all of it is.
+    fn demote_trees(&mut self, ino: Ino, more: More<'_>) -> Result<bool> {
+        let InodeSlot::Used(old) = self.reader().slot(ino)? else {
+            return Ok(true);
+        };
+        let mut inode = old.clone();
+        let mut away = true;
+        match &mut inode.content {
+            Content::File(root) => {
+                let tree = ExtentTree::of(ino);
+                *root = tree.demote(self, root, more)?;
+                away &= tree.is_away(root)?;
+            }
+            Content::Dir(root) => {
+                let directory = self.reader().directory(ino);
+                *root = directory.demote(self, root, more)?;
+                away &= directory.is_away(root)?;
+            }
+            Content::SymlinkBlock(block) if !block.is_cold() => {
+                let fits = MetaRead::read(self, *block, |bytes| {
+                    BlockHeader::of(bytes).expect(BlockKind::Symlink, ino, *block)
+                })?;
+                fits.map_err(|fault| StoreError::Block { block: *block, fault })?;
+                match self.demote(*block)? {
+                    Some(new) => *block = new,
+                    None => away = false,
+                }
+            }
+            Content::Symlink(_) | Content::SymlinkBlock(_) => {}
+        }
+        let xattrs = self.reader().xattrs(ino);
+        inode.xattrs = xattrs.demote(self, &inode.xattrs, more)?;
+        away &= xattrs.is_away(&inode.xattrs)?;
+        if inode != old {
+            self.put(&inode)?;
+        }
+        Ok(away)
+    }
+
+    /// Whether the record has room for one more block to go, with what the tier's next unit may need.
+    fn spare_room(&mut self) -> bool {
+        let mut needed = 2 * OP_ROOM;
+        let bound = self.writer.journal.bound();
+        if let Some(tier) = [Tier::Ssd, Tier::Hdd]
+            .into_iter()
+            .find(|tier| self.layout().blocks(*tier) > 0)
+        {
+            let reopening = self.layout().reopening_bytes(tier);
+            if needed + reopening <= bound && self.store.space.lock().is_short_of_units(tier) {
+                needed += reopening;
+            }
+        }
+        self.room_at_least(needed) >= needed
+    }
+
+    /// The first block of the inode file from `at` on that is in NVM.
+    fn next_warm(&self, at: u64, end: u64) -> Result<Option<u64>> {
+        let root = self.reader().inode_root()?;
+        let mut at = at;
+        loop {
+            let batch = self.reader().extents(POOL_INO, &root, at, end, 64)?;
+            if let Some(found) = batch.iter().find(|extent| extent.tier == Tier::Nvm) {
+                return Ok(Some(found.file_block.0));
+            }
+            match batch.last() {
+                Some(last) => at = last.end().0,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Goes on from `at` through the inode file; where it came to.
+    fn demote_from(&mut self, at: &mut u64, limit: u64, step: &mut Step) -> Result<()> {
+        let end = self.reader().state()?.inode_blocks.get();
+        if *at >= end {
+            *at = 0;
+        }
+        let more: More<'_> = &mut |core| core.moves.away < limit && !core.moves.full && core.spare_room();
+        for _ in 0..STEP_LOOKS {
+            let Some(next) = self.next_warm(*at, end)? else {
+                step.passed += end - *at;
+                *at = 0;
+                return Ok(());
+            };
+            step.passed += next - *at;
+            *at = next;
+            // A block that cannot be read is left where it is.
+            let done = self.demote_at(next, more).inspect_err(|_| *at = next + 1)?;
+            if !done {
+                return Ok(());
+            }
+            step.passed += 1;
+            *at = next + 1;
+        }
+        Ok(())
+    }
+}
+
+impl Store {
+    /// What metadata has moved between tiers since the pool was opened.
+    #[must_use]
+    pub fn demotion_stats(&self) -> DemotionStats {
+        let demoting = self.demotion.lock();
+        DemotionStats {
+            away: demoting.away,
+            back: demoting.back,
+            reads: [Tier::Ssd, Tier::Hdd]
+                .map(|tier| self.cache.cold_reads(tier))
+                .iter()
+                .sum(),
+        }
+    }
+
+    /// Sends metadata to slower tiers where NVM has little room left for it. Nothing in pools of before
+    /// format 2, or without a slower tier.
+    ///
+    /// # Errors
+    /// `Latched`, or a device failed. That nothing could go is no error.
+    pub fn make_room_for_metadata(&self) -> Result<()> {
+        let (left, total) = self.space.lock().nvm();
+        if left < total / LOW && self.layout.demotes() {
+            self.demote_until(total / ENOUGH)?;
+        }
+        Ok(())
+    }
+
+    /// As [`begin`](Self::begin), after room was made for metadata if there was little.
+    ///
+    /// # Errors
+    /// As `begin`.
+    pub fn begin_with_room(&self) -> Result<Tx<'_>> {
+        for _ in 0..ROOM_ROUNDS {
+            self.make_room_for_metadata()?;
+            let tx = self.begin()?;
+            // Whoever had the turn before may have used it up.
+            let (left, total) = self.space.lock().nvm();
+            if left >= total / LOW || !self.layout.demotes() || self.is_futile() {
+                return Ok(tx);
+            }
+        }
+        self.begin()
+    }
+
+    /// How many operations may be tried in one transaction, so that the metadata which they change mostly
+    /// finds room in NVM.
+    #[must_use]
+    pub fn room_for_ops(&self) -> usize {
+        if !self.layout.demotes() {
+            return usize::MAX;
+        }
+        let (left, _) = self.space.lock().nvm();
+        usize::try_from(left / OP_BLOCKS).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// Sends some metadata away before there is too little room; how many blocks. For the background.
+    ///
+    /// # Errors
+    /// `Latched`, or a device failed.
+    pub fn demote_ahead(&self) -> Result<u64> {
+        let (left, total) = self.space.lock().nvm();
+        if left >= total / ENOUGH || !self.layout.demotes() || self.is_futile() {
+            return Ok(0);
+        }
+        self.demote_some(STEP_BLOCKS / 4).map(|step| step.moved)
+    }
+
+    /// Sends away up to `blocks` blocks of metadata that were not used lately, then of those that were,
+    /// whatever room there is; how many.
+    ///
+    /// # Errors
+    /// `Latched`, or a device failed.
+    pub fn demote(&self, blocks: u64) -> Result<u64> {
+        if !self.layout.demotes() {
+            return Ok(0);
+        }
+        let (mut moved, mut passed) = (0, 0);
+        while moved < blocks {
+            let step = self.demote_some((blocks - moved).min(STEP_BLOCKS))?;
+            moved += step.moved;
+            passed = if step.moved > 0 {
+                0
+            } else {
+                passed + step.passed.max(1)
+            };
+            if step.moved == 0 && (step.full || self.went_round_twice(passed)?) {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn went_round_twice(&self, passed: u64) -> Result<bool> {
+        // Once to see what is not used, once to send it.
+        let all = self.snapshot().reader().state()?.inode_blocks.get();
+        Ok(passed > 2 * all)
+    }
+
+    /// Whether there is little room for metadata, and none could go lately.
+    #[must_use]
+    pub fn demotes_in_vain(&self) -> bool {
+        let (left, total) = self.space.lock().nvm();
+        left < total / LOW && self.layout.demotes() && self.is_futile()
+    }
+
+    fn is_futile(&self) -> bool {
+        let (newest, room) = (self.newest_tx(), self.space.lock().slower_room());
+        let futile = self.demotion.lock().futile;
+        futile.is_some_and(|futile| newest < futile.until && room <= futile.room)
+    }
+
+    /// Nothing can go now. What full tiers had is little enough that those who free space must find it there:
+    /// for each block that comes back to NVM to be changed another one can go.
+    fn note_futile(&self, full: bool) {
+        let room = if full {
+            self.space.lock().slower_room()
+        } else {
+            u64::MAX
+        };
+        let until = TxId(self.newest_tx().0 + FUTILE_TX);
+        self.demotion.lock().futile = Some(Futile { until, room });
+        tracing::debug!("no metadata can go to a slower tier now");
+    }
+
+    /// Sends metadata away until so many blocks of NVM are left for it, or nothing can go any more.
+    fn demote_until(&self, enough: u64) -> Result<()> {
+        if self.is_futile() {
+            return Ok(());
+        }
+        let (mut passed, mut released) = (0, false);
+        while self.space.lock().nvm().0 < enough {
+            let step = self.demote_some(STEP_BLOCKS)?;
+            if step.moved > 0 {
+                passed = 0;
+                continue;
+            }
+            // At least one, so that it ends whatever happens.
+            passed += step.passed.max(1);
+            if !step.full && !self.went_round_twice(passed)? {
+                continue;
+            }
+            // What came back from the slower tiers may only wait for the journal there.
+            if released || !self.space.lock().waits_for_tail() {
+                self.note_futile(step.full);
+                return Ok(());
+            }
+            self.checkpoint()?;
+            (passed, released) = (0, true);
+        }
+        self.demotion.lock().futile = None;
+        Ok(())
+    }
+
+    /// One transaction that sends metadata away, at most `limit` blocks.
+    fn demote_some(&self, limit: u64) -> Result<Step> {
+        let mut step = Step::default();
+        let mut at = self.demotion.lock().hand;
+        let mut tx = self.begin()?;
+        tx.core.moves.demoting = true;
+        let cooled = tx.core.demote_from(&mut at, limit, &mut step);
+        (step.moved, step.full) = (tx.core.moves.away, tx.core.moves.full);
+        let ended = cooled.and_then(|()| tx.commit().map(drop));
+        self.demotion.lock().hand = at;
+        match ended {
+            Ok(()) => Ok(step),
+            Err(error) => {
+                step.moved = 0;
+                if error.is_no_space() {
+                    step.full = true;
+                    return Ok(step);
+                }
+                if error.stops_writing() {
+                    self.latch_on(&error);
+                    return Err(error);
+                }
+                // What cannot be read stays where it is; the hand has passed it.
+                tracing::warn!(%error, "metadata is left in NVM");
+                self.note_damage(&error);
+                step.passed += 1;
+                Ok(step)
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The open pool: what is shared between readers and the one writer. Knows no transaction.
+//!
+//! `open` recovers it, `snapshot` gives consistent views, `query` and `read` answer from them.
+
+pub(crate) mod demotion_state;
+mod open;
+mod query;
+pub(crate) mod read;
+mod snapshot;
+pub(crate) mod writer;
+
+pub(crate) use open::{bad_superblocks, journal_id, read_superblock};
+pub(crate) use snapshot::{Committed, Snapshot};
+
+use crate::cache::MetaCache;
+use crate::layout::Layout;
+use crate::seeded::{Bug, armed};
+use crate::space::Space;
+use crate::{Devices, Pass, Passes, PendingFrees, PoolMediaStats, Result, SpaceStats, StoreError, TierIo};
+use demotion_state::DemotionState;
+use lru::LruCache;
+use parking_lot::{Mutex, RwLock};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use varve_extent_tree::TreeError;
+use varve_format::{BlockNo, HashKey, Tier, TxId};
+use varve_media::BlockDevice;
+use varve_media::stats::MediaFaultKind;
+use writer::Writer;
+
+/// Footers of sealed units kept in DRAM.
+const FOOTERS_CACHED: NonZeroUsize = NonZeroUsize::new(64).expect("not 0");
+
+pub(crate) type FooterKey = (Tier, u64, u64, u32);
+
+/// An open pool. Share it in an `Arc`: reads go on beside the one transaction.
+pub struct Store {
+    pub(crate) devices: Devices,
+    pub(crate) layout: Layout,
+    pub(crate) cache: MetaCache,
+    /// Newest committed transaction. Read-locked: the committed metadata does not change meanwhile.
+    pub(crate) newest: RwLock<TxId>,
+    /// The same number, for those who want no more than that: the lock is held while metadata is read, from a
+    /// disk perhaps.
+    pub(crate) newest_number: AtomicU64,
+    pub(crate) space: Mutex<Space>,
+    pub(crate) writer: Mutex<Writer>,
+    pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
+    pub(crate) verify_nvm: bool,
+    /// It is being repaired: see [`Committed`].
+    pub(crate) trusting: bool,
+    /// Bytes read and written, by tier.
+    pub(crate) io: [[AtomicU64; 2]; 3],
+    /// What went wrong with the media.
+    media_stats: PoolMediaStats,
+    passes: Mutex<Passes>,
+    /// Which metadata went to slower tiers, and which goes next.
+    pub(crate) demotion: Mutex<DemotionState>,
+    latched: OnceLock<Arc<str>>,
+    /// So often the checks that were under way had to end.
+    checks_over: AtomicU64,
+}
+
+impl Store {
+    /// Name of the pool.
+    #[must_use]
+    pub fn pool_uuid(&self) -> [u8; 16] {
+        self.layout.sb.pool_uuid
+    }
+
+    /// Key of the directories' name hash.
+    #[must_use]
+    pub fn hash_key(&self) -> HashKey {
+        HashKey(self.layout.sb.dir_hash_key)
+    }
+
+    /// The media.
+    #[must_use]
+    pub const fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// Whether reads compare data on NVM with its checksums, from here on.
+    pub const fn set_verify_nvm(&mut self, verify: bool) {
+        self.verify_nvm = verify;
+    }
+
+    /// Where in NVM the checksums of its data blocks begin, in bytes.
+    #[must_use]
+    pub fn nvm_checksums_at(&self) -> u64 {
+        self.layout.checksum(Tier::Nvm, 0).block.offset_bytes()
+    }
+
+    pub(crate) fn device(&self, tier: Tier) -> Result<&Arc<dyn BlockDevice>> {
+        self.devices
+            .block_device(tier)
+            .ok_or_else(|| StoreError::Damaged(format!("the pool has no {} tier", tier.name())))
+    }
+
+    /// Newest committed transaction. Waits for nobody.
+    #[must_use]
+    pub fn newest_tx(&self) -> TxId {
+        TxId(self.newest_number.load(Ordering::Acquire))
+    }
+
+    /// Why the pool is read-only, if it is.
+    #[must_use]
+    pub fn latched(&self) -> Option<Arc<str>> {
+        self.latched.get().cloned()
+    }
+
+    /// Makes the pool read-only until it is opened again. The first reason stays.
+    pub fn latch(&self, reason: &str) {
+        if self.latched.set(Arc::from(reason)).is_ok() {
+            tracing::error!(reason, "the pool is read-only from now on");
+        }
+    }
+
+    /// Checks under way end with an error soon: whoever asked for them must not hold up the end.
+    pub fn end_checks(&self) {
+        self.checks_over.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What a check that begins now asks with whether it [goes on](Self::goes_on).
+    pub fn begin_check(&self) -> u64 {
+        self.checks_over.load(Ordering::Relaxed)
+    }
+
+    /// # Errors
+    /// After [`end_checks`](Self::end_checks).
+    pub fn goes_on(&self, begun: u64) -> Result<()> {
+        match self.begin_check() == begun {
+            true => Ok(()),
+            false => Err(StoreError::CheckEnded),
+        }
+    }
+
+    /// Ends writing for good: a transaction under way is waited for, each later one fails, and so does its
+    /// commit. Reads go on. The reason is what they fail with; a pool that was read-only before keeps its
+    /// own.
+    pub fn close(&self, reason: &str) {
+        let _writer = self.writer.lock();
+        let _ = self.latched.set(Arc::from(reason));
+    }
+
+    pub(crate) fn latch_on(&self, error: &StoreError) {
+        if error.stops_writing() {
+            self.latch(&error.to_string());
+        }
+    }
+
+    /// Whether a block of NVM is one of those that every pool has at fixed places: tables and bitmaps, that
+    /// no file owns.
+    #[must_use]
+    pub fn is_fixed(&self, block: BlockNo) -> bool {
+        !block.is_cold() && !self.layout.usable(Tier::Nvm, block.0)
+    }
+
+    /// What went wrong with the media since the pool was opened.
+    #[must_use]
+    pub const fn media_stats(&self) -> &PoolMediaStats {
+        &self.media_stats
+    }
+
+    /// Counts an error if it says that something on a medium is not what was written. Errors of the devices
+    /// count themselves.
+    pub fn note_damage(&self, error: &StoreError) {
+        let stats = match error {
+            StoreError::DataChecksum { tier, .. } | StoreError::Footer { tier, .. } => {
+                self.media_stats.tier(*tier)
+            }
+            StoreError::Block { block, .. } | StoreError::Tree(TreeError::Corrupt { block, .. }) => self
+                .media_stats
+                .tier(block.home().map_or(Tier::Nvm, |(tier, _)| tier)),
+            // Where it lies is not said, and mostly it is there.
+            StoreError::Inode { .. } | StoreError::Damaged(_) => self.media_stats.tier(Tier::Nvm),
+            StoreError::Tree(error) if error.is_damage() => self.media_stats.tier(Tier::Nvm),
+            StoreError::Journal(_) | StoreError::JournalDamaged { .. } => self.media_stats.journal(),
+            _ => return,
+        };
+        let place = match error {
+            StoreError::DataChecksum { block, .. } | StoreError::Block { block, .. } => {
+                format!("block {block}")
+            }
+            StoreError::Footer { unit, .. } => format!("unit {unit}"),
+            StoreError::Inode { ino, .. } => format!("inode {ino}"),
+            _ => String::new(),
+        };
+        stats.note(MediaFaultKind::Checksum, place, error.to_string());
+    }
+
+    /// What the last looks at everything found, since the pool was opened.
+    #[must_use]
+    pub fn passes(&self) -> Passes {
+        *self.passes.lock()
+    }
+
+    pub(crate) fn note_pass(&self, note: impl FnOnce(&mut Passes, Pass), findings: usize) {
+        let pass = Pass {
+            ended_ns: varve_media::stats::now_ns(),
+            findings: findings as u64,
+        };
+        note(&mut self.passes.lock(), pass);
+    }
+
+    /// Syncs what is in place and empties the journal, so that freed metadata blocks are released and the
+    /// next open replays nothing. Durable when this returns.
+    ///
+    /// # Errors
+    /// `Latched`, or a device failed (then the pool is latched).
+    pub fn checkpoint(&self) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.checkpoint_with(&mut writer)
+    }
+
+    pub(crate) fn checkpoint_with(&self, writer: &mut Writer) -> Result<()> {
+        if let Some(reason) = self.latched() {
+            return Err(StoreError::Latched(reason));
+        }
+        if writer.journal.tail_tx() < writer.journal.newest() {
+            self.move_tail(writer).inspect_err(|error| {
+                self.latch(&format!("syncing metadata failed: {error}"));
+            })?;
+        }
+        self.space.lock().set_tail(writer.journal.tail_tx());
+        Ok(())
+    }
+
+    fn move_tail(&self, writer: &mut Writer) -> Result<()> {
+        if armed(Bug::TailWrittenEarly) {
+            writer.journal.store_tail()?;
+        }
+        if !armed(Bug::NoSyncBeforeTail) {
+            self.devices.nvm.fence()?;
+            self.devices.nvm.sync(0, self.devices.nvm.len_bytes())?;
+        }
+        writer.journal.advance_tail()
+    }
+
+    /// Trims units that became empty; called under the writer's lock. A failed trim costs nothing but its
+    /// effect.
+    pub(crate) fn trim_empty(&self) {
+        let trims = self.space.lock().take_trims();
+        for span in trims {
+            if !self.space.lock().is_empty_unit(span.tier, span.start) && !armed(Bug::TrimOpened) {
+                continue;
+            }
+            let (at, len) = (
+                span.start * varve_format::BLOCK_BYTES,
+                span.len * varve_format::BLOCK_BYTES,
+            );
+            if let Ok(device) = self.device(span.tier)
+                && let Err(error) = device.trim(at, len)
+            {
+                tracing::warn!(%error, "trim failed");
+            }
+        }
+    }
+
+    /// What has gone to and from each tier since the pool was opened.
+    #[must_use]
+    pub fn io(&self) -> [TierIo; 3] {
+        Tier::ALL.map(|tier| {
+            let [read, written] = &self.io[tier as usize];
+            let metadata = self.cache.cold_reads(tier) * varve_format::BLOCK_BYTES;
+            TierIo {
+                read_bytes: read.load(Ordering::Relaxed) + metadata,
+                written_bytes: written.load(Ordering::Relaxed),
+            }
+        })
+    }
+
+    pub(crate) fn count_read(&self, tier: Tier, bytes: usize) {
+        self.io[tier as usize][0].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_write(&self, tier: Tier, bytes: usize) {
+        self.io[tier as usize][1].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    // ---- space
+
+    /// Sets `blocks` aside for somebody. DRAM only; allocations do not touch it.
+    ///
+    /// # Errors
+    /// `NoSpace` if they are not there.
+    pub fn reserve(&self, blocks: u64) -> Result<()> {
+        self.space.lock().reserve(blocks)
+    }
+
+    /// Gives reserved blocks back, used or not.
+    pub fn unreserve(&self, blocks: u64) {
+        self.space.lock().unreserve(blocks);
+    }
+
+    /// Free and used space.
+    #[must_use]
+    pub fn space(&self) -> SpaceStats {
+        let used = self
+            .snapshot()
+            .reader()
+            .state()
+            .map_or(0, |state| state.inodes_used.get());
+        self.space.lock().stats(used)
+    }
+
+    /// Data blocks freed by transactions up to here may be reused: no session can still read them.
+    /// `TxId(u64::MAX)` at first.
+    pub fn set_reader_horizon(&self, tx: TxId) {
+        self.space.lock().set_horizon(tx);
+    }
+
+    /// Freed data blocks that wait for the horizon.
+    #[must_use]
+    pub fn pending_frees(&self) -> PendingFrees {
+        self.space.lock().pending_data()
+    }
+}

@@ -1,0 +1,213 @@
+//! Opening a pool: superblock, replay of the journal, bitmaps and rows.
+
+use super::writer::{Slots, Writer};
+use super::{FOOTERS_CACHED, Store};
+use crate::cache::MetaCache;
+use crate::free_inodes::FreeInodes;
+use crate::journal::Journal;
+use crate::layout::Layout;
+use crate::seeded::{Bug, armed};
+use crate::space::Space;
+use crate::{Devices, OpenOptions, OpenReport, PoolMediaStats, Result, StoreError};
+use lru::LruCache;
+use parking_lot::{Mutex, RwLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use varve_format::journal::Range;
+use varve_format::space::BITS_PER_BLOCK;
+use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock, SuperblockError};
+use varve_format::{BLOCK_HEADER_SIZE, BlockKind, BlockNo, Ino, Tier};
+
+impl Store {
+    /// Opens a pool: replays the journal, reads tables and bitmaps.
+    ///
+    /// All sessions of an earlier daemon must be sealed before the first transaction: blocks freed before are
+    /// free at once.
+    ///
+    /// # Errors
+    /// No pool, a newer version, devices that do not fit, `JournalDamaged`, or damaged tables.
+    pub fn open(devices: Devices, options: OpenOptions) -> Result<(Self, OpenReport)> {
+        let media_stats = PoolMediaStats::default();
+        let devices = media_stats.over(devices);
+        let sb = read_superblock(&devices)?;
+        let layout = Layout::validate(sb, &devices)?;
+        let nvm = Arc::clone(&devices.nvm);
+        let nvm_blocks = layout.blocks(Tier::Nvm);
+        let mut report = OpenReport::default();
+        let mut apply = |ranges: &[Range<'_>]| {
+            for (block, offset, bytes) in ranges {
+                nvm.write(block.offset_bytes() + u64::from(*offset), bytes)?;
+            }
+            Ok(())
+        };
+        let (mut journal, scan) = Journal::open(
+            Arc::clone(&devices.journal),
+            journal_id(&sb),
+            sb.journal_bytes.get(),
+            nvm_blocks,
+            &mut apply,
+        )?;
+        if let Some(damage) = scan.damage {
+            if !options.accept_journal_damage {
+                return Err(damage);
+            }
+            report.damage = Some(damage.to_string());
+            journal.skip_damage(nvm_blocks, &mut apply)?;
+        }
+        report.replayed = scan.records;
+        report.replayed_bytes = scan.bytes;
+        report.torn_record = scan.torn;
+        let changed = scan.records > 0 || report.damage.is_some();
+        if changed && !armed(Bug::NoSyncAfterReplay) && !armed(Bug::ReplayInSameFence) {
+            nvm.fence()?;
+            nvm.sync(0, nvm.len_bytes())?;
+        }
+        if changed || scan.uneven {
+            journal.advance_tail()?;
+        }
+        let mut store = Self::assemble(devices, layout, journal, &options);
+        store.media_stats = media_stats;
+        store.load_space()?;
+        store.load_rows()?;
+        let state = store.snapshot().reader().state()?;
+        report.newest_tx = store.newest_tx();
+        report.inodes = state.inodes_used.get();
+        {
+            let writer = store.writer.lock();
+            report.sessions = writer.sessions.len();
+            report.grants = writer.grants.len();
+        }
+        Ok((store, report))
+    }
+
+    /// The parts put together; nothing is read.
+    pub(crate) fn assemble(
+        devices: Devices,
+        layout: Layout,
+        journal: Journal,
+        options: &OpenOptions,
+    ) -> Self {
+        let cache = MetaCache::new(&devices, &layout, options.cache_blocks);
+        let newest = journal.newest();
+        let mut space = Space::new(&layout);
+        space.set_tail(journal.tail_tx());
+        Self {
+            cache,
+            newest: RwLock::new(newest),
+            newest_number: AtomicU64::new(newest.0),
+            space: Mutex::new(space),
+            writer: Mutex::new(Writer {
+                journal,
+                sessions: Slots::new(layout.session_slots()),
+                grants: Slots::new(layout.grant_slots()),
+                free_inodes: FreeInodes::default(),
+            }),
+            footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
+            verify_nvm: options.verify_nvm,
+            trusting: false,
+            io: Default::default(),
+            media_stats: PoolMediaStats::default(),
+            passes: Mutex::default(),
+            latched: OnceLock::new(),
+            checks_over: AtomicU64::new(0),
+            demotion: Mutex::default(),
+            devices,
+            layout,
+        }
+    }
+
+    /// Reads the bitmaps.
+    fn load_space(&self) -> Result<()> {
+        let snapshot = self.snapshot();
+        let state = snapshot.reader().state()?;
+        let mut space = self.space.lock();
+        for tier in Tier::ALL {
+            let blocks = self.layout.blocks(tier);
+            let mut first = 0;
+            while first < blocks {
+                let (at, _) = self.layout.bit(tier, first);
+                let bytes = self.cache.load(at, false)?;
+                varve_format::BlockHeader::of(&bytes)
+                    .expect(BlockKind::Bitmap, Ino(0), at)
+                    .map_err(|fault| StoreError::Block { block: at, fault })?;
+                for (byte, value) in (0_u64..)
+                    .zip(&bytes[BLOCK_HEADER_SIZE..])
+                    .filter(|(_, value)| **value != 0)
+                {
+                    for bit in (0..8).filter(|bit| value >> bit & 1 == 1) {
+                        let block = first + byte * 8 + bit;
+                        if block < blocks && self.layout.usable(tier, block) {
+                            space.mark(tier, block);
+                        }
+                    }
+                }
+                first += BITS_PER_BLOCK;
+            }
+            if tier != Tier::Nvm && blocks > 0 {
+                space.set_open(tier, state.open_unit[tier as usize].get().checked_sub(1));
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the session and grant rows.
+    fn load_rows(&self) -> Result<()> {
+        let mut twice = false;
+        self.for_rows(|slot, row| twice |= !self.writer.lock().sessions.note(row.id, slot))?;
+        self.for_grants(|slot, row| twice |= !self.writer.lock().grants.note(row.lease, slot))?;
+        if twice {
+            return Err(StoreError::Damaged("a session or a lease has two rows".into()));
+        }
+        Ok(())
+    }
+}
+
+/// Name of the journal's records: a record can be made up by nobody who does not know the pool's secret.
+pub(crate) fn journal_id(sb: &Superblock) -> [u8; 16] {
+    let mut id = sb.pool_uuid;
+    id.iter_mut().zip(sb.dir_hash_key).for_each(|(a, b)| *a ^= b);
+    id
+}
+
+/// The newer valid copy.
+pub(crate) fn read_superblock(devices: &Devices) -> Result<Superblock> {
+    let mut best: Option<Superblock> = None;
+    let mut fault = SuperblockError::Magic;
+    for block in SUPERBLOCK_BLOCKS {
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        devices.nvm.read(BlockNo(block).offset_bytes(), &mut bytes)?;
+        match Superblock::parse(&bytes) {
+            Ok(sb) if best.is_none_or(|best| sb.sequence.get() > best.sequence.get()) => best = Some(sb),
+            Ok(_) => {}
+            // The most telling one: a newer version, then damage, then nothing at all.
+            Err(found) if fault == SuperblockError::Magic || matches!(found, SuperblockError::Version(_)) => {
+                fault = found;
+            }
+            Err(_) => {}
+        }
+    }
+    best.ok_or_else(|| StoreError::Superblock {
+        device: devices.nvm.info().name.to_string(),
+        fault,
+    })
+}
+
+/// Copies of the superblock that are not as the good one.
+pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Vec<u64>> {
+    let mut bad = Vec::new();
+    for number in SUPERBLOCK_BLOCKS {
+        let mut bytes = [0; SUPERBLOCK_SIZE];
+        devices.nvm.read(BlockNo(number).offset_bytes(), &mut bytes)?;
+        match Superblock::parse(&bytes) {
+            Ok(copy) if copy == *good => {}
+            Err(fault @ SuperblockError::Version(_)) => {
+                return Err(StoreError::Superblock {
+                    device: devices.nvm.info().name.to_string(),
+                    fault,
+                });
+            }
+            _ => bad.push(number),
+        }
+    }
+    Ok(bad)
+}

@@ -1,0 +1,218 @@
+//! Answers from the committed metadata: inodes, names, maps, rows. Each sees one consistent state.
+
+use super::Store;
+use crate::{DirItem, Result, StoreError};
+use varve_format::inode::{INODES_PER_BLOCK, Inode, InodeSlot};
+use varve_format::session::{GrantRow, SessionRow};
+use varve_format::{BlockKind, Extent, FileBlock, Ino, InodeKey};
+
+impl Store {
+    /// The inode with this number.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn get(&self, ino: Ino) -> Result<Inode> {
+        self.snapshot().reader().get(ino)
+    }
+
+    /// The inode with this number and generation.
+    ///
+    /// # Errors
+    /// `NoInode` (also for another generation), or damage.
+    pub fn get_key(&self, key: InodeKey) -> Result<Inode> {
+        self.snapshot().reader().get_key(key)
+    }
+
+    /// What is at an inode number.
+    ///
+    /// # Errors
+    /// `NoInode` beyond the inode file; damage.
+    pub fn slot(&self, ino: Ino) -> Result<InodeSlot> {
+        self.snapshot().reader().slot(ino)
+    }
+
+    /// What `name` in `dir` is.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn dir_lookup(&self, dir: Ino, name: &[u8]) -> Result<Option<DirItem>> {
+        self.snapshot().reader().dir_lookup(dir, name)
+    }
+
+    /// At most `max` entries after `cookie` (0: from the start), without "." and "..".
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn dir_iter(&self, dir: Ino, cookie: u64, max: usize) -> Result<Vec<DirItem>> {
+        self.snapshot().reader().dir_iter(dir, cookie, max)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.snapshot().reader().read_link(ino)
+    }
+
+    /// Value of an extended attribute.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn xattr_get(&self, ino: Ino, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.snapshot().reader().xattr_get(ino, name)
+    }
+
+    /// Names of all extended attributes, with the lengths of their values.
+    ///
+    /// # Errors
+    /// `NoInode`, or damage.
+    pub fn xattr_list(&self, ino: Ino) -> Result<Vec<(Vec<u8>, usize)>> {
+        self.snapshot().reader().xattr_list(ino)
+    }
+
+    /// At most `max` extents from `from` on, clipped, holes left out.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
+        self.snapshot().reader().map(ino, from, max)
+    }
+
+    /// First byte of data at or after `offset`, below the size.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn seek_data(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        self.snapshot().reader().seek(ino, offset, true)
+    }
+
+    /// First byte of a hole at or after `offset` (the end counts as one); `None` if `offset` is not below the
+    /// size.
+    ///
+    /// # Errors
+    /// `NoInode`, `WrongKind`, or damage.
+    pub fn seek_hole(&self, ino: Ino, offset: u64) -> Result<Option<u64>> {
+        self.snapshot().reader().seek(ino, offset, false)
+    }
+
+    /// Inodes in the orphan list: without a name (nlink 0), or with an unfinished truncation.
+    ///
+    /// # Errors
+    /// The list is damaged.
+    pub fn orphans(&self) -> Result<Vec<InodeKey>> {
+        let snapshot = self.snapshot();
+        let reader = snapshot.reader();
+        let state = reader.state()?;
+        let mut out = Vec::new();
+        let mut next = Ino(state.orphan_head.get());
+        while next.0 != 0 {
+            let inode = reader.get(next)?;
+            let links = inode
+                .orphan
+                .filter(|_| (out.len() as u64) < state.orphans.get())
+                .ok_or_else(|| StoreError::Damaged(format!("orphan list at inode {next}")))?;
+            out.push(inode.attr.key);
+            next = links.next;
+        }
+        Ok(out)
+    }
+
+    /// Calls `f` for every inode number in use or reserved, ascending, until it says false. Not one
+    /// consistent state.
+    ///
+    /// # Errors
+    /// Something could not be read, or is damaged; the first error. All others were shown.
+    pub fn for_each_inode(&self, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
+        self.for_each_inode_from(Ino(0), f)
+    }
+
+    /// As [`for_each_inode`](Self::for_each_inode), for numbers from `from` on.
+    ///
+    /// # Errors
+    /// As `for_each_inode`.
+    pub fn for_each_inode_from(&self, from: Ino, f: &mut dyn FnMut(Ino, InodeSlot) -> bool) -> Result<()> {
+        let blocks = self.snapshot().reader().state()?.inode_blocks.get();
+        let mut result = Ok(());
+        for index in from.0 / INODES_PER_BLOCK..blocks {
+            let (slots, read) = self.slots_at(index);
+            result = result.and(read);
+            for (ino, slot) in slots {
+                if ino >= from && !matches!(slot, InodeSlot::Free(_)) && !f(ino, slot) {
+                    return result;
+                }
+            }
+        }
+        result
+    }
+
+    /// What can be read of a block of the inode file, and the first error.
+    fn slots_at(&self, index: u64) -> (Vec<(Ino, InodeSlot)>, Result<()>) {
+        let snapshot = self.snapshot();
+        let reader = snapshot.reader();
+        let (mut slots, mut result) = (Vec::new(), Ok(()));
+        for ino in (index * INODES_PER_BLOCK).max(1)..(index + 1) * INODES_PER_BLOCK {
+            match reader.slot(Ino(ino)) {
+                Ok(slot) => slots.push((Ino(ino), slot)),
+                Err(error) => {
+                    let alone = matches!(error, StoreError::Inode { .. });
+                    result = result.and(Err(error));
+                    if !alone {
+                        break;
+                    }
+                }
+            }
+        }
+        (slots, result)
+    }
+
+    /// All session rows.
+    ///
+    /// # Errors
+    /// A row is damaged.
+    pub fn sessions(&self) -> Result<Vec<SessionRow>> {
+        let mut out = Vec::new();
+        self.for_rows(|_, row| out.push(row))?;
+        Ok(out)
+    }
+
+    /// All grant rows.
+    ///
+    /// # Errors
+    /// A row is damaged.
+    pub fn grants(&self) -> Result<Vec<GrantRow>> {
+        let mut out = Vec::new();
+        self.for_grants(|_, row| out.push(row))?;
+        Ok(out)
+    }
+
+    pub(super) fn for_rows(&self, mut f: impl FnMut(u64, SessionRow)) -> Result<()> {
+        let snapshot = self.snapshot();
+        for slot in 0..self.layout.session_slots() {
+            let place = self.layout.session_row(slot);
+            let row = snapshot
+                .reader()
+                .row(place, BlockKind::SessionTable, SessionRow::decode)?
+                .map_err(|_| StoreError::Damaged(format!("session row {slot}")))?;
+            if let Some(row) = row {
+                f(slot, row);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn for_grants(&self, mut f: impl FnMut(u64, GrantRow)) -> Result<()> {
+        let snapshot = self.snapshot();
+        for slot in 0..self.layout.grant_slots() {
+            let place = self.layout.grant_row(slot);
+            let row = snapshot
+                .reader()
+                .row(place, BlockKind::GrantTable, GrantRow::decode)?
+                .map_err(|_| StoreError::Damaged(format!("grant row {slot}")))?;
+            if let Some(row) = row {
+                f(slot, row);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,191 @@
+//! Allocating and freeing blocks in a transaction. Which blocks are free is `space`'s.
+
+use super::TxState;
+use super::state::{Diff, Dirty};
+use crate::seeded::{Bug, armed};
+use crate::space::{NextUnit, Span};
+use crate::{DataTarget, Result, StoreError};
+use std::sync::Arc;
+use varve_format::{BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, Tier};
+
+impl TxState<'_> {
+    /// NVM for metadata; may move the journal's tail to release some.
+    pub(crate) fn alloc_meta(&mut self, want: u64, near: Option<u64>) -> Result<Span> {
+        let reserve = !self.frugal;
+        let mut span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
+        if span.is_none() && self.store.space.lock().waits_for_tail() {
+            self.store.checkpoint_with(&mut self.writer)?;
+            span = self.store.space.lock().alloc_nvm(want, false, reserve, near);
+        }
+        let span = span.ok_or(StoreError::NoSpace { blocks: want })?;
+        self.spans.push(span);
+        self.set_bits(span, true)?;
+        Ok(span)
+    }
+
+    /// Blocks without header, zeroed, in one run: at most `want`.
+    pub(crate) fn alloc_raw(&mut self, want: u64) -> Result<Span> {
+        let span = self.alloc_meta(want, None)?;
+        for block in span.start..span.start + span.len {
+            self.insert_fresh(block, Arc::new([0; BLOCK_SIZE]), true);
+        }
+        Ok(span)
+    }
+
+    pub(crate) fn insert_fresh(&mut self, block: u64, content: Arc<Block>, raw: bool) {
+        self.dirty.insert(
+            block,
+            Dirty {
+                content,
+                base: None,
+                raw,
+                whole: false,
+                diff: Some(Diff::default()),
+            },
+        );
+    }
+
+    /// Blocks for data: at most `want`, in one run, on the tier that the target leads to.
+    pub(crate) fn alloc_data(&mut self, target: DataTarget, want: u64) -> Result<Span> {
+        let target = DataTarget {
+            reserve: target.reserve || self.use_reserve,
+            ..target
+        };
+        let later = Tier::ALL.into_iter().filter(|tier| *tier > target.tier);
+        let earlier = Tier::ALL.into_iter().rev().filter(|tier| *tier < target.tier);
+        let order: Vec<Tier> = std::iter::once(target.tier).chain(later).chain(earlier).collect();
+        let order = if target.only { &order[..1] } else { &order[..] };
+        // First without moving the tail; then, if something waits only for that, with.
+        for again in [false, true] {
+            if again {
+                if !self.store.space.lock().waits_for_tail() {
+                    break;
+                }
+                self.store.checkpoint_with(&mut self.writer)?;
+            }
+            for tier in order {
+                if let Some(span) = self.alloc_on(*tier, target.reserve, want)? {
+                    self.spans.push(span);
+                    self.set_bits(span, true)?;
+                    return Ok(span);
+                }
+            }
+        }
+        Err(StoreError::NoSpace { blocks: want })
+    }
+
+    /// A block for metadata on a slower tier, the faster one first; `None`: there is none.
+    pub(crate) fn alloc_cold(&mut self) -> Result<Option<Span>> {
+        for tier in [Tier::Ssd, Tier::Hdd] {
+            if let Some(span) = self.alloc_on(tier, false, 1)? {
+                self.spans.push(span);
+                self.set_bits(span, true)?;
+                return Ok(Some(span));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn alloc_on(&mut self, tier: Tier, reserve: bool, want: u64) -> Result<Option<Span>> {
+        if self.layout().blocks(tier) == 0 {
+            return Ok(None);
+        }
+        if tier == Tier::Nvm {
+            return Ok(self.store.space.lock().alloc_nvm(want, true, reserve, None));
+        }
+        for _ in 0..2 {
+            if let Some(span) = self.store.space.lock().alloc_unit(tier, want) {
+                return Ok(Some(span));
+            }
+            let next = self.store.space.lock().next_unit(tier, reserve);
+            let Some(next) = next else {
+                return Ok(None);
+            };
+            if let NextUnit::Holes(_) = next
+                && self.room() < self.layout().reopening_bytes(tier) + crate::OP_ROOM
+            {
+                // Its table would not fit in this record.
+                return Ok(None);
+            }
+            self.seal_open_unit(tier)?;
+            self.open_unit(tier, next)?;
+        }
+        Ok(None)
+    }
+
+    /// Sets or clears bits; they must all be the other way.
+    pub(super) fn set_bits(&mut self, span: Span, value: bool) -> Result<()> {
+        let layout = self.layout();
+        let mut at = span.start;
+        let end = span.start + span.len;
+        while at < end {
+            let (block, first) = layout.bit(span.tier, at);
+            let count = (varve_format::space::BITS_PER_BLOCK - first).min(end - at);
+            let bytes = self.dirty_mut(block, false)?.bytes();
+            for bit in first..first + count {
+                let byte = &mut bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize];
+                let mask = 1 << (bit % 8);
+                if (*byte & mask != 0) == value {
+                    self.poisoned = true;
+                    return Err(StoreError::Damaged(format!(
+                        "{} block {} is {} twice",
+                        span.tier.name(),
+                        at + bit - first,
+                        if value { "allocated" } else { "freed" }
+                    )));
+                }
+                *byte ^= mask;
+            }
+            at += count;
+        }
+        Ok(())
+    }
+
+    /// Whether the block was in use before this transaction.
+    pub(super) fn was_used(&self, tier: Tier, block: u64) -> Result<bool> {
+        let (at, bit) = self.layout().bit(tier, block);
+        let test = |bytes: &Block| bytes[BLOCK_HEADER_SIZE + (bit / 8) as usize] >> (bit % 8) & 1 == 1;
+        match self.dirty.get(&at.0).map(|dirty| &dirty.base) {
+            Some(Some(base)) => Ok(test(base)),
+            _ => self.store.cache.load(at, false).map(|base| test(&base)),
+        }
+    }
+
+    /// Frees blocks of data or metadata.
+    pub(crate) fn free_span(&mut self, span: Span, data: bool) -> Result<()> {
+        let layout = self.layout();
+        let last = span.start.saturating_add(span.len.saturating_sub(1));
+        if span.len == 0 || !layout.usable(span.tier, span.start) || !layout.usable(span.tier, last) {
+            return Err(StoreError::Damaged(format!(
+                "{} blocks {}+{} are to be freed but cannot have been allocated",
+                span.tier.name(),
+                span.start,
+                span.len
+            )));
+        }
+        self.set_bits(span, false)?;
+        let mut at = span.start;
+        while at <= last {
+            let old = self.was_used(span.tier, at)?;
+            let mut end = at + 1;
+            while end <= last && self.was_used(span.tier, end)? == old {
+                end += 1;
+            }
+            let part = Span {
+                start: at,
+                len: end - at,
+                ..span
+            };
+            if old {
+                if armed(Bug::FreeBeforeCommit) {
+                    self.store.space.lock().give_back(part);
+                }
+                self.freed.push((part, data));
+            } else {
+                self.ephemeral.push(part);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! Units of SSD and HDD: opening, sealing with a footer of checksums; and writing data blocks with theirs.
+
+use super::TxState;
+use crate::reader::POOL_INO;
+use crate::seeded::{Bug, armed};
+use crate::space::{NextUnit, Span};
+use crate::{Result, StoreError};
+use varve_format::space::{CHECKSUMS_PER_BLOCK, UNIT_ROW_SIZE, UnitRow, footer_blocks};
+use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, Block, BlockKind, BlockNo, Tier, init_block};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, IntoBytes};
+
+impl TxState<'_> {
+    pub(super) fn seal_open_unit(&mut self, tier: Tier) -> Result<()> {
+        let Some(unit) = self.reader().open_unit(tier)? else {
+            return Ok(());
+        };
+        let data = self.layout().unit_data_blocks(tier);
+        let sums = self.reader().table_checksums(tier, 0, data)?;
+        self.seal_with(tier, unit, &sums)
+    }
+
+    /// The footer that a transaction may write: not the one that counts as long as it has not committed.
+    pub(super) fn spare_footer(&self, tier: Tier, unit: u64) -> Result<u8> {
+        let place = self.layout().unit_row(tier, unit);
+        let row = |block: &Block| {
+            let bytes = &block[place.offset..place.offset + UNIT_ROW_SIZE];
+            UnitRow::read_from_bytes(bytes)
+                .map_err(|_| StoreError::Damaged("a unit row has another length".into()))
+        };
+        let row = match self.dirty.get(&place.block.0).map(|dirty| &dirty.base) {
+            Some(Some(base)) => row(base),
+            _ => row(&*self.store.cache.load(place.block, false)?),
+        }?;
+        Ok(u8::from(row.state == UnitRow::SEALED && row.footer == 0) & u8::from(!armed(Bug::OneFooter)))
+    }
+
+    /// Writes a unit's footer and its row.
+    pub(crate) fn seal_with(&mut self, tier: Tier, unit: u64, sums: &[u32]) -> Result<()> {
+        let layout = self.layout();
+        let unit_blocks = layout.unit_blocks(tier);
+        let data = layout.unit_data_blocks(tier);
+        let place = self.spare_footer(tier, unit)?;
+        let footer_start = layout.footer_start(tier, unit, place);
+        let mut footer = vec![0; footer_blocks(unit_blocks) as usize * BLOCK_SIZE];
+        let mut crc = 0;
+        for (index, part) in sums.chunks(CHECKSUMS_PER_BLOCK as usize).enumerate() {
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            for (word, sum) in block[BLOCK_HEADER_SIZE..].chunks_exact_mut(4).zip(part) {
+                word.copy_from_slice(&sum.to_le_bytes());
+            }
+            crc = crc32c::crc32c_append(crc, &block[BLOCK_HEADER_SIZE..]);
+            init_block(
+                &mut block,
+                BlockKind::UnitFooter,
+                POOL_INO,
+                BlockNo(footer_start + index as u64),
+            );
+            footer[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE].copy_from_slice(&block[..]);
+        }
+        for index in data.div_ceil(CHECKSUMS_PER_BLOCK)..footer_blocks(unit_blocks) {
+            let at = index as usize * BLOCK_SIZE;
+            let mut block: Box<Block> = Box::new([0; BLOCK_SIZE]);
+            init_block(
+                &mut block,
+                BlockKind::UnitFooter,
+                POOL_INO,
+                BlockNo(footer_start + index),
+            );
+            footer[at..at + BLOCK_SIZE].copy_from_slice(&block[..]);
+        }
+        if !armed(Bug::FooterNotWritten) {
+            self.put_blocks(tier, footer_start, &footer)?;
+        }
+        let row = UnitRow {
+            state: UnitRow::SEALED,
+            footer: place,
+            reserved: [0; 2],
+            footer_crc32c: U32::new(crc),
+            sealed_tx: U64::new(self.id().0),
+        };
+        self.patch(layout.unit_row(tier, unit), row.as_bytes())
+    }
+
+    pub(super) fn open_unit(&mut self, tier: Tier, next: NextUnit) -> Result<()> {
+        let layout = self.layout();
+        let unit = match next {
+            NextUnit::Empty(unit) => unit,
+            NextUnit::Holes(unit) => {
+                let row = self.reader().unit_row(tier, unit)?;
+                if !armed(Bug::HolesWithoutSums) {
+                    // A row of a unit that is in use says nothing else unless it is damaged: what lies there
+                    // would have other blocks' sums. When a repair takes space, such units are nobody's.
+                    if row.state == UnitRow::SEALED {
+                        let sums = self.store.footer(tier, unit, &row)?;
+                        self.set_checksums(tier, 0, &sums)?;
+                    } else if !self.store.trusting {
+                        return Err(StoreError::Footer { tier, unit });
+                    }
+                }
+                unit
+            }
+        };
+        let row = UnitRow {
+            state: UnitRow::OPEN,
+            ..UnitRow::default()
+        };
+        self.patch(layout.unit_row(tier, unit), row.as_bytes())?;
+        self.change_state(|state| state.open_unit[tier as usize] = U64::new(unit + 1))?;
+        self.store.space.lock().open_unit(tier, unit);
+        Ok(())
+    }
+
+    /// Puts checksums into a tier's NVM table, from `index` on.
+    pub(super) fn set_checksums(&mut self, tier: Tier, index: u64, sums: &[u32]) -> Result<()> {
+        let mut done = 0;
+        while done < sums.len() {
+            let at = index + done as u64;
+            let count = ((CHECKSUMS_PER_BLOCK - at % CHECKSUMS_PER_BLOCK) as usize).min(sums.len() - done);
+            let bytes: Vec<u8> = sums[done..done + count]
+                .iter()
+                .flat_map(|sum| sum.to_le_bytes())
+                .collect();
+            self.patch(self.layout().checksum(tier, at), &bytes)?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Writes whole blocks to space allocated in this transaction, with their checksums.
+    pub(crate) fn write_new(&mut self, span: Span, data: &[u8]) -> Result<()> {
+        let mut sums = Vec::with_capacity(data.len() / BLOCK_SIZE);
+        self.put_summed(span.tier, span.start, data, &mut sums)?;
+        self.note_checksums(span, &sums)
+    }
+
+    /// Writes whole blocks to a place of a tier that was allocated in this transaction; their checksums go to
+    /// `sums`.
+    pub(crate) fn put_summed(
+        &mut self,
+        tier: Tier,
+        start: u64,
+        data: &[u8],
+        sums: &mut Vec<u32>,
+    ) -> Result<()> {
+        if tier != Tier::Nvm
+            || self.store.devices.nvm.is_written_by_calls()
+            || armed(Bug::CommitBeforePayload)
+        {
+            let sum = |block| varve_media::crc32c_append(0, block);
+            sums.extend(data.chunks(BLOCK_SIZE).map(sum));
+            return self.put_blocks(tier, start, data);
+        }
+        // Summed while it is copied: one pass over the data.
+        let offset = start * BLOCK_BYTES;
+        self.touched[Tier::Nvm as usize] = true;
+        self.note_nvm(offset, data.len());
+        for (block, at) in data.chunks(BLOCK_SIZE).zip((offset..).step_by(BLOCK_SIZE)) {
+            sums.push(self.store.devices.nvm.write_crc(at, block, 0)?);
+        }
+        Ok(())
+    }
+
+    /// Records checksums of blocks written in this transaction.
+    pub(crate) fn note_checksums(&mut self, span: Span, sums: &[u32]) -> Result<()> {
+        let index = match span.tier {
+            Tier::Nvm => span.start,
+            tier => span.start % self.layout().unit_blocks(tier),
+        };
+        self.set_checksums(span.tier, index, sums)
+    }
+
+    /// Writes bytes at a block of a tier.
+    pub(crate) fn put_blocks(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+        if armed(Bug::CommitBeforePayload) {
+            self.deferred.push((tier, start, data.to_vec()));
+            return Ok(());
+        }
+        self.put_now(tier, start, data)
+    }
+
+    /// Bytes of NVM that the next sync must cover.
+    pub(super) fn note_nvm(&mut self, offset: u64, bytes: usize) {
+        self.nvm_written += bytes;
+        let end = offset + bytes as u64;
+        let before = self.nvm_range.filter(|_| !armed(Bug::RangeNotMerged));
+        let (low, high) = before.unwrap_or((offset, end));
+        self.nvm_range = Some((low.min(offset), high.max(end)));
+    }
+
+    pub(super) fn put_now(&mut self, tier: Tier, start: u64, data: &[u8]) -> Result<()> {
+        let offset = start * BLOCK_BYTES;
+        self.touched[tier as usize] = true;
+        if tier == Tier::Nvm {
+            self.note_nvm(offset, data.len());
+            self.store.devices.nvm.write(offset, data)?;
+        } else {
+            self.store.count_write(tier, data.len());
+            self.store.device(tier)?.write(offset, data)?;
+        }
+        Ok(())
+    }
+
+    /// A data block's bytes as this transaction wrote them, if the write was put off (seeded bug only).
+    pub(crate) fn store_read(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        if let Some((_, first, data)) = self.deferred.iter().rev().find(|(t, first, data)| {
+            *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
+        }) {
+            let at = (start - first) as usize * BLOCK_SIZE;
+            if let Some(part) = data.get(at..at + out.len()) {
+                out.copy_from_slice(part);
+                return Ok(());
+            }
+        }
+        self.store.read_blocks(tier, start, out)
+    }
+}
