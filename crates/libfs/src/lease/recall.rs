@@ -56,6 +56,9 @@ pub(crate) enum Event {
 struct Withdrawal {
     node: Arc<Node>,
     number: LeaseNo,
+    /// A newer grant, which the daemon gave in the place of this one and wants back before it came here. It
+    /// goes together with this one: what was read under this one must be dropped first.
+    successor: Option<LeaseNo>,
     /// The kernel drops its pages, and has not answered.
     pass: Option<Pass>,
     /// How often it was told to.
@@ -133,19 +136,18 @@ impl Withdrawals {
             Event::Revoke { key, number } => match self.leases.revoked(key, number) {
                 Revoked::Held(node) => self.begin(node, number, around),
                 Revoked::Early => {}
-                Revoked::Unknown { replaced } => {
-                    // If the daemon holds it against us after all, everything that we may have logged under
-                    // it counts.
-                    self.unknown.push(ReleaseItem {
-                        key,
-                        lease: number,
-                        downgrade: false,
-                        last_seq: around.log_last(),
-                        open: around.is_open(key),
-                        changes: 0,
-                    });
-                    if let Some((node, number)) = replaced {
-                        self.begin(node, number, around);
+                Revoked::Unknown { replaced: None } => self.give_back_unknown(key, number, around),
+                Revoked::Unknown {
+                    replaced: Some((node, held)),
+                } => {
+                    if armed(Bug::SuccessorAhead) {
+                        self.give_back_unknown(key, number, around);
+                    }
+                    self.begin(node, held, around);
+                    if let Some(withdrawal) = self.under_way.get_mut(&key) {
+                        withdrawal.successor = withdrawal.successor.max(Some(number));
+                    } else {
+                        self.give_back_unknown(key, number, around);
                     }
                 }
             },
@@ -183,6 +185,19 @@ impl Withdrawals {
         }
     }
 
+    /// Says that a lease is free that never came here. If the daemon holds it against us after all, everything
+    /// that we may have logged under it counts.
+    fn give_back_unknown(&mut self, key: InodeKey, number: LeaseNo, around: &dyn Surroundings) {
+        self.unknown.push(ReleaseItem {
+            key,
+            lease: number,
+            downgrade: false,
+            last_seq: around.log_last(),
+            open: around.is_open(key),
+            changes: 0,
+        });
+    }
+
     /// Only the worker releases and drops, so a release that says "open" is never overtaken by the close.
     fn closed(&mut self, key: InodeKey, around: &dyn Surroundings) {
         if around.is_open(key) {
@@ -217,6 +232,7 @@ impl Withdrawals {
             Withdrawal {
                 node,
                 number,
+                successor: None,
                 pass: None,
                 passes: 0,
                 late: false,
@@ -241,8 +257,12 @@ impl Withdrawals {
             node.publish(&state, false);
             drop(state);
             node.open_gate();
+            let successor = withdrawal.successor;
             self.under_way.remove(&key);
             self.ready.retain(|other| *other != key);
+            if let Some(number) = successor {
+                self.give_back_unknown(key, number, around);
+            }
             return;
         }
         if armed(Bug::KernelLetGo)
@@ -375,7 +395,8 @@ impl Withdrawals {
             }
         }
         while self.has_ready() {
-            let count = self.ready.len().min(RELEASED_MAX / 2);
+            // Two numbers each, at most.
+            let count = self.ready.len().min(RELEASED_MAX / 4);
             let batch: Vec<_> = self.ready.drain(..count).collect();
             let spare = self.unknown.len().min(RELEASED_MAX / 2);
             let mut items: Vec<_> = self.unknown.drain(..spare).collect();
@@ -384,7 +405,16 @@ impl Withdrawals {
                 let Some(withdrawal) = self.under_way.remove(&key) else {
                     continue;
                 };
-                items.push(release_item(&withdrawal, around));
+                let item = release_item(&withdrawal, around);
+                if let Some(lease) = withdrawal.successor {
+                    let last_seq = around.log_last();
+                    items.push(ReleaseItem {
+                        lease,
+                        last_seq,
+                        ..item
+                    });
+                }
+                items.push(item);
                 if armed(Bug::GivenBackLate) {
                     let mut state = withdrawal.node.state();
                     state.given_back = state.given_back.max(withdrawal.number);

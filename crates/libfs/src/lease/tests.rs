@@ -331,6 +331,28 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
     assert!(waits.join().unwrap(), "it is given back");
 }
 
+/// A write lease took the place of a read lease and was wanted back before its answer was read. It went at
+/// once, and others wrote while the kernel still showed what was read under the read lease.
+#[test]
+fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
+    let mut rig = rig();
+    let node = rig.held(LeaseMode::Read);
+    assert!(node.try_pin(LeaseMode::Read));
+    rig.revoke(2);
+    rig.flush();
+    assert_eq!(rig.released(), [], "grant 1 is in use");
+    assert!(node.unpin(), "somebody waits for that");
+    rig.take(Event::Look(DIR));
+    rig.flush();
+    assert_eq!(rig.released(), [(DIR, LeaseNo(2)), (DIR, LeaseNo(1))]);
+    let late = node.install(LeaseNo(2), LeaseMode::Write, Some(LeaseNo(1)), None, false);
+    assert!(!late, "it is gone");
+    // Nothing is left of it: it goes at once.
+    rig.revoke(3);
+    rig.flush();
+    assert_eq!(rig.released().last(), Some(&(DIR, LeaseNo(3))));
+}
+
 fn numbers() -> Vec<(InodeKey, LeaseNo)> {
     (0..4_u64)
         .map(|n| (InodeKey::new(100 + n, 1), LeaseNo(50 + n)))
