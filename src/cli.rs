@@ -1,5 +1,6 @@
 //! The command line: every command, its options and its help. No behaviour.
 
+use crate::mount_options::MountOptions;
 use clap::{Args, Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -73,7 +74,7 @@ pub enum Command {
 }
 
 /// Sizes and places of the tiers of a new pool.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct TierArgs {
     /// NVM: SIZE for a plain file (durable by fsync), or shm:SIZE for memory only (fast; lost at power-off)
     #[arg(long, value_name = "SIZE|shm:SIZE")]
@@ -89,7 +90,7 @@ pub struct TierArgs {
 }
 
 /// Arguments of `up`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(after_help = "Example:
   varve up ./pool --nvm 256M --ssd 1G --hdd 16G
   cp -a /usr/share/doc ./pool/mnt/        (in another terminal)
@@ -103,7 +104,13 @@ pub struct UpArgs {
     /// Sizes of a new pool.
     #[command(flatten)]
     pub tiers: TierArgs,
-    /// Return once DIR/mnt is mounted; stop it with `varve down DIR`
+    /// Mount there instead of at DIR/mnt; the directory must exist
+    #[arg(long, value_name = "DIR")]
+    pub mountpoint: Option<PathBuf>,
+    /// Options of the mount, as for `varve mount`
+    #[arg(short, long = "options", value_name = "OPTIONS", value_parser = crate::mount_options::parse)]
+    pub options: Option<MountOptions>,
+    /// Return once it is mounted; stop it with `varve down DIR`
     #[arg(long)]
     pub detach: bool,
     /// Let other users use the mount (an ordinary user needs `user_allow_other` in /etc/fuse.conf)
@@ -118,6 +125,9 @@ pub struct UpArgs {
     /// Set by `--detach` for the process in the background.
     #[arg(long, hide = true)]
     pub background: bool,
+    /// Says nothing of what went well: for mount(8).
+    #[arg(long, hide = true)]
+    pub quiet: bool,
 }
 
 /// Arguments of `down`.
@@ -208,7 +218,19 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Needs a running daemon (`varve serve` or `varve up`); a pool may be mounted several times at once. Root mounts
-directly; other users need fusermount3 (Debian: apt-get install fuse3)."
+directly; other users need fusermount3 (Debian: apt-get install fuse3).
+
+Options (-o, separated by commas; the last of those that contradict each other counts):
+  ro, rw                            no changes through this mount, or changes
+  sync, async                       as --sync-always, or not
+  allow_other, noallow_other        other users may use the mount, or may not
+  nosuid, nodev, noexec             as mount(8)
+  noatime, relatime, strictatime    when reads move the time of the last read: never; when it is not newer than the last
+                                    change, or a day old (the default); always, for which reads pass the kernel's page cache
+  lazytime, nodiratime              accepted; times of last reads are kept in memory until the last close in any case, and
+                                    those of directories do not move
+The default of the times is `atime` in the section [daemon] of POOL/varve.toml. Programs under `varve run` go by the mount's.
+For /etc/fstab see mount.varve(8): docs/reference/mount.varve.8."
 )]
 pub struct MountArgs {
     /// The pool: its directory or its TOML file
@@ -224,6 +246,12 @@ pub struct MountArgs {
     /// Make each write durable against power loss before it returns
     #[arg(long)]
     pub sync_always: bool,
+    /// Options of the mount; see below
+    #[arg(short, long = "options", value_name = "OPTIONS", value_parser = crate::mount_options::parse)]
+    pub options: Option<MountOptions>,
+    /// Leaves it to the kernel to refuse changes, so that `mount -o remount,rw` can allow them.
+    #[arg(long, hide = true)]
+    pub remountable: bool,
     /// End when the process that started this one ends.
     #[arg(long, hide = true)]
     pub supervised: bool,

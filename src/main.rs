@@ -13,9 +13,12 @@ mod dedup;
 mod destroy;
 mod doctor;
 mod exit;
+mod helper;
 mod metrics;
 mod mkfs;
 mod mount;
+mod mount_options;
+mod mounted;
 mod observe;
 mod out;
 mod pool;
@@ -36,6 +39,9 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
+    if helper::is_meant() {
+        return helper::run();
+    }
     let cli = Cli::parse();
     let wish = cli.log.or_else(|| std::env::var("VARVE_LOG").ok());
     let wish = wish.as_deref().unwrap_or("warn");

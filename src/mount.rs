@@ -1,15 +1,19 @@
 //! `varve mount` and `varve umount`.
 
 use crate::cli::{MountArgs, UmountArgs};
+use crate::mount_options::MountOptions;
 use crate::out;
 use crate::pool::Pool;
 use crate::signals::Stop;
 use anyhow::{Context, bail};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use varve_fuse_shim::{KernelCaches, MountRequest};
+use varve_fuse_shim::{KernelCaches, MountFlags, MountRequest};
 use varve_ipc::ClientKind;
-use varve_libfs::{Fs, FsOptions, SocketConnector};
+use varve_kernelfs::AtimeSetting;
+use varve_libfs::mounts::Table;
+use varve_libfs::{AtimePolicy, Fs, FsOptions, SocketConnector};
 
 /// `varve mount`: mounts and serves until a signal or an unmount.
 pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
@@ -18,13 +22,24 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     }
     let stop = Stop::install()?;
     let pool = Pool::open(&args.pool)?;
-    varve_fuse_shim::check_host(args.allow_other)?;
+    let mut wanted = args.options.unwrap_or(MountOptions::NONE);
+    if wanted.flags.contains(MountFlags::STRICTATIME) && !rustix::process::geteuid().is_root() {
+        bail!("only root's mounts have `strictatime`: fusermount3 does not know it");
+    }
+    if wanted.atime().is_none() {
+        wanted.set_atime(flag(pool.host().config().atime));
+    }
+    let allow_other = wanted.allow_other.unwrap_or(args.allow_other);
+    varve_fuse_shim::check_host(allow_other)?;
+    let atime = AtimePolicy::new(wanted.atime().unwrap_or_default());
     let caches = Arc::new(KernelCaches::new());
+    let read_only = args.read_only || wanted.read_only;
     let options = FsOptions {
         kind: ClientKind::Shim,
-        read_only: args.read_only,
+        read_only: args.read_only || wanted.read_only && !args.remountable,
         check_permissions: false,
-        sync_always: args.sync_always || pool.host().config().sync_always,
+        sync_always: args.sync_always || wanted.sync || pool.host().config().sync_always,
+        atime: atime.clone(),
         observer: Some(Arc::clone(&caches) as _),
         ..FsOptions::default()
     };
@@ -39,8 +54,9 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
     let request = MountRequest {
         mountpoint: args.mountpoint.clone(),
         source: format!("varve:{}", pool.dir().display()),
-        allow_other: args.allow_other,
-        read_only: args.read_only,
+        allow_other,
+        read_only,
+        flags: wanted.flags,
     };
     let mut mounted = varve_fuse_shim::mount(fs.clone(), caches, &request)?;
     if !args.supervised {
@@ -49,12 +65,14 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             args.mountpoint.display()
         ));
     }
+    let mut flags = Flags::of(&args.mountpoint, atime);
     let mut seen = 0;
     loop {
         std::thread::sleep(Duration::from_millis(10));
         if mounted.is_finished() {
             break;
         }
+        flags.follow();
         if stop.count() > seen {
             seen = stop.count();
             match mounted.unmount() {
@@ -75,6 +93,48 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         bail!("the last changes could not be handed to the daemon: {error}");
     }
     Ok(())
+}
+
+/// The flag of the mount for a setting.
+const fn flag(atime: AtimeSetting) -> MountFlags {
+    match atime {
+        AtimeSetting::Relatime => MountFlags::RELATIME,
+        AtimeSetting::Noatime => MountFlags::NOATIME,
+        AtimeSetting::Strictatime => MountFlags::STRICTATIME,
+    }
+}
+
+/// The flags of this mount in the kernel, which `mount -o remount` changes without telling the server.
+struct Flags {
+    /// `None`: the table cannot be read, and the flags stay those of the beginning.
+    table: Option<Table>,
+    at: PathBuf,
+    atime: AtimePolicy,
+}
+
+impl Flags {
+    fn of(mountpoint: &Path, atime: AtimePolicy) -> Self {
+        let at = crate::mounted::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
+        let table = Table::open().ok();
+        let mut flags = Self { table, at, atime };
+        flags.read();
+        flags
+    }
+
+    /// Looks at them again if any mount of this machine has changed.
+    fn follow(&mut self) {
+        if self.table.as_ref().is_some_and(Table::has_changed) {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        let mounts = self.table.as_mut().and_then(|table| table.read().ok());
+        let mounts = mounts.unwrap_or_default();
+        if let Some(mounted) = mounts.iter().rfind(|mounted| mounted.at == self.at) {
+            self.atime.set(mounted.atime);
+        }
+    }
 }
 
 /// `varve umount`.

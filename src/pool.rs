@@ -30,6 +30,8 @@ impl std::error::Error for NoDaemon {}
 #[derive(Debug, Clone)]
 pub struct Pool {
     host: HostPool,
+    /// Where `up` mounts it, if not in its directory.
+    at: Option<PathBuf>,
 }
 
 /// A pool, and what was made if it is a new one.
@@ -50,6 +52,7 @@ impl Pool {
     pub fn open(at: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             host: HostPool::find(at)?,
+            at: None,
         })
     }
 
@@ -82,7 +85,7 @@ impl Pool {
         let _progress = Progress::start("making the pool");
         let host =
             create_pool(dir, spec).with_context(|| format!("no pool was made in {}", dir.display()))?;
-        Ok(Self { host })
+        Ok(Self { host, at: None })
     }
 
     /// What it is made of, in a few lines.
@@ -119,7 +122,13 @@ impl Pool {
 
     /// Where `up` mounts it.
     pub fn mountpoint(&self) -> PathBuf {
-        self.dir().join("mnt")
+        self.at.clone().unwrap_or_else(|| self.dir().join("mnt"))
+    }
+
+    /// Has `up` mount it there.
+    pub fn mounted_at(self, at: PathBuf) -> Self {
+        let at = Some(at);
+        Self { at, ..self }
     }
 
     /// The daemon's socket.

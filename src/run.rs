@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use varve_libfs::Atime;
 use varve_libfs::mounts::{PoolMount, places, pool_mounts};
 
 // The names alone: linking the library itself would run its constructor here.
@@ -29,6 +30,7 @@ const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
 const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 const STATS: &str = "VARVE_PRELOAD_STATS";
 const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
+const ATIME: &str = "VARVE_PRELOAD_ATIME";
 const SITES: &str = "VARVE_PRELOAD_SITES";
 /// How a shell says that a program was ended by a signal.
 const SIGNALLED: i32 = 128;
@@ -78,9 +80,15 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         command
             .env(DEVICE, meta.dev().to_string())
             .env_remove(STATS)
-            .env_remove(READ_ONLY);
+            .env_remove(READ_ONLY)
+            .env_remove(ATIME);
         if mounted.is_read_only {
             command.env(READ_ONLY, "1");
+        }
+        match mounted.atime {
+            Atime::Relative => {}
+            Atime::Never => drop(command.env(ATIME, "noatime")),
+            Atime::Strict => drop(command.env(ATIME, "strictatime")),
         }
     } else {
         tracing::warn!(

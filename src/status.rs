@@ -48,7 +48,7 @@ fn add_up(pool: &Pool, value: &mut Value) {
         });
         map.insert("shim_pids".into(), Value::Array(shims.unwrap_or_default()));
         let mountpoint = pool.mountpoint();
-        let mounted = crate::up::is_mounted(&mountpoint).then_some(mountpoint);
+        let mounted = crate::mounted::is_mounted(&mountpoint).then_some(mountpoint);
         map.insert("mountpoint".into(), serde_json::json!(mounted));
     }
 }
@@ -63,7 +63,7 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
         pool.dir().display(),
         status.pid
     ));
-    if crate::up::is_mounted(&pool.mountpoint()) {
+    if crate::mounted::is_mounted(&pool.mountpoint()) {
         put(format!("mounted  {}", pool.mountpoint().display()));
     }
     put(format!("lasting  {}", pool.durability()));

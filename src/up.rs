@@ -1,6 +1,7 @@
 //! `varve up` and `varve down`: a pool, its daemon and its mount as one thing that a person starts and stops.
 
 use crate::cli::{DownArgs, UpArgs};
+use crate::mounted::{absolute, is_mounted, is_ours, mount_minor};
 use crate::out;
 use crate::pool::Pool;
 use crate::signals::Stop;
@@ -11,7 +12,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long the daemon and the mount may take to come up.
@@ -29,12 +30,16 @@ const TICK: Duration = Duration::from_millis(20);
 
 /// `varve up`.
 pub fn up(args: &UpArgs) -> anyhow::Result<()> {
-    varve_fuse_shim::check_host(args.allow_other)?;
+    let others = args.options.and_then(|options| options.allow_other);
+    varve_fuse_shim::check_host(others.unwrap_or(args.allow_other))?;
     let fresh = Pool::open_or_create(&args.dir, &args.tiers, args.recreate)?;
     if !args.background {
         crate::destroy::tell(&fresh.pool);
     }
-    let pool = fresh.pool;
+    let pool = match &args.mountpoint {
+        Some(at) => fresh.pool.mounted_at(absolute(at)?),
+        None => fresh.pool,
+    };
     if args.detach && !args.background {
         return detach(args, &pool, &fresh.report);
     }
@@ -49,11 +54,14 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away
-    // could wait for ever.
-    clear_mount(&pool.mountpoint())?;
-    std::fs::create_dir_all(pool.mountpoint())
-        .with_context(|| format!("cannot make {}", pool.mountpoint().display()))?;
+    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away could wait for ever.
+    if args.mountpoint.is_none() || is_ours(&pool) {
+        clear_mount(&pool.mountpoint())?;
+    }
+    if args.mountpoint.is_none() {
+        std::fs::create_dir_all(pool.mountpoint())
+            .with_context(|| format!("cannot make {}", pool.mountpoint().display()))?;
+    }
     // Of an earlier `down --force` whose mount was not in use.
     let _ = std::fs::remove_file(pool.force_flag());
     let mut run = Run::start(args, &pool, &stop)?;
@@ -112,7 +120,7 @@ fn write_pid(pool: &Pool) -> anyhow::Result<()> {
 }
 
 /// An exclusive lock on a file that lives as long as the returned file; `None` if somebody holds it.
-fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
+pub fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -127,57 +135,6 @@ fn try_lock(path: &Path) -> anyhow::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
     }
-}
-
-/// Whether something is mounted at `path`.
-pub fn is_mounted(path: &Path) -> bool {
-    mount_minor(path).is_some()
-}
-
-/// The minor number of the device mounted last at `path`: the number of its connection if it is a FUSE mount.
-fn mount_minor(path: &Path) -> Option<u32> {
-    let path = absolute(path).ok()?;
-    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let at_path = |line: &&str| {
-        let at = line.split(' ').nth(4);
-        at.is_some_and(|at| unescape(at) == path.as_os_str())
-    };
-    let line = table.lines().rfind(at_path)?;
-    line.split(' ').nth(2)?.split_once(':')?.1.parse().ok()
-}
-
-/// The absolute path of a mountpoint without touching the mount itself.
-fn absolute(path: &Path) -> std::io::Result<PathBuf> {
-    let whole = std::path::absolute(path)?;
-    match (whole.parent(), whole.file_name()) {
-        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
-        _ => Ok(whole),
-    }
-}
-
-/// A path of `/proc/self/mountinfo`, where space, tab, newline and backslash are octal.
-fn unescape(text: &str) -> OsString {
-    use std::os::unix::ffi::OsStringExt;
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
-        match octal
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|d| u8::from_str_radix(d, 8).ok())
-        {
-            Some(byte) => {
-                out.push(byte);
-                at += 4;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    OsString::from_vec(out)
 }
 
 /// Takes away what an earlier, killed run left mounted.
@@ -265,6 +222,9 @@ impl Run {
         if args.allow_other {
             words.push("--allow-other".into());
         }
+        if let Some(options) = &args.options {
+            words.extend(["--remountable".into(), "-o".into(), options.text().into()]);
+        }
         words.extend([dir, pool.mountpoint().into_os_string()]);
         let mut mount = match Supervised::start("mount", words) {
             Ok(mount) => mount,
@@ -274,7 +234,7 @@ impl Run {
                 return Err(error.into());
             }
         };
-        if let Err(error) = wait_for("the mount", &mut mount, stop, || is_mounted(&pool.mountpoint())) {
+        if let Err(error) = wait_for("the mount", &mut mount, stop, || is_ours(pool)) {
             mount.signal(Signal::TERM);
             let _ = mount.wait(Duration::from_secs(10));
             serve.signal(Signal::TERM);
@@ -307,15 +267,16 @@ impl Run {
                     }
                     continue;
                 }
-                Verdict::Restart(..) if !aborted && !is_mounted(&mountpoint) => {
+                Verdict::Restart(..) if !aborted && !is_ours(&self.pool) => {
                     // Somebody unmounted it on purpose: that ends the run.
                     out::line(&format!("{} was unmounted; stopping", mountpoint.display()));
                     return Ok(());
                 }
                 _ => {}
             }
+            let pool = &self.pool;
             keep(&mut self.mount, || {
-                if is_mounted(&mountpoint) {
+                if is_ours(pool) {
                     take_dead_away(&mountpoint);
                 }
                 (held, aborted) = (None, false);
@@ -349,7 +310,7 @@ impl Run {
         let mut told = false;
         loop {
             if self.mount.wait(Duration::ZERO)?.is_some() {
-                if is_mounted(&mountpoint) {
+                if is_ours(&self.pool) {
                     abort_mount(&mountpoint)?;
                 }
                 return Ok(());
@@ -479,6 +440,12 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
     if args.allow_other {
         command.arg("--allow-other");
     }
+    if let Some(at) = &args.mountpoint {
+        command.arg("--mountpoint").arg(at);
+    }
+    if let Some(options) = &args.options {
+        command.args(["-o", &options.text()]);
+    }
     let mut child = command
         .stdin(std::process::Stdio::null())
         .stdout(log.try_clone()?)
@@ -498,7 +465,10 @@ fn detach(args: &UpArgs, pool: &Pool, report: &Option<String>) -> anyhow::Result
         let pid = std::fs::read_to_string(pool.up_pid())
             .ok()
             .and_then(|text| text.trim().parse::<u32>().ok());
-        if pid == Some(child.id()) && is_mounted(&pool.mountpoint()) {
+        if pid == Some(child.id()) && is_ours(pool) {
+            if args.quiet {
+                return Ok(());
+            }
             if let Some(report) = report {
                 out::line(report);
             }
@@ -568,16 +538,4 @@ pub fn down(args: &DownArgs) -> anyhow::Result<()> {
     }
     out::line("stopped");
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::unescape;
-
-    #[test]
-    fn mount_table_paths_are_unescaped() {
-        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
-        assert_eq!(unescape("/plain"), "/plain");
-        assert_eq!(unescape("/end\\04"), "/end\\04");
-    }
 }

@@ -35,6 +35,7 @@ pub fn serve_null_if_asked() -> anyhow::Result<bool> {
         source: "varve-null".into(),
         allow_other: false,
         read_only: false,
+        flags: varve_fuse_shim::MountFlags::empty(),
     })?;
     // Ends with the bench, however that ends.
     let _ = std::io::stdin().read(&mut [0]);

@@ -23,6 +23,7 @@ pub fn cannot_mount() -> bool {
         source: "varve-test".into(),
         allow_other: false,
         read_only: false,
+        flags: varve_fuse_shim::MountFlags::empty(),
     };
     match varve_fuse_shim::mount_null(&request) {
         Ok(mounted) => {

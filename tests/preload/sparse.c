@@ -1,6 +1,6 @@
 // Changes a file and says where its data is: "sparse FILE STEP...". A step is w (write), a (allocate), k (allocate, the size stays), p (punch a
 // hole), z (zero), y (zero, the size stays), each with :OFFSET:BYTES; t:SIZE (truncate); s (fsync); f (syncfs); r (say so, and wait for a
-// line); m (say where data is) or n (say size and blocks). A step that fails is said with its errno.
+// line); i (let the last read be an hour ago); d (drop the page cache); c (read a byte); x (say whether the time of the last read has moved); m (say where data is) or n (say size and blocks). A step that fails is said with its errno.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static void map(int file) {
@@ -46,7 +47,10 @@ int main(int argc, char **argv) {
     for (int step = 2; step < argc; step++) {
         long long offset = 0, len = 0;
         sscanf(argv[step] + 1, ":%lld:%lld", &offset, &len);
+        static struct timespec read_at;
         struct stat is;
+        char byte;
+        int moved;
         int keep = FALLOC_FL_KEEP_SIZE, failed = 0;
         switch (argv[step][0]) {
         case 'w': failed = fill(file, offset, len); break;
@@ -57,6 +61,15 @@ int main(int argc, char **argv) {
         case 'y': failed = fallocate(file, FALLOC_FL_ZERO_RANGE | keep, offset, len); break;
         case 't': failed = ftruncate(file, offset); break;
         case 's': failed = fsync(file); break;
+        case 'i': failed = futimens(file, (struct timespec[2]){{time(0) - 3600, 0}, {time(0) - 7200, 0}}); break;
+        case 'd': failed = posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED); break;
+        case 'c': usleep(20000), failed = pread(file, &byte, 1, 0) != 1; break;
+        case 'x':
+            if (fstat(file, &is) != 0) return perror("fstat"), 1;
+            moved = memcmp(&read_at, &is.st_atim, sizeof read_at) != 0;
+            read_at = is.st_atim;
+            puts(moved ? "moved" : "same");
+            break;
         case 'f': failed = syncfs(file); break;
         case 'r': puts("waits"), fflush(stdout), getchar(); break;
         case 'm': map(file); break;

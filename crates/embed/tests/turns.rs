@@ -19,6 +19,7 @@ const RW: OpenFlags = OpenFlags {
     sync: false,
     dsync: false,
     direct: false,
+    no_atime: false,
 };
 
 /// A pool whose time stands still: nothing is contended for less long, and nobody waits for less long,

@@ -27,3 +27,4 @@ pub use caches::KernelCaches;
 pub use mount::{MountError, MountRequest, Mounted, check_host, mount};
 pub use null::{NullFs, mount_null};
 pub use ops::Shim;
+pub use rustix::mount::MountFlags;

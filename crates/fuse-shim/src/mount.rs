@@ -5,7 +5,11 @@ use crate::ops::{DATA_MAX, Shim};
 use crate::transport::{Served, Session};
 use crate::watches::Looker;
 use fuser::{Config, MountOption, SessionACL};
+use rustix::mount::MountFlags;
+use std::ffi::CString;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use varve_libfs::Fs;
@@ -24,7 +28,14 @@ pub struct MountRequest {
     pub allow_other: bool,
     /// No changes through this mount.
     pub read_only: bool,
+    /// Further flags, as mount(2): `nosuid`, `nodev`, `noexec`, and when reads move the time of the last
+    /// read. An ordinary user's mounts have `nosuid` and `nodev` always, and know `noexec` and `noatime`
+    /// alone.
+    pub flags: MountFlags,
 }
+
+/// The type that mounts are shown with; the kernel knows it as `fuse`.
+const TYPE: &str = "fuse.varve";
 
 /// Why a mount failed.
 #[derive(Debug, thiserror::Error)]
@@ -219,6 +230,47 @@ fn check_mountpoint(path: &Path) -> Result<(), MountError> {
     }
 }
 
+/// Mounts as root does, with the type and all flags; `None` where only the set-uid helper may.
+fn mount_direct(request: &MountRequest) -> io::Result<Option<OwnedFd>> {
+    let device = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")?;
+    let at = request.mountpoint.canonicalize()?;
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        std::fs::metadata(&at)?.mode(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw()
+    );
+    if request.allow_other {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data)?;
+    let mut flags = request.flags;
+    flags.set(MountFlags::RDONLY, request.read_only);
+    if !rustix::process::geteuid().is_root() {
+        flags |= MountFlags::NOSUID | MountFlags::NODEV;
+    }
+    match rustix::mount::mount(&*request.source, &at, TYPE, flags, &*data) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(rustix::io::Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Mounts, and has the first exchange with the kernel.
+fn session(shim: Shim, request: &MountRequest) -> io::Result<Session<Shim>> {
+    let config = config(request);
+    let Some(device) = mount_direct(request)? else {
+        return Session::new(shim, &request.mountpoint, &config);
+    };
+    Session::over(shim, device, config).inspect_err(|_| {
+        let _ = unmount_path(&request.mountpoint, true);
+    })
+}
+
 pub(crate) fn config(request: &MountRequest) -> Config {
     let mut options = vec![
         MountOption::FSName(request.source.clone()),
@@ -230,10 +282,17 @@ pub(crate) fn config(request: &MountRequest) -> Config {
             MountOption::RW
         },
     ];
-    if rustix::process::geteuid().is_root() {
-        // Without these, fuser mounts root's file systems as an ordinary user would get them.
-        options.extend([MountOption::Suid, MountOption::Dev, MountOption::Exec]);
-    }
+    // What `fusermount3` is told.
+    let known = [
+        (MountFlags::NOEXEC, MountOption::NoExec),
+        (MountFlags::NOATIME, MountOption::NoAtime),
+    ];
+    options.extend(
+        known
+            .into_iter()
+            .filter(|(flag, _)| request.flags.contains(*flag))
+            .map(|(_, option)| option),
+    );
     let mut config = Config::default();
     config.mount_options = options;
     config.acl = if request.allow_other {
@@ -264,11 +323,15 @@ pub fn mount(fs: Fs, caches: Arc<KernelCaches>, request: &MountRequest) -> Resul
     };
     let shim = Shim::new(fs, Arc::clone(&caches));
     let watches = shim.watches();
-    let session = Session::new(shim, &request.mountpoint, &config(request)).map_err(failed)?;
+    let session = session(shim, request).map_err(failed)?;
     caches.attach(session.notifier());
-    let device = device_of(&request.mountpoint).map_err(failed)?;
-    let served = session.spawn(THREADS, DATA_MAX).map_err(failed)?;
-    let looker = watches.start(device).map_err(failed)?;
+    let undone = |source| {
+        let _ = unmount_path(&request.mountpoint, true);
+        failed(source)
+    };
+    let device = device_of(&request.mountpoint).map_err(undone)?;
+    let served = session.spawn(THREADS, DATA_MAX).map_err(undone)?;
+    let looker = watches.start(device).map_err(undone)?;
     Ok(Mounted::new(served, Some(looker), caches, request))
 }
 

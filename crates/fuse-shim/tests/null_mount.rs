@@ -15,6 +15,7 @@ fn null_file_system_answers_when_mounted_and_is_gone_when_unmounted() {
         source: "varve-null".into(),
         allow_other: false,
         read_only: false,
+        flags: varve_fuse_shim::MountFlags::empty(),
     };
     let mounted = match mount_null(&request) {
         Ok(mounted) => mounted,

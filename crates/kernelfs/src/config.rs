@@ -79,6 +79,19 @@ pub enum Emulated {
     Hdd,
 }
 
+/// When reads through a mount move the time of the last read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AtimeSetting {
+    /// When it is not newer than the last change, or a day old.
+    #[default]
+    Relatime,
+    /// Never.
+    Noatime,
+    /// Always.
+    Strictatime,
+}
+
 /// Settings of a pool, the section `[daemon]` of `varve.toml`. Every field may be left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -117,6 +130,10 @@ pub struct Config {
     /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always`
     /// does. Default false.
     pub sync_always: bool,
+    /// When reads through mounts move the time of the last read, unless an option of the mount says so:
+    /// `"relatime"` (when it is not newer than the last change, or a day old; the default), `"noatime"` or
+    /// `"strictatime"`.
+    pub atime: AtimeSetting,
     /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are: `false`,
     /// `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where NVM is a file,
     /// `false` where it is memory.
@@ -234,6 +251,7 @@ impl Default for Config {
             read_ahead_bytes: 256 << 10,
             sync_ms: 1_000,
             sync_always: false,
+            atime: AtimeSetting::Relatime,
             verify_nvm_reads: VerifyNvm::ByMedium,
             io_uring: true,
             o_direct: true,

@@ -76,6 +76,8 @@ pub struct OpenFlags {
     pub dsync: bool,
     /// A hint; data never passes a page cache here.
     pub direct: bool,
+    /// Reads do not move the time of the last read.
+    pub no_atime: bool,
 }
 
 impl OpenFlags {
@@ -88,6 +90,7 @@ impl OpenFlags {
         sync: false,
         dsync: false,
         direct: false,
+        no_atime: false,
     };
 
     /// For reading and writing.

@@ -12,7 +12,7 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::file::open::OpenFile;
 use crate::file::{attr, xattr};
 use crate::kernel_cache::dentries::{Answer, Asked};
-use crate::options::{Connector, FsOptions, MountError};
+use crate::options::{Atime, Connector, FsOptions, MountError};
 use crate::session::{Mount, Session};
 use crate::txn::Transaction;
 
@@ -459,6 +459,12 @@ impl Fs {
         // The log is one: what is needed to read the data back is made durable with it.
         let _ = (key, data_only);
         self.sync()
+    }
+
+    /// When reads move the time of the last read.
+    #[must_use]
+    pub fn atime(&self) -> Atime {
+        self.mount.options.atime.get()
     }
 
     /// Makes everything that returned before in any session of the pool durable against a power cut. Durable

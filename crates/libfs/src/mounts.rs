@@ -1,6 +1,7 @@
 //! Mounts of pools as the kernel's table of mounts (`/proc/self/mountinfo`) tells of them. Owns the table's
 //! form and when it is read again; refuses to ask a file system, which may be stopped.
 
+use crate::options::Atime;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::fs::File;
@@ -26,6 +27,8 @@ pub struct PoolMount {
     pub is_whole: bool,
     /// It takes no changes.
     pub is_read_only: bool,
+    /// When reads move the time of the last read.
+    pub atime: Atime,
 }
 
 /// Mounts of pools among the lines of a table, in its order: of those at one path the last is the one that is
@@ -54,13 +57,19 @@ fn pool_mount(line: &[u8]) -> Option<PoolMount> {
     let options = words.next()?;
     // Optional fields end with a dash; then come the file system and its source.
     let source = words.skip_while(|word| *word != b"-").nth(2)?;
+    let has = |wanted: &[u8]| options.split(|byte| *byte == b',').any(|option| option == wanted);
     let path = |text: &[u8]| PathBuf::from(OsString::from_vec(unescaped(text)));
     Some(PoolMount {
         at: path(at),
         pool: path(source.strip_prefix(SOURCE)?),
         device,
         is_whole: root == b"/",
-        is_read_only: options.split(|byte| *byte == b',').any(|option| option == b"ro"),
+        is_read_only: has(b"ro"),
+        atime: match (has(b"noatime"), has(b"relatime")) {
+            (true, _) => Atime::Never,
+            (false, true) => Atime::Relative,
+            (false, false) => Atime::Strict,
+        },
     })
 }
 
@@ -92,16 +101,20 @@ pub fn unescaped(text: &[u8]) -> Vec<u8> {
 
 /// The table of mounts, which is read again only when the kernel says that it changed.
 #[derive(Debug)]
-pub(crate) struct Table(File);
+pub struct Table(File);
 
 impl Table {
     /// Opens it; what it says is to be asked for by [`read`](Self::read).
-    pub(crate) fn open() -> Result<Self> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn open() -> Result<Self> {
         File::open(TABLE).map(Self)
     }
 
     /// Whether something was mounted or unmounted since this was asked last, or since it was opened.
-    pub(crate) fn has_changed(&self) -> bool {
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::PRI)];
         let now = Timespec {
             tv_sec: 0,
@@ -112,7 +125,10 @@ impl Table {
     }
 
     /// The mounts of pools.
-    pub(crate) fn read(&mut self) -> Result<Vec<PoolMount>> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn read(&mut self) -> Result<Vec<PoolMount>> {
         let mut text = Vec::new();
         self.0.rewind()?;
         self.0.read_to_end(&mut text)?;
@@ -123,10 +139,11 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::{PoolMount, Table, places, pool_mounts};
+    use crate::options::Atime;
 
     const LINES: &[u8] = b"22 1 0:20 / / rw - ext4 /dev/vda rw\n\
-        36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid shared:1 master:2 - fuse varve:/tmp/a\\040b rw,user_id=0\n\
-        37 25 0:31 /sub /other ro - fuse varve:/tmp/a\\040b rw\n\
+        36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid,relatime shared:1 master:2 - fuse varve:/tmp/a\\040b rw,user_id=0\n\
+        37 25 0:31 /sub /other ro,noatime - fuse.varve varve:/tmp/a\\040b rw\n\
         38 25 0:32 / /not rw - fuse sshfs:/x rw\n\
         39 25 0:33 / /cut rw -\n";
 
@@ -138,11 +155,13 @@ mod tests {
             device: rustix::fs::makedev(0, 31),
             is_whole: true,
             is_read_only: false,
+            atime: Atime::Relative,
         };
         let bound = PoolMount {
             at: "/other".into(),
             is_whole: false,
             is_read_only: true,
+            atime: Atime::Never,
             ..one.clone()
         };
         assert_eq!(pool_mounts(LINES), [one, bound]);

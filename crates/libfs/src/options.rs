@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use varve_format::InodeKey;
 use varve_ipc::{ClientKind, Clock, Hello, IpcError, Link, SessionPage, SystemClock, Welcome};
 use varve_media::Region;
@@ -36,6 +37,53 @@ pub struct Connection {
     pub nvm: Option<Arc<dyn Region>>,
 }
 
+/// When a read moves the time of the last read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Atime {
+    /// When it is not newer than the last change, or a day old.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Always.
+    Strict,
+}
+
+/// The [`Atime`] of a mount, which may change while it is mounted. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct AtimePolicy(Arc<AtomicU8>);
+
+impl AtimePolicy {
+    /// Begins with `atime`.
+    #[must_use]
+    pub fn new(atime: Atime) -> Self {
+        let policy = Self::default();
+        policy.set(atime);
+        policy
+    }
+
+    /// What holds for the next read.
+    #[inline]
+    #[must_use]
+    pub fn get(&self) -> Atime {
+        match self.0.load(Ordering::Relaxed) {
+            0 => Atime::Relative,
+            1 => Atime::Never,
+            _ => Atime::Strict,
+        }
+    }
+
+    /// Lets `atime` hold from the next read on.
+    pub fn set(&self, atime: Atime) {
+        let number = match atime {
+            Atime::Relative => 0,
+            Atime::Never => 1,
+            Atime::Strict => 2,
+        };
+        self.0.store(number, Ordering::Relaxed);
+    }
+}
+
 /// How a mount behaves.
 #[derive(Clone)]
 pub struct FsOptions {
@@ -47,6 +95,8 @@ pub struct FsOptions {
     pub check_permissions: bool,
     /// Every change is durable against a power cut when its call returns.
     pub sync_always: bool,
+    /// When reads move the time of the last read.
+    pub atime: AtimePolicy,
     /// The kernel caches above, if any.
     pub observer: Option<Arc<dyn CacheObserver>>,
     /// Copies that are kept of what was read for them, if any.
@@ -63,6 +113,7 @@ impl Default for FsOptions {
             read_only: false,
             check_permissions: true,
             sync_always: false,
+            atime: AtimePolicy::default(),
             observer: None,
             copies: None,
             clock: Arc::new(SystemClock),
@@ -77,6 +128,7 @@ impl fmt::Debug for FsOptions {
             .field("read_only", &self.read_only)
             .field("check_permissions", &self.check_permissions)
             .field("sync_always", &self.sync_always)
+            .field("atime", &self.atime)
             .finish_non_exhaustive()
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use varve_libfs::Atime;
 
 /// Path of the mount, without symbolic links in it.
 pub const MOUNT: &str = "VARVE_PRELOAD_MOUNT";
@@ -12,6 +13,8 @@ pub const SOCKET: &str = "VARVE_PRELOAD_SOCKET";
 pub const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 /// Set if the mount is read-only.
 pub const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
+/// When reads move the time of the last read: "noatime" or "strictatime", else as relatime.
+pub const ATIME: &str = "VARVE_PRELOAD_ATIME";
 /// File of the counters, if they are wanted.
 pub const STATS: &str = "VARVE_PRELOAD_STATS";
 
@@ -80,6 +83,8 @@ pub struct Config {
     pub device: u64,
     /// The mount takes no changes.
     pub read_only: bool,
+    /// When reads move the time of the last read.
+    pub atime: Atime,
     /// File of the counters.
     pub stats: Option<PathBuf>,
 }
@@ -96,6 +101,11 @@ impl Config {
             socket: std::env::var_os(SOCKET)?.into(),
             device,
             read_only: std::env::var_os(READ_ONLY).is_some(),
+            atime: match std::env::var(ATIME).as_deref() {
+                Ok("noatime") => Atime::Never,
+                Ok("strictatime") => Atime::Strict,
+                _ => Atime::Relative,
+            },
             stats: std::env::var_os(STATS).map(Into::into),
         })
     }
@@ -180,7 +190,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Alone, Config, alone_files, alone_text};
+    use super::{Alone, Atime, Config, alone_files, alone_text};
 
     fn config() -> Config {
         Config {
@@ -188,6 +198,7 @@ mod tests {
             socket: "/a/sock".into(),
             device: 7,
             read_only: false,
+            atime: Atime::Relative,
             stats: None,
         }
     }

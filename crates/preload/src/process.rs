@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
-use varve_libfs::{Cred, Fs, FsOptions, OpenFile, SocketConnector};
+use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a
 /// program.
@@ -290,6 +290,7 @@ impl Process {
         });
         let options = FsOptions {
             read_only: self.config.read_only,
+            atime: AtimePolicy::new(self.config.atime),
             copies: Some(Arc::clone(&self.copies) as _),
             ..FsOptions::default()
         };

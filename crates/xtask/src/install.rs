@@ -13,7 +13,12 @@ pub struct InstallOptions {
     prefix: PathBuf,
     /// Put before every path when files are copied, and in none of them (packagers' DESTDIR).
     destdir: PathBuf,
+    /// Lets mount(8) find the program as its helper, in /sbin whatever the prefix: it looks nowhere else.
+    mount_helper: bool,
 }
+
+/// Names under which mount(8) starts the program.
+const HELPERS: [&str; 2] = ["mount.varve", "mount.fuse.varve"];
 
 impl InstallOptions {
     /// Reads the arguments.
@@ -21,12 +26,14 @@ impl InstallOptions {
         let mut options = Self {
             prefix: "/usr/local".into(),
             destdir: std::env::var_os("DESTDIR").unwrap_or_default().into(),
+            mount_helper: false,
         };
         while let Some(word) = args.next() {
             let mut value = || args.next().ok_or(format!("{word} needs a directory"));
             match &*word {
                 "--prefix" => options.prefix = value()?.into(),
                 "--destdir" => options.destdir = value()?.into(),
+                "--mount-helper" => options.mount_helper = true,
                 other => return Err(format!("`{other}` is no argument of install")),
             }
         }
@@ -37,7 +44,10 @@ impl InstallOptions {
     }
 
     fn to(&self, part: &str) -> PathBuf {
-        let inside = self.prefix.join(part);
+        self.below(self.prefix.join(part))
+    }
+
+    fn below(&self, inside: PathBuf) -> PathBuf {
         if self.destdir.as_os_str().is_empty() {
             return inside;
         }
@@ -68,7 +78,25 @@ pub fn run(options: &InstallOptions) -> Result<(), String> {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let release = target.join("release");
     put(&release.join("varve"), &options.to("bin/varve"))?;
+    helper(options, &root)?;
     library(options, &release.join("libvarve.so"))
+}
+
+/// Puts the manual page of the mount helper under the prefix and, if it is wanted, the helper where mount(8)
+/// finds it.
+fn helper(options: &InstallOptions, root: &Path) -> Result<(), String> {
+    let page = root.join("docs/reference/mount.varve.8");
+    put(&page, &options.to("share/man/man8/mount.varve.8"))?;
+    if !options.mount_helper {
+        return Ok(());
+    }
+    let program = options.prefix.join("bin/varve");
+    for name in HELPERS {
+        let to = options.below(Path::new("/sbin").join(name));
+        make_parent(&to)?;
+        link(&program.display().to_string(), &to)?;
+    }
+    Ok(())
 }
 
 /// Puts a library that is built under the prefix, with its links, the header and the pkg-config file.
@@ -129,6 +157,12 @@ mod tests {
     fn prefix_is_absolute_and_destdir_is_before_it() {
         let options = parse(&["--prefix", "/opt/v", "--destdir", "/tmp/stage"]).unwrap();
         assert_eq!(options.to("lib/x.so"), Path::new("/tmp/stage/opt/v/lib/x.so"));
+        let helper = parse(&["--destdir", "/tmp/stage", "--mount-helper"]).unwrap();
+        assert!(helper.mount_helper && !options.mount_helper);
+        assert_eq!(
+            helper.below("/sbin/mount.varve".into()),
+            Path::new("/tmp/stage/sbin/mount.varve")
+        );
         assert!(parse(&["--prefix", "here"]).is_err());
         assert!(parse(&["--prefix"]).is_err());
         assert!(parse(&["--perfix", "/x"]).is_err());

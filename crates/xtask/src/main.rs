@@ -12,13 +12,14 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Long runs of Varve's tests, installing what was built, and the order of the sources.
 
-Usage: cargo xtask install [--prefix DIR] [--destdir DIR]
+Usage: cargo xtask install [--prefix DIR] [--destdir DIR] [--mount-helper]
        cargo xtask soak [--hours N] [--seed N] [--only NAME[,NAME...]] [--debug] [--list]
        cargo xtask links [--root DIR]
        cargo xtask structure [--places] [--figures] [--root DIR]
 
 install: builds the release and puts varve, libvarve.so, varve.h and varve.pc under the prefix, /usr/local if not
-given; --destdir (or DESTDIR) is put before it and into no file.
+given; --destdir (or DESTDIR) is put before it and into no file. --mount-helper links mount.varve and
+mount.fuse.varve in /sbin to varve, for mount(8) and /etc/fstab.
 
 links: fails when a document has a dead link, or when a document or a comment names, in backticks, a path of this
 repository that is not there.

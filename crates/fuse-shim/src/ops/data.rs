@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use tracing::warn;
 use varve_format::{InodeAttr, InodeKey};
 use varve_ipc::Cred;
-use varve_libfs::{KernelCall, OpenFile, PageUse};
+use varve_libfs::{Atime, KernelCall, OpenFile, PageUse};
 
 thread_local! {
     /// What a thread reads into; the kernel asks for at most a megabyte at once.
@@ -29,6 +29,7 @@ fn open_flags(flags: i32) -> varve_libfs::OpenFlags {
         write: access != libc::O_RDONLY,
         append: flags & libc::O_APPEND != 0,
         truncate: flags & libc::O_TRUNC != 0,
+        no_atime: flags & libc::O_NOATIME != 0,
         ..varve_libfs::OpenFlags::default()
     }
 }
@@ -97,7 +98,10 @@ impl Shim {
         // seen, and then not, while the call waits.
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let in_company = self.maps_direct() && self.fs.shared();
-        let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company);
+        // The kernel tells nobody of reads that it answers from its page cache.
+        let reads_count =
+            self.maps_direct() && self.fs.atime() == Atime::Strict && flags & libc::O_NOATIME == 0;
+        let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company) || reads_count;
         let open_flags = if direct {
             // LibFS lets writes of one file go side by side where they can.
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES

@@ -21,7 +21,7 @@ use dispatch::{Next, dispatch};
 use fuser::{Config, KernelConfig, Notifier, RequestId, TimeOrNow};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -103,6 +103,14 @@ impl<F: Filesystem> Session<F> {
     pub(crate) fn new(fs: F, mountpoint: &Path, config: &Config) -> io::Result<Self> {
         let fs = Arc::new(fs);
         let mounted = fuser::Session::new(Handshake(Arc::clone(&fs)), mountpoint, config)?;
+        Ok(Self { mounted, fs })
+    }
+
+    /// Serves what is mounted already, over its device. To unmount it is the caller's.
+    pub(crate) fn over(fs: F, device: OwnedFd, config: Config) -> io::Result<Self> {
+        let fs = Arc::new(fs);
+        let acl = config.acl;
+        let mounted = fuser::Session::from_fd(Handshake(Arc::clone(&fs)), device, acl, config)?;
         Ok(Self { mounted, fs })
     }
 

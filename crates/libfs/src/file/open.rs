@@ -16,6 +16,7 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::file::attr::clears;
 use crate::kernel_cache::{KernelCall, PageUse};
 use crate::lease::{Event, Node, Pin, SlotPin, Use};
+use crate::options::Atime;
 use crate::session::{Asks, Forwarded, Mount, Session, Try};
 
 /// Blocks that an `fallocate` may cost at most to be logged (64 MiB): what a session asks the daemon for at
@@ -280,7 +281,7 @@ impl OpenFile {
             if !self.mount().is_unmounted()
                 && let Some(count) = session.data.try_read(&node.inode, offset, out, may)
             {
-                note_read(session, node);
+                self.note_read(session, node);
                 return Ok(count);
             }
         }
@@ -298,9 +299,16 @@ impl OpenFile {
             if !session.is_live() {
                 return Err(OpError::lost());
             }
-            note_read(session, node);
+            self.note_read(session, node);
             Ok(count)
         })
+    }
+
+    #[inline]
+    fn note_read(&self, session: &Session, node: &Node) {
+        if !self.flags().no_atime {
+            note_read(session, node);
+        }
     }
 
     /// Writes at `offset`, also when opened for appending. Durable against a kill of any process when it
@@ -667,11 +675,16 @@ fn op_end(offset: u64, len: usize) -> Result<u64> {
     }
 }
 
-/// Moves the time of the last read in memory (relatime). It is logged at the last close, if the write lease
-/// is still there; it is lost when the lease goes before that.
+/// Moves the time of the last read in memory, if the mount says so. It is logged at the last close, if the
+/// write lease is still there; it is lost when the lease goes before that.
 #[inline]
 fn note_read(session: &Session, node: &Node) {
-    if !session.welcome.read_only && node.inode.is_atime_due(session.now_ns()) {
+    let is_due = match session.options.atime.get() {
+        Atime::Relative => node.inode.is_atime_due(session.now_ns()),
+        Atime::Never => false,
+        Atime::Strict => true,
+    };
+    if is_due && !session.welcome.read_only {
         move_atime(session, node);
     }
 }
@@ -679,7 +692,12 @@ fn note_read(session: &Session, node: &Node) {
 #[cold]
 fn move_atime(session: &Session, node: &Node) {
     let now = session.now_ns();
-    if !atime_is_due(&node.inode.read().attr, now) {
+    let strict = session.options.atime.get() == Atime::Strict;
+    let attr_says = |attr: &InodeAttr| match strict {
+        true => attr.atime_ns < now,
+        false => atime_is_due(attr, now),
+    };
+    if !attr_says(&node.inode.read().attr) {
         return;
     }
     if let Some(mut body) = node.inode.try_write() {

@@ -38,9 +38,8 @@ const TOGETHER_MAX: u64 = 512;
 const RANGES_MAX: usize = 64;
 /// Reads that are remembered, for the writes that they may have overtaken.
 const READS_MAX: usize = 64;
-/// A write's thread may have been stopped for so long between its copy into the page cache and its call: one of ten
-/// that share a processor waits for tenths of a second. More costs writes a drop so long after a lease went.
-const STOPPED_MAX: Duration = Duration::from_secs(2);
+/// A write's thread may have been stopped for so long between its copy into the page cache and its call.
+const STOPPED_MAX: Duration = Duration::from_millis(200);
 /// A write past the page cache comes here so long after the kernel dropped its pages, or sooner.
 const COMES_WITHIN: Duration = Duration::from_secs(1);
 

@@ -11,6 +11,7 @@ use crate::dir::Target;
 use crate::errno::{Errno, OpError};
 use crate::kernel_cache::pages::{Above, KernelCall, PageUse};
 use crate::options::CacheObserver;
+use crate::seeded::{self, Bug};
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -331,15 +332,21 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
     assert!(waits.join().unwrap(), "it is given back");
 }
 
-/// A write lease took the place of a read lease and was wanted back before its answer was read. It went at
-/// once, and others wrote while the kernel still showed what was read under the read lease.
-#[test]
-fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
+/// Grant 2, which never came, is wanted back while grant 1, whose place it took, is in use.
+fn successor_wanted_back() -> (Rig, Arc<Node>) {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Read);
     assert!(node.try_pin(LeaseMode::Read));
     rig.revoke(2);
     rig.flush();
+    (rig, node)
+}
+
+/// A write lease took the place of a read lease and was wanted back before its answer was read. It went at
+/// once, and others wrote while the kernel still showed what was read under the read lease.
+#[test]
+fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
+    let (mut rig, node) = successor_wanted_back();
     assert_eq!(rig.released(), [], "grant 1 is in use");
     assert!(node.unpin(), "somebody waits for that");
     rig.take(Event::Look(DIR));
@@ -351,6 +358,18 @@ fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
     rig.revoke(3);
     rig.flush();
     assert_eq!(rig.released().last(), Some(&(DIR, LeaseNo(3))));
+}
+
+#[test]
+fn grant_that_goes_before_the_one_whose_place_it_took_is_caught() {
+    seeded::arm(Some(Bug::SuccessorAhead));
+    let (rig, _) = successor_wanted_back();
+    seeded::arm(None);
+    assert_eq!(
+        rig.released(),
+        [(DIR, LeaseNo(2))],
+        "grant 1 is in use all the same"
+    );
 }
 
 fn numbers() -> Vec<(InodeKey, LeaseNo)> {

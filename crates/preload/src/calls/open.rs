@@ -29,6 +29,7 @@ pub(crate) fn open_flags(flags: i32) -> Option<OpenFlags> {
         sync: flags & libc::O_SYNC == libc::O_SYNC,
         dsync: flags & libc::O_DSYNC != 0,
         direct: flags & libc::O_DIRECT != 0,
+        no_atime: flags & libc::O_NOATIME != 0,
     })
 }
 

@@ -254,6 +254,7 @@ mod tests {
             device,
             is_whole: true,
             is_read_only: false,
+            atime: crate::options::Atime::Relative,
         }
     }
 

@@ -1,0 +1,87 @@
+//! What is mounted where, by the table of mounts: no mount is asked, which may be dead or stopped.
+
+use crate::pool::Pool;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use varve_libfs::mounts::pool_mounts;
+
+/// Whether something is mounted at `path`.
+pub fn is_mounted(path: &Path) -> bool {
+    mount_minor(path).is_some()
+}
+
+/// Whether the pool is mounted where `up` mounts it.
+pub fn is_ours(pool: &Pool) -> bool {
+    let Ok(at) = absolute(&pool.mountpoint()) else {
+        return false;
+    };
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = pool_mounts(&table);
+    // Something else may be mounted there, below it or above it.
+    mounts
+        .iter()
+        .any(|mounted| mounted.at == at && mounted.pool == pool.dir())
+}
+
+/// The minor number of the device mounted last at `path`: the number of its connection if it is a FUSE mount.
+pub fn mount_minor(path: &Path) -> Option<u32> {
+    mount_device(path)?.split_once(':')?.1.parse().ok()
+}
+
+/// The device mounted last at `path`, as "major:minor".
+pub fn mount_device(path: &Path) -> Option<String> {
+    let path = absolute(path).ok()?;
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let at_path = |line: &&str| {
+        let at = line.split(' ').nth(4);
+        at.is_some_and(|at| unescape(at) == path.as_os_str())
+    };
+    let line = table.lines().rfind(at_path)?;
+    line.split(' ').nth(2).map(str::to_owned)
+}
+
+/// The absolute path of a mountpoint without touching the mount itself.
+pub fn absolute(path: &Path) -> std::io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    match (whole.parent(), whole.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+        _ => Ok(whole),
+    }
+}
+
+/// A path of `/proc/self/mountinfo`, where space, tab, newline and backslash are octal.
+fn unescape(text: &str) -> OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        match octal
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|d| u8::from_str_radix(d, 8).ok())
+        {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    OsString::from_vec(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unescape;
+
+    #[test]
+    fn mount_table_paths_are_unescaped() {
+        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
+        assert_eq!(unescape("/plain"), "/plain");
+        assert_eq!(unescape("/end\\04"), "/end\\04");
+    }
+}
