@@ -11,6 +11,7 @@ use crate::dir::Target;
 use crate::errno::{Errno, OpError};
 use crate::kernel_cache::pages::{Above, KernelCall, PageUse};
 use crate::options::CacheObserver;
+#[cfg(all(feature = "test-support", debug_assertions))]
 use crate::seeded::{self, Bug};
 use crossbeam_channel::Receiver;
 use parking_lot::Mutex;
@@ -360,6 +361,7 @@ fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
     assert_eq!(rig.released().last(), Some(&(DIR, LeaseNo(3))));
 }
 
+#[cfg(all(feature = "test-support", debug_assertions))]
 #[test]
 fn grant_that_goes_before_the_one_whose_place_it_took_is_caught() {
     seeded::arm(Some(Bug::SuccessorAhead));
