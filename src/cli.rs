@@ -347,7 +347,7 @@ pub struct MetricsArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Without --repair nothing is written. A pool that is being served is checked by its daemon (between two transactions); a
-stopped one is checked in full, data on NVM included (no read compares that; `varve scrub` verifies all data). Repair
+stopped one is checked in full, data on NVM included (reads compare only what `verify_nvm_reads` says; `varve scrub` verifies all data). Repair
 needs a stopped pool. What cannot be had back is named with its path and bytes: damaged data on NVM goes to a slower
 tier, where reads of it fail; inodes without a name come to /lost+found. Cut off at any point, a repair can be started
 again. Exit codes, as fsck(8):

@@ -2,7 +2,7 @@
 //! assertions only; else no bug can be armed and every question is answered `false` at compile time. Owns the
 //! list and the switch; each bug is where its name says.
 
-/// A bug that can be armed. The table in `docs/internals/testing.md` says more.
+/// A bug that can be armed. The table in `docs/internals/seeded-bugs.md` says more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A call returns without the fence that makes its entries durable.
