@@ -166,11 +166,15 @@ const DAX: SimMedium = SimMedium::Dax;
 const FILE: SimMedium = SimMedium::File;
 
 /// Of the first list those that other parts catch, too.
-const FIRST: [(Bug, Part); 5] = [
+const FIRST: [(Bug, Part); 6] = [
     (Bug::AckWithoutPageCheck, Part::System(Weather::SLOW, 8)),
     (Bug::CacheKeptAfterRevocation, Part::System(Weather::SLOW, 8)),
     (Bug::LeaseBeforeDigest, Part::System(Weather::SLOW, 8)),
-    (Bug::FreeBeforeCommit, Part::Work(Level::Whole, ONE_FILE, DAX, 1)),
+    (Bug::FreeBeforeCommit, Part::Work(Level::Whole, ONE_FILE, DAX, 2)),
+    (
+        Bug::FreeBeforeCommit,
+        Part::Work(Level::Whole, Sharing(Flavour::Moving), DAX, 1),
+    ),
     (Bug::OneFooter, Part::Work(Level::Whole, FULL_TIERS, DAX, 1)),
 ];
 
