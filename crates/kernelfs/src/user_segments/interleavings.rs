@@ -153,26 +153,28 @@ impl Stage {
         let announced: Vec<_> = {
             let mut sessions = lock(&self.sessions);
             let tx = sessions.newest;
-            let told = (0..FILES).filter(|of| old.iter().any(|(_, key)| *key == file(*of)));
-            let told = told.map(|of| sessions.tell(of, tx)).collect();
+            let files = (0..FILES).filter(|of| old.iter().any(|(_, key)| *key == file(*of)));
+            let announced = files.map(|of| sessions.tell(of, tx)).collect();
             self.user.forget(old, TxId(u64::from(tx)));
-            told
+            announced
         };
-        told.into_iter().for_each(|told| self.obey(&told, false));
+        announced
+            .into_iter()
+            .for_each(|announced| self.obey(&announced, false));
     }
 
     /// The sessions forget, and say so.
     fn obey(&self, announced: &Told, replaced: bool) {
-        for client in &told.clients {
-            let mut mapped = lock(&self.clients[*client][told.of]);
+        for client in &announced.clients {
+            let mut mapped = lock(&self.clients[*client][announced.of]);
             mapped.version += 1;
             mapped.place = None;
             if replaced {
-                mapped.forgotten = told.tx;
+                mapped.forgotten = announced.tx;
             }
         }
         let mut sessions = lock(&self.sessions);
-        let at = sessions.barriers.iter().position(|tx| *tx == told.tx);
+        let at = sessions.barriers.iter().position(|tx| *tx == announced.tx);
         sessions.barriers.remove(at.unwrap());
     }
 
