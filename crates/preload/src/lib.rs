@@ -11,12 +11,12 @@ pub mod config;
 pub mod copies;
 pub mod internal;
 pub mod mounts;
-pub mod numbers;
 pub mod ofd;
 pub mod process;
 pub mod stats;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod sys;
+pub mod syscalls;
 pub mod table;
 pub mod walk;
 pub mod watches;

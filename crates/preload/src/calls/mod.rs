@@ -214,7 +214,7 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
 }
 
 fn choose(p: &'static Process, a: &Args) -> Answer {
-    use crate::numbers::newer as n;
+    use crate::syscalls::newer as n;
     use libc as c;
     if let Some(answer) = watched::watched(p, a) {
         return answer;

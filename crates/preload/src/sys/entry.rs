@@ -2,7 +2,7 @@
 
 use super::args::{Args, Frame};
 use super::{kernel, thread};
-use crate::numbers::NUMBERS;
+use crate::syscalls::NUMBERS;
 use crate::{calls, internal, process};
 use std::sync::atomic::{AtomicU8, Ordering};
 

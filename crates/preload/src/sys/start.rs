@@ -2,7 +2,7 @@
 
 use super::{entry, forking, patch, signals};
 use crate::config::Config;
-use crate::{numbers, process};
+use crate::{process, syscalls};
 
 /// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it
 /// believes it. Before the program has threads.
@@ -44,7 +44,7 @@ extern "C" fn start() {
         varve_ipc::page::register_for_membarrier();
         signals::begin();
         let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
-        let all = numbers::all();
+        let all = syscalls::all();
         for number in &all {
             entry::want(*number);
         }
