@@ -9,7 +9,6 @@ pub mod calls;
 pub mod config;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod copies;
-pub mod internal;
 pub mod mounts;
 pub mod ofd;
 pub mod process;

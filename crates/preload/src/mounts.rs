@@ -1,9 +1,8 @@
 //! Where file systems are mounted: the table of mounts, which is read again only when the kernel says that it changed. So no file system is asked,
 //! ours neither, which may be stopped.
 
-use crate::internal;
 use crate::ofd::KernelFd;
-use crate::sys::kernel;
+use crate::sys::{kernel, reentry};
 use std::collections::HashSet;
 use varve_libfs::mounts::places;
 
@@ -27,7 +26,7 @@ impl Mounts {
             if fd < 0 {
                 return None;
             }
-            self.table = Some(KernelFd(internal::adopt(fd)));
+            self.table = Some(KernelFd(reentry::adopt(fd)));
         }
         let fd = self.table.as_ref()?.0;
         if is_fresh || kernel::is_changed(fd) {

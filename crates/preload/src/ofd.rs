@@ -1,7 +1,7 @@
 //! Open file descriptions: what descriptors made by `dup` share.
 
 use crate::sys::kernel;
-use crate::sys::together::{Left, Record};
+use crate::sys::shared_offset::{Left, Record};
 use crate::walk::{Here, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
@@ -53,7 +53,7 @@ pub struct KernelFd(pub i32);
 
 impl Drop for KernelFd {
     fn drop(&mut self) {
-        crate::internal::forget(self.0);
+        crate::sys::reentry::forget(self.0);
         kernel::close(self.0);
     }
 }
@@ -237,7 +237,7 @@ impl Ofd {
             record.join();
             return true;
         }
-        let Some(record) = crate::sys::together::take(position.at, self.status()) else {
+        let Some(record) = crate::sys::shared_offset::take(position.at, self.status()) else {
             return false;
         };
         if position.moved {

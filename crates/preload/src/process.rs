@@ -15,11 +15,11 @@ use crate::copies::Maps;
 use crate::mounts::Mounts;
 use crate::ofd::Ofd;
 use crate::sys::kernel::Ids;
-use crate::sys::{kernel, ranges};
+use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
 use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
 use crate::watches::{self, Watches};
-use crate::{internal, stats};
+use crate::stats;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -114,7 +114,7 @@ pub fn switch_off() {
 /// In a child after `fork`: everything anew, but what the kernel hands on too. What the parent had is not
 /// touched: its locks may be held by threads that are not here.
 pub fn after_fork(parent: &Process) {
-    internal::drop_all();
+    reentry::drop_all();
     ranges::forget_all();
     let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
     child
@@ -313,7 +313,7 @@ impl Process {
             .filter(|fd| *fd >= 0)?;
         // The mount may have gone, or another one may lie over it.
         if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
-            Some(internal::adopt(fd))
+            Some(reentry::adopt(fd))
         } else {
             kernel::close(fd);
             None

@@ -395,7 +395,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_rt_sigaction => crate::sys::signals::sigaction(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_rt_sigprocmask => crate::sys::signals::sigprocmask(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_prctl => {
-            crate::internal::named(a);
+            crate::sys::reentry::named(a);
             Answer::NotOurs
         }
         _ => Answer::NotOurs,

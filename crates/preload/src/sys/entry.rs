@@ -1,9 +1,9 @@
 //! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system call itself.
 
 use super::args::{Args, Frame};
-use super::{kernel, thread};
+use super::{kernel, reentry, thread};
 use crate::syscalls::NUMBERS;
-use crate::{calls, internal, process};
+use crate::{calls, process};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// For each number whether the stub asks at all. Bytes are written before any stub is reachable.
@@ -131,7 +131,7 @@ extern "C" fn handle(frame: *mut Frame) -> Verdict {
     // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody makes.
     let args = unsafe { Args::new(frame) };
     if is_inside() {
-        return internal::call(&args).map_or(RAW, done);
+        return reentry::call(&args).map_or(RAW, done);
     }
     if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
         if let Some(process) = process::current() {

@@ -5,8 +5,8 @@
 //! `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls)
 //! does the same: the C library locks nothing then.
 
+use super::reentry::Limits;
 use super::{entry, heap, thread};
-use crate::internal::Limits;
 use crate::process::{self, Process};
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;

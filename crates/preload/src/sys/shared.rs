@@ -46,9 +46,9 @@ impl Counters {
 
 /// What a pointer to a record that processes share leads to.
 pub fn leaked_in(
-    pointer: &std::sync::atomic::AtomicPtr<super::together::Record>,
-) -> Option<&'static super::together::Record> {
-    // SAFETY: only records of `together` are stored, which are mapped for good.
+    pointer: &std::sync::atomic::AtomicPtr<super::shared_offset::Record>,
+) -> Option<&'static super::shared_offset::Record> {
+    // SAFETY: only records of `shared_offset` are stored, which are mapped for good.
     unsafe { pointer.load(Ordering::Acquire).as_ref() }
 }
 

@@ -1,8 +1,8 @@
 //! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high
 //! numbers, and not to be closed.
 
-use crate::sys::args::Args;
-use crate::sys::{kernel, thread};
+use super::args::Args;
+use super::{kernel, thread};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 const SLOTS: usize = 256;
