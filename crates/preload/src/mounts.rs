@@ -1,8 +1,8 @@
 //! Where file systems are mounted: the table of mounts, which is read again only when the kernel says that it changed. So no file system is asked,
 //! ours neither, which may be stopped.
 
-use crate::ofd::KernelFd;
-use crate::sys::{kernel, reentry};
+use crate::sys::kernel;
+use crate::sys::reentry::{self, KernelFd};
 use std::collections::HashSet;
 use varve_libfs::mounts::places;
 

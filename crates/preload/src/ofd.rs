@@ -1,6 +1,7 @@
 //! Open file descriptions: what descriptors made by `dup` share.
 
 use crate::sys::kernel;
+use crate::sys::reentry::KernelFd;
 use crate::sys::shared_offset::{Left, Record};
 use crate::walk::{Here, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
@@ -44,17 +45,6 @@ impl Drop for Held<'_> {
         if let Some(record) = self.record {
             record.unlock(self.position.at, self.position.moved);
         }
-    }
-}
-
-/// A descriptor of the kernel that is closed with its owner.
-#[derive(Debug)]
-pub struct KernelFd(pub i32);
-
-impl Drop for KernelFd {
-    fn drop(&mut self) {
-        crate::sys::reentry::forget(self.0);
-        kernel::close(self.0);
     }
 }
 

@@ -4,9 +4,10 @@
 use super::{Process, ended};
 use crate::Errno;
 use crate::config::{self, Alone};
-use crate::ofd::{KernelFd, Ofd};
+use crate::ofd::Ofd;
 use crate::sys::shared_offset::Left;
-use crate::sys::{kernel, reentry, thread};
+use crate::sys::reentry::{self, KernelFd};
+use crate::sys::{kernel, thread};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,9 +6,9 @@
 //! which fails if the page is not in the file. Whoever takes pages out of the file takes them out of all
 //! maps.
 
-use super::{kernel, reentry};
+use super::kernel;
+use super::reentry::{self, KernelFd};
 use crate::Errno;
-use crate::ofd::KernelFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

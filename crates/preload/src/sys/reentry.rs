@@ -107,6 +107,17 @@ pub fn forget(fd: i32) {
     }
 }
 
+/// A descriptor of the kernel that is closed with its owner.
+#[derive(Debug)]
+pub struct KernelFd(pub i32);
+
+impl Drop for KernelFd {
+    fn drop(&mut self) {
+        forget(self.0);
+        kernel::close(self.0);
+    }
+}
+
 /// In a child after `fork`: the parent's session is not ours. Its descriptors are closed, so that the daemon
 /// sees when the parent ends.
 pub fn drop_all() {
