@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use varve_format::InodeKey;
-use varve_libfs::OpenFile;
+use varve_libfs::{OpenFile, OpenFlags};
 
 /// Where a description reads and writes next.
 #[derive(Debug, Default)]
@@ -46,6 +46,27 @@ impl Drop for Held<'_> {
             record.unlock(self.position.at, self.position.moved);
         }
     }
+}
+
+/// What LibFS is asked for; `None` if `flags` name no mode of access.
+#[must_use]
+pub fn open_flags(flags: i32) -> Option<OpenFlags> {
+    let (read, write) = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => (true, false),
+        libc::O_WRONLY => (false, true),
+        libc::O_RDWR => (true, true),
+        _ => return None,
+    };
+    Some(OpenFlags {
+        read,
+        write,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+        sync: flags & libc::O_SYNC == libc::O_SYNC,
+        dsync: flags & libc::O_DSYNC != 0,
+        direct: flags & libc::O_DIRECT != 0,
+        no_atime: flags & libc::O_NOATIME != 0,
+    })
 }
 
 /// An open file description that LibFS serves.

@@ -13,7 +13,7 @@ pub use self::real::hand_offset;
 use crate::config::Config;
 use crate::copies::Maps;
 use crate::mounts::Mounts;
-use crate::ofd::Ofd;
+use crate::ofd::{Ofd, open_flags};
 use crate::sys::kernel::Ids;
 use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
@@ -98,7 +98,6 @@ pub fn begin(config: Config) -> bool {
             process.table.set_given(fd, mounts);
         }
     }
-    crate::calls::limits::look();
     process.adopt();
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     true
@@ -361,7 +360,7 @@ impl Process {
             if self.off.load(Ordering::Acquire) || !worth {
                 return None;
             }
-            let flags = crate::calls::open_flags(ofd.status())?;
+            let flags = open_flags(ofd.status())?;
             let file = self.fs().ok()?.open(ofd.key(), flags, &Cred::root()).ok();
             if file.is_none() {
                 ofd.set_lost();

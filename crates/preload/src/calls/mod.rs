@@ -15,7 +15,6 @@ mod open;
 mod programs;
 mod watched;
 
-pub(crate) use self::open::open_flags;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop};

@@ -39,6 +39,7 @@ extern "C" fn start() {
         if !process::begin(config) || !forking::watch() {
             return;
         }
+        crate::calls::limits::look();
         // While there is one thread, it takes no time; with several the kernel waits for all processors, some
         // 10 ms.
         varve_ipc::page::register_for_membarrier();
