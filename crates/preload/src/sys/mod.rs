@@ -2,6 +2,7 @@
 //! code of the crate.
 
 pub mod args;
+pub mod atfork;
 pub mod entry;
 pub mod forking;
 pub mod heap;
