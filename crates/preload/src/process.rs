@@ -5,6 +5,7 @@
 //! held for reading by whatever makes or ends a descriptor, for writing by whatever gives descriptions to the
 //! kernel.
 
+pub mod forking;
 mod paths;
 mod real;
 

@@ -3,8 +3,8 @@
 use super::{Answer, error};
 use crate::config;
 use crate::process::Process;
+use crate::process::forking::ForkGuard;
 use crate::sys::args::Args;
-use crate::sys::forking::ForkGuard;
 use crate::sys::{kernel, thread};
 use std::sync::atomic::Ordering;
 

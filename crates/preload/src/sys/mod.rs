@@ -4,7 +4,6 @@
 pub mod args;
 pub mod atfork;
 pub mod entry;
-pub mod forking;
 pub mod heap;
 pub mod kernel;
 pub mod noted;

@@ -1,6 +1,6 @@
 //! What happens when the library is loaded, and in a child after `fork`.
 
-use super::{entry, forking, patch, signals};
+use super::{entry, patch, signals};
 use crate::config::Config;
 use crate::{process, syscalls};
 
@@ -36,7 +36,7 @@ extern "C" fn start() {
         let Some(config) = Config::from_environment() else {
             return;
         };
-        if !process::begin(config) || !forking::watch() {
+        if !process::begin(config) || !process::forking::watch() {
             return;
         }
         crate::calls::limits::look();

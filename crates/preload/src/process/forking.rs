@@ -5,10 +5,10 @@
 //! `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls)
 //! does the same: the C library locks nothing then.
 
-use super::reentry::Limits;
-use super::atfork::at_fork;
-use super::{entry, heap, thread};
-use crate::process::{self, Process};
+use super::{Process, after_fork, current};
+use crate::sys::atfork::at_fork;
+use crate::sys::reentry::Limits;
+use crate::sys::{entry, heap, thread};
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -51,7 +51,7 @@ impl ForkGuard {
         std::mem::forget(gate);
         drop(heap);
         heap::after_fork();
-        process::after_fork(parent);
+        after_fork(parent);
     }
 }
 
@@ -64,7 +64,7 @@ extern "C" fn prepare() {
     if entry::is_inside() {
         return;
     }
-    if let Some(process) = process::current() {
+    if let Some(process) = current() {
         HELD.set(Some(ManuallyDrop::new(ForkGuard::new(process))));
         thread::with(|thread| thread.forking.set(true));
     }
@@ -80,7 +80,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let (Some(held), Some(process)) = (take(), process::current()) {
+    if let (Some(held), Some(process)) = (take(), current()) {
         held.in_child(process);
     }
 }
