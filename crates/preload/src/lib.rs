@@ -12,6 +12,7 @@ pub mod copies;
 pub mod mounts;
 pub mod ofd;
 pub mod process;
+mod start;
 pub mod stats;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod sys;

@@ -1,9 +1,8 @@
 //! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system call itself.
 
 use super::args::{Args, Frame};
-use super::{kernel, reentry, thread};
+use super::{handlers, kernel, reentry, thread};
 use crate::syscalls::NUMBERS;
-use crate::{calls, process};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// For each number whether the stub asks at all. Bytes are written before any stub is reachable.
@@ -133,21 +132,18 @@ extern "C" fn handle(frame: *mut Frame) -> Verdict {
     if is_inside() {
         return reentry::call(&args).map_or(RAW, done);
     }
-    if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
-        if let Some(process) = process::current() {
-            inside(|| {
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::lent(process, &args)));
-            });
-        }
-        return RAW;
-    }
-    let Some(process) = process::current() else {
+    let Some(handlers) = handlers::get() else {
         return RAW;
     };
+    if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
+        inside(|| {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (handlers.lent)(&args)));
+        });
+        return RAW;
+    }
     let guard = Inside::enter();
     // A panic here would unwind into code that knows no unwinding.
-    let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::dispatch(process, &args)))
+    let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (handlers.program)(&args)))
         .unwrap_or(Some(-(libc::EIO as isize)));
     drop(guard);
     answer.map_or(RAW, done)

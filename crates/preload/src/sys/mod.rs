@@ -4,6 +4,7 @@
 pub mod args;
 pub mod atfork;
 pub mod entry;
+pub mod handlers;
 pub mod heap;
 pub mod kernel;
 pub mod noted;
