@@ -8,7 +8,7 @@
 pub mod calls;
 pub mod config;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod copies;
+pub mod mmap_copies;
 pub mod mounts;
 pub mod ofd;
 pub mod process;
