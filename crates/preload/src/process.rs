@@ -11,8 +11,9 @@ mod real;
 
 use self::paths::Cwd;
 pub use self::real::hand_offset;
+use crate::Errno;
 use crate::config::Config;
-use crate::mmap_copies::Maps;
+use crate::mmap_copies::{Finder, Host, Maps};
 use crate::mounts::Mounts;
 use crate::ofd::{Ofd, open_flags};
 use crate::stats;
@@ -21,11 +22,12 @@ use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
 use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
 use crate::watches::{self, Watches};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
+use varve_ipc::CopiesAt;
 use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a
@@ -140,6 +142,28 @@ pub fn after_fork(parent: &Process) {
     drop(inherited);
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
+}
+
+impl Host for Process {
+    fn copies_at(&self) -> Option<CopiesAt> {
+        self.fs().ok()?.copies_at()
+    }
+
+    fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
+        self.file(ofd)
+    }
+
+    fn gate(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read()
+    }
+
+    fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno> {
+        self.side(fd, ofd)
+    }
+
+    fn finder(&self) -> Finder {
+        || current().map(|process| (process as &dyn Host, &*process.copies))
+    }
 }
 
 fn ended(mut path: Vec<u8>) -> Vec<u8> {

@@ -32,16 +32,16 @@ mod fill;
 use self::book::{Book, Piece};
 use crate::Errno;
 use crate::ofd::Ofd;
-use crate::process::Process;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::walk::Here;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
-use varve_libfs::Copies;
+use varve_libfs::{Copies, OpenFile};
 
 /// Most bytes of copies of one process, and the share of the memory file system that they may be.
 const BYTES_MAX: u64 = 1 << 30;
@@ -50,6 +50,29 @@ const SHARE: u64 = 16;
 const BYTES_LEAST: u64 = 16 << 20;
 /// How often a map that others unmap at the same time is looked for again when it is given away.
 const GIVES_MAX: u32 = 16;
+
+/// What the maps need of the process that has them.
+pub trait Host {
+    /// Where the daemon of this session looks for the file of copies; `None` if there is no session, or no place.
+    fn copies_at(&self) -> Option<CopiesAt>;
+    /// The file of a description in this process' session.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`](crate::walk::Stop::Kernel) when it cannot be opened there.
+    fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile>;
+    /// Held while a map is made, against a fork.
+    fn gate(&self) -> RwLockReadGuard<'_, ()>;
+    /// The same file, open in the kernel: `fd` itself, or a descriptor that is kept with the description.
+    ///
+    /// # Errors
+    /// What opening it failed with.
+    fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno>;
+    /// How threads that serve loads find the process and its maps.
+    fn finder(&self) -> Finder;
+}
+
+/// Finds the process and its maps, if there is one.
+pub type Finder = fn() -> Option<(&'static dyn Host, &'static Maps)>;
 
 /// A map as the program asks for it.
 #[derive(Debug, Clone, Copy)]
@@ -240,12 +263,12 @@ impl Maps {
     }
 
     /// The file of copies, made if this is the first that needs it; `None` if there is none to be had.
-    fn arena<'s>(&self, process: &Process, state: &'s mut State) -> Option<&'s mut Arena> {
+    fn arena<'s>(&self, host: &dyn Host, state: &'s mut State) -> Option<&'s mut Arena> {
         if !state.tried {
             state.tried = true;
-            state.arena = Self::make_arena(process);
+            state.arena = Self::make_arena(host);
         }
-        let at = process.fs().ok()?.copies_at()?;
+        let at = host.copies_at()?;
         let nothing = state.book.all().next().is_none();
         let arena = state.arena.as_mut()?;
         if arena.at != at || !arena.file.is_named() {
@@ -261,12 +284,12 @@ impl Maps {
         state.arena.as_mut()
     }
 
-    fn make_arena(process: &Process) -> Option<Arena> {
-        let at = process.fs().ok()?.copies_at()?;
+    fn make_arena(host: &dyn Host) -> Option<Arena> {
+        let at = host.copies_at()?;
         let faults = Arc::new(Faults::open().ok()?);
         let file = CopyFile::make(&at.dir, at.dir_is, &at.name, &faults).ok()?;
         let bytes_max = BYTES_MAX.min(file.room() / SHARE);
-        if bytes_max < BYTES_LEAST || !fill::start(&faults) {
+        if bytes_max < BYTES_LEAST || !fill::start(&faults, host.finder()) {
             return None;
         }
         Some(Arena {
@@ -279,8 +302,8 @@ impl Maps {
     }
 
     /// Maps a file for reading; `None`: the mount is to do it.
-    pub fn serve(&self, process: &Process, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
-        let file = process.file(ofd).ok()?;
+    pub fn serve(&self, host: &dyn Host, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
+        let file = host.file(ofd).ok()?;
         let size = file.getattr().ok()?.size_bytes;
         let len = asked.len.checked_next_multiple_of(PAGE)?;
         let end = asked.offset.checked_add(len as u64)?;
@@ -289,9 +312,9 @@ impl Maps {
             return None;
         }
         // A fork gives all maps to the mount first.
-        let gate = process.gate.read();
+        let gate = host.gate();
         let mut state = self.state.lock();
-        let arena = self.arena(process, &mut state)?;
+        let arena = self.arena(host, &mut state)?;
         let stored_at = arena.next;
         arena.next = stored_at
             .checked_add(len as u64)?
@@ -322,7 +345,7 @@ impl Maps {
             // Against `change`: who did not see the map has written before anything is read for it, or looks again.
             heavy_barrier();
         }
-        self.fill_at_once(process, start, len);
+        self.fill_at_once(host, start, len);
         Some(start)
     }
 
@@ -394,13 +417,13 @@ impl Maps {
     ///
     /// # Errors
     /// The mount's, or of the kernel; what could not be given stays as it was.
-    pub fn give(&self, process: &Process, range: &Range<usize>) -> Result<(), Errno> {
+    pub fn give(&self, host: &dyn Host, range: &Range<usize>) -> Result<(), Errno> {
         let mut result = Ok(());
         for _ in 0..GIVES_MAX {
             result = Ok(());
             let pieces = self.state.lock().book.within(range);
             for piece in &pieces {
-                result = result.and(self.give_piece(process, piece));
+                result = result.and(self.give_piece(host, piece));
             }
             if result != Err(Errno(libc::EAGAIN)) {
                 break;
@@ -410,18 +433,18 @@ impl Maps {
     }
 
     /// Gives all maps to the mount.
-    pub fn give_all(&self, process: &Process) {
+    pub fn give_all(&self, host: &dyn Host) {
         if ranges::any() {
-            let _ = self.give(process, &(0..usize::MAX));
+            let _ = self.give(host, &(0..usize::MAX));
         }
     }
 
     /// Gives all maps of a file to the mount.
-    pub fn give_file(&self, process: &Process, key: InodeKey) {
+    pub fn give_file(&self, host: &dyn Host, key: InodeKey) {
         if ranges::any() {
             let pieces: Vec<_> = self.state.lock().book.of(key).cloned().collect();
             for piece in &pieces {
-                let _ = self.give_piece(process, piece);
+                let _ = self.give_piece(host, piece);
             }
         }
     }
@@ -436,9 +459,9 @@ impl Maps {
         state.book.of(key).map(|piece| Arc::clone(&piece.ofd)).collect()
     }
 
-    fn give_piece(&self, process: &Process, piece: &Piece) -> Result<(), Errno> {
+    fn give_piece(&self, host: &dyn Host, piece: &Piece) -> Result<(), Errno> {
         // The mount may want a lease for each of these, and we give it back only without the lock.
-        let side = process.side(-1, &piece.ofd)?;
+        let side = host.side(-1, &piece.ofd)?;
         kernel::refresh(side);
         let len = piece.len();
         let from = pages::map_other(side, len, piece.protection, piece.shared, piece.offset)?;
