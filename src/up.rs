@@ -54,7 +54,8 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away could wait for ever.
+    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away
+    // could wait for ever.
     if args.mountpoint.is_none() || is_ours(&pool) {
         clear_mount(&pool.mountpoint())?;
     }

@@ -14,9 +14,11 @@ use varve_libfs::{OpenFile, OpenFlags};
 /// Where a description reads and writes next.
 #[derive(Debug, Default)]
 pub struct Position {
-    /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then come the daemon's cookies.
+    /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then
+    /// come the daemon's cookies.
     pub at: u64,
-    /// The kernel keeps it now, for others that have the description: calls that use the offset are the kernel's.
+    /// The kernel keeps it now, for others that have the description: calls that use the offset are the
+    /// kernel's.
     pub moved: bool,
 }
 
@@ -83,7 +85,8 @@ pub struct Ofd {
     position: Mutex<Position>,
     /// The offset and the flags, while other processes have the description too.
     record: AtomicPtr<Record>,
-    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the offset.
+    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the
+    /// offset.
     pub real: AtomicBool,
     /// Path below the mount when it was opened: where to look for it first.
     pub route: Route,
@@ -91,7 +94,8 @@ pub struct Ofd {
     pub parent: InodeKey,
     /// The same file, open in the kernel: for locks, maps, and because it may lose its name.
     pub side: Mutex<Option<KernelFd>>,
-    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows a name.
+    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows
+    /// a name.
     pub unnamed: Option<Unnamed>,
 }
 
@@ -132,7 +136,8 @@ impl Ofd {
         }
     }
 
-    /// A description of a file without a name that was made in the directory `parent`, whose path below the mount is `route`.
+    /// A description of a file without a name that was made in the directory `parent`, whose path below the
+    /// mount is `route`.
     #[must_use]
     pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
         let mut ofd = Self::new(file, false, flags, route, parent);
@@ -144,8 +149,8 @@ impl Ofd {
         ofd
     }
 
-    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What other threads of the parent may have
-    /// held is not touched.
+    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What
+    /// other threads of the parent may have held is not touched.
     #[must_use]
     pub fn inherited(parent: &Self) -> Self {
         Self {
@@ -164,8 +169,8 @@ impl Ofd {
         }
     }
 
-    /// A description that the program before this one, of the same process, had for itself: a regular file behind real descriptors, one of which
-    /// is `fd`.
+    /// A description that the program before this one, of the same process, had for itself: a regular file
+    /// behind real descriptors, one of which is `fd`.
     #[must_use]
     pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
         let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
@@ -240,7 +245,8 @@ impl Ofd {
         Held { position, record }
     }
 
-    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep it then.
+    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep
+    /// it then.
     #[must_use]
     pub fn share(&self) -> bool {
         let position = self.position();
@@ -261,8 +267,8 @@ impl Ofd {
         true
     }
 
-    /// This process ends, or becomes another program without this description: others need not reckon with it. Answers what
-    /// [`stay`](Self::stay) needs to know.
+    /// This process ends, or becomes another program without this description: others need not reckon with
+    /// it. Answers what [`stay`](Self::stay) needs to know.
     pub fn leave(&self) -> Option<Left> {
         self.record().map(Record::leave)
     }
@@ -277,7 +283,8 @@ impl Ofd {
         }
     }
 
-    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the offset.
+    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the
+    /// offset.
     #[must_use]
     pub fn status(&self) -> i32 {
         self.status.load(Ordering::Relaxed)

@@ -1,4 +1,5 @@
-//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of the steps is the module's above.
+//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of
+//! the steps is the module's above.
 
 use super::book::Piece;
 use super::{Finder, Host, Maps, State, leave};
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_libfs::ReadUnder;
 
-/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first (LevelDB at the end of each table).
+/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first
+/// (LevelDB at the end of each table).
 const AT_ONCE_MAX: usize = WINDOW;
 /// What is read around a load, and most of what is read ahead of loads that follow each other.
 const WINDOW: usize = 128 << 10;
@@ -92,7 +94,8 @@ pub(super) fn start(faults: &Arc<Faults>, find: Finder) -> bool {
     (0..THREADS)
         .filter(|_| {
             let faults = Arc::clone(faults);
-            // By the beginning of its name it is known as one of the library's: no signal of the program runs there.
+            // By the beginning of its name it is known as one of the library's: no signal of the program runs
+            // there.
             let thread = std::thread::Builder::new().name("varve-maps".into());
             thread.spawn(move || serve_loads(&faults, find)).is_ok()
         })
@@ -192,7 +195,8 @@ impl Maps {
         }
     }
 
-    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown already.
+    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown
+    /// already.
     fn fill(&self, host: &dyn Host, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) -> Filled {
         let (mut misses, mut turn, mut gave) = (0, None, false);
         let mut filled = Filled::Done { follows: None };
@@ -357,7 +361,8 @@ impl State {
             .flatten()
     }
 
-    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored there, and no change is under way.
+    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored
+    /// there, and no change is under way.
     fn plan_ahead(&mut self, at: usize) -> Option<Plan> {
         let piece = self.book.at(at).filter(|piece| !piece.bars)?.clone();
         let mapped = self.mapped.get(&piece.key())?;
@@ -375,8 +380,9 @@ impl State {
         Some(mapped.plan(piece, range, true))
     }
 
-    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than there is room for would have pages read again and
-    /// again. Those whose pages came first are the mount's soonest: their logs are likeliest to be digested.
+    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than
+    /// there is room for would have pages read again and again. Those whose pages came first are the mount's
+    /// soonest: their logs are likeliest to be digested.
     fn oldest_of(&self, len: usize) -> Vec<Piece> {
         let mut most: Vec<Piece> = Vec::new();
         let Some(arena) = &self.arena else { return most };

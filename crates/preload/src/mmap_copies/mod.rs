@@ -1,30 +1,38 @@
-//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and what becomes of a map that is to be
-//! more than that. Decisions and alternatives: `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
+//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and
+//! what becomes of a map that is to be more than that. Decisions and alternatives:
+//! `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
 //!
-//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A load of a page that is not shown waits
-//! (`userfaultfd`) until a thread of ours has read it through LibFS, stored it, and shown it.
+//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A
+//! load of a page that is not shown waits (`userfaultfd`) until a thread of ours has read it through LibFS,
+//! stored it, and shown it.
 //!
 //! # Invariants
-//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of the file takes it out of all maps. It is
-//!    shown to nobody by being stored.
-//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session under which it was read has ended; then the daemon
-//!    has emptied the file, or does before it gives anybody one of the session's leases. For:
-//!    - it is read under a read lease that LibFS remembers: before the lease goes, [`drop_copies`](varve_libfs::Copies::drop_copies) counts the
-//!      file's `generation` on and takes its pages out, both under the lock;
+//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of
+//!    the file takes it out of all maps. It is shown to nobody by being stored.
+//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session
+//!    under which it was read has ended; then the daemon has emptied the file, or does before it gives
+//!    anybody one of the session's leases. For:
+//!    - it is read under a read lease that LibFS remembers: before the lease goes,
+//!      [`drop_copies`](varve_libfs::Copies::drop_copies) counts the file's `generation` on and takes its
+//!      pages out, both under the lock;
 //!    - it is stored under the lock, if the generation is the one of before the read;
-//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon empties the file after the page was
-//!      stored. If it did not, the page is taken out again. However long the thread stands between two of these steps (SIGSTOP), what it
-//!      has read too early is not shown;
-//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before they begin: nothing is stored
-//!      meanwhile, so no load can show what was there before once somebody has read what is there now.
-//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the directory that the daemon of *this*
-//!    session speaks of. Else its map is given to the mount.
+//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon
+//!      empties the file after the page was stored. If it did not, the page is taken out again. However long
+//!      the thread stands between two of these steps (SIGSTOP), what it has read too early is not shown;
+//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before
+//!      they begin: nothing is stored meanwhile, so no load can show what was there before once somebody has
+//!      read what is there now.
+//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the
+//!    directory that the daemon of *this* session speaks of. Else its map is given to the mount.
 //! 4. An offset of the file is never used twice: what is late for a map that is gone finds nothing.
-//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no code of the library touches such a map while it
-//!    holds a lock of LibFS: buffers that lie in one are copied first (`sys::args`).
-//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system call may have put something else there.
+//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no
+//!    code of the library touches such a map while it holds a lock of LibFS: buffers that lie in one are
+//!    copied first (`sys::args`).
+//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system
+//!    call may have put something else there.
 //!
-//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked, never about a file of the mount.
+//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked,
+//! never about a file of the mount.
 
 mod book;
 mod fill;
@@ -53,7 +61,8 @@ const GIVES_MAX: u32 = 16;
 
 /// What the maps need of the process that has them.
 pub trait Host {
-    /// Where the daemon of this session looks for the file of copies; `None` if there is no session, or no place.
+    /// Where the daemon of this session looks for the file of copies; `None` if there is no session, or no
+    /// place.
     fn copies_at(&self) -> Option<CopiesAt>;
     /// The file of a description in this process' session.
     ///
@@ -99,7 +108,8 @@ struct Mapped {
     /// Where the next load is expected, and how much is read at once there.
     next: u64,
     window: usize,
-    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have come so far.
+    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have
+    /// come so far.
     mark: Option<u64>,
 }
 
@@ -126,7 +136,8 @@ struct State {
     failed: Vec<Range<usize>>,
     /// What is being read: who loads from there waits for that, and nobody reads it once more.
     under_way: Vec<Range<usize>>,
-    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the lock, nor on a thread of LibFS.
+    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the
+    /// lock, nor on a thread of LibFS.
     gone: Vec<Piece>,
 }
 
@@ -154,7 +165,8 @@ impl State {
         });
     }
 
-    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that could not be given to the mount.
+    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that
+    /// could not be given to the mount.
     fn make_room(&mut self, bytes: u64, bytes_max: u64) {
         while self.stored_bytes + bytes > bytes_max
             && let Some(oldest) = self.stored.pop_front()
@@ -342,7 +354,8 @@ impl Maps {
         drop(state);
         drop(gate);
         if first {
-            // Against `change`: who did not see the map has written before anything is read for it, or looks again.
+            // Against `change`: who did not see the map has written before anything is read for it, or looks
+            // again.
             heavy_barrier();
         }
         self.fill_at_once(host, start, len);

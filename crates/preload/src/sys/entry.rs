@@ -1,4 +1,5 @@
-//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system call itself.
+//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system
+//! call itself.
 
 use super::args::{Args, Frame};
 use super::{handlers, kernel, reentry, thread};
@@ -16,8 +17,9 @@ pub struct Verdict {
     raw: usize,
 }
 
-// `syscall` keeps every register but rax, rcx and r11, so this does too. The C library is built for the baseline, so of the vector
-// registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return: make the call.
+// `syscall` keeps every register but rax, rcx and r11, so this does too. The C library is built for the
+// baseline, so of the vector registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return:
+// make the call.
 std::arch::global_asm!(
     ".pushsection .text.varve_entry,\"ax\",@progbits",
     ".p2align 4",
@@ -127,7 +129,8 @@ const fn done(result: isize) -> Verdict {
 
 /// One system call of the program, or of LibFS in it.
 extern "C" fn handle(frame: *mut Frame) -> Verdict {
-    // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody makes.
+    // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody
+    // makes.
     let args = unsafe { Args::new(frame) };
     if is_inside() {
         return reentry::call(&args).map_or(RAW, done);
@@ -149,7 +152,8 @@ extern "C" fn handle(frame: *mut Frame) -> Verdict {
     answer.map_or(RAW, done)
 }
 
-/// After a `vfork` the child runs on this thread's memory with its own process id: its calls are the kernel's, whatever the tables say.
+/// After a `vfork` the child runs on this thread's memory with its own process id: its calls are the
+/// kernel's, whatever the tables say.
 #[cold]
 fn back_from_vfork() -> bool {
     thread::with(|thread| {
@@ -190,7 +194,8 @@ pub fn is_inside() -> bool {
     thread::with(|thread| thread.internal.get() || thread.inside.get() > 0)
 }
 
-/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a child.
+/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a
+/// child.
 #[must_use]
 pub fn stay_inside() -> Inside {
     Inside::enter()
@@ -202,7 +207,8 @@ pub fn inside<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with nothing locked.
+/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with
+/// nothing locked.
 pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
     thread::with(|thread| {
         let depth = thread.inside.replace(0);

@@ -64,8 +64,8 @@ pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     });
 }
 
-/// Has the system calls of the C library come to us, and those that make rings in the libraries for them. False
-/// if the C library's cannot be reached.
+/// Has the system calls of the C library come to us, and those that make rings in the libraries for them.
+/// False if the C library's cannot be reached.
 ///
 /// # Safety
 /// Before the program has threads.
