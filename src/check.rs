@@ -165,7 +165,8 @@ fn try_fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
     }
     if !args.json {
         out::line(&format!(
-            "`varve fsck --dry-run {0}` shows what a repair would do, `varve fsck --repair {0}` does it (stop the pool first)",
+            "`varve fsck --dry-run {0}` shows what a repair would do, `varve fsck --repair {0}` does it \
+            (stop the pool first)",
             pool.dir().display()
         ));
     }

@@ -234,7 +234,8 @@ fn pool_metrics(page: &mut Page, look: &Look) {
     });
     page.gauge(
         "job_moved_blocks",
-        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon started",
+        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon \
+        started",
         moves.collect(),
     );
     page.gauge(
@@ -351,7 +352,8 @@ fn medium_metrics(page: &mut Page, look: &Look) {
     }
     page.counter(
         "medium_errors",
-        "What went wrong with a medium: reads and writes that failed, damaged bytes, no space, transfers of a second or longer",
+        "What went wrong with a medium: reads and writes that failed, damaged bytes, no space, transfers of \
+        a second or longer",
         rows,
     );
     let longest = status.media.iter();
@@ -384,7 +386,8 @@ fn medium_metrics(page: &mut Page, look: &Look) {
     };
     page.gauge(
         "check_findings",
-        "What the last fsck (structures) and scrub (data) of the served pool found; left out before the first",
+        "What the last fsck (structures) and scrub (data) of the served pool found; left out before the \
+        first",
         rows(|pass| pass.findings),
     );
     page.gauge(

@@ -135,7 +135,8 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
         status.digest.refused
     ));
     put(format!(
-        "leases   {} granted/s, {} of them after a wait, {} operations/s done by the daemon; {} sessions sealed in all",
+        "leases   {} granted/s, {} of them after a wait, {} operations/s done by the daemon; {} sessions \
+        sealed in all",
         each(&|r| count(r.grants)),
         each(&|r| count(r.waits)),
         each(&|r| count(r.mediated)),
@@ -167,7 +168,11 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     if status.sessions.is_empty() {
         put("sessions none".into());
     } else {
-        put("session      pid  program          uid  kind    state         log  full  digested/s   leases  asked  waits".into());
+        put(
+            "session      pid  program          uid  kind    state         log  full  digested/s   leases  \
+            asked  waits"
+                .into(),
+        );
     }
     for session in &status.sessions {
         let digested = rates.and_then(|r| r.sessions.iter().find(|other| other.id == session.id));
@@ -250,7 +255,8 @@ mod tests {
             "5.0 MiB/s",
             "redis",
             "25%",
-            "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked back 118 ms ago)",
+            "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked \
+            back 118 ms ago)",
             "job      nvm to ssd: cold data",
         ] {
             assert!(screen.contains(wanted), "{wanted} in\n{screen}");

@@ -261,7 +261,8 @@ impl Run {
                     // Most threads of a killed process end at once.
                     if held.get_or_insert_with(Instant::now).elapsed() > HELD_LIMIT {
                         out::note(
-                            "varve: the killed mount is held by requests that it cannot answer any more; they are aborted",
+                            "varve: the killed mount is held by requests that it cannot answer any more; \
+                            they are aborted",
                         );
                         take_dead_away(&mountpoint);
                         aborted = true;

@@ -86,7 +86,8 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     ));
     let share = percent(result.blocks as f64, blocks as f64);
     out::line(&format!(
-        "{} ({share:.1} %) are probably there already, in {} runs of {} blocks and more; {} in shorter ones; passes: {}",
+        "{} ({share:.1} %) are probably there already, in {} runs of {} blocks and more; {} in shorter \
+        ones; passes: {}",
         size::show(result.blocks * BLOCK),
         result.runs,
         args.min_run,

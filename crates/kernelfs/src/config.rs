@@ -32,7 +32,8 @@ impl TryFrom<UsersText> for Users {
             UsersText::Word(word) if word == "owner" => Ok(Self::Owner),
             UsersText::Word(word) if word == "all" => Ok(Self::All),
             UsersText::Word(word) => Err(format!(
-                "`users = \"{word}\"`: it must be \"owner\", \"all\" or a list of user ids, such as [1000, 1001]"
+                "`users = \"{word}\"`: it must be \"owner\", \"all\" or a list of user ids, such as [1000, \
+                1001]"
             )),
             UsersText::Ids(ids) => Ok(Self::Only(ids)),
         }

@@ -266,7 +266,8 @@ pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Resul
         };
         let list: Vec<_> = few.iter().map(|step| format!("    {step}")).collect();
         format!(
-            "VARVE_SEED={seed} ({sessions} sessions, {:?}) failed at step {at}: {why}\n  shrunk to {} steps:\n{}\n  which fail with: {now}",
+            "VARVE_SEED={seed} ({sessions} sessions, {:?}) failed at step {at}: {why}\n  shrunk to {} \
+            steps:\n{}\n  which fail with: {now}",
             shape.medium,
             few.len(),
             list.join("\n"),

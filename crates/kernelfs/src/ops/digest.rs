@@ -263,7 +263,8 @@ impl KernelFs {
         if told_ms == 0 || now_ms >= told_ms + NO_SPACE_TOLD_MS {
             self.counters.no_space_told_ms.store(now_ms, Ordering::Relaxed);
             tracing::warn!(
-                "logs cannot be digested now: {error}. Nothing is lost; it goes on when there is space (delete or truncate files)"
+                "logs cannot be digested now: {error}. Nothing is lost; it goes on when there is space \
+                (delete or truncate files)"
             );
         }
         self.placer.bell.ring();

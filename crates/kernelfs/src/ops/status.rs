@@ -288,12 +288,15 @@ impl KernelFs {
         };
         if get(&counters.no_space_ms) > 0 {
             jobs.push(
-                "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate files)".into(),
+                "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate \
+                files)"
+                    .into(),
             );
         }
         if get(&counters.no_space_ms) == 0 && !sessions.unfinished.is_empty() {
             jobs.push(format!(
-                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or cannot be read; `fsck` names it)",
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or \
+                cannot be read; `fsck` names it)",
                 sessions.unfinished.len()
             ));
         }

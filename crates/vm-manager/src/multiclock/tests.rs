@@ -373,7 +373,8 @@ proptest! {
                     let before = m.state(pk(p));
                     m.mark_page_accessed(pk(p), w);
                     if let Some(before) = before {
-                        prop_assert!(legal(before, m.state(pk(p)).unwrap()), "{before:?} -> {:?}", m.state(pk(p)));
+                        prop_assert!(legal(before, m.state(pk(p)).unwrap()), "{before:?} -> \
+                            {:?}", m.state(pk(p)));
                     }
                 }
                 Op::Lock(p, l) => m.set_unevictable(pk(p), l),
