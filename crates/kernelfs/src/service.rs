@@ -67,8 +67,10 @@ impl KernelFs {
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
             Request::SyncAll => self.sync_all(Some(session.id)).map(|_| Response::Done),
-            Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
-            Request::CreditsBack { blocks, of } => {
+            Request::Reserve { blocks, least } => {
+                self.credits(session, blocks, least).map(Response::Reserved)
+            }
+            Request::ReturnReservation { blocks, of } => {
                 self.credits_back(session, blocks, of);
                 Ok(Response::Done)
             }

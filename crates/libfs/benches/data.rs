@@ -35,7 +35,7 @@ struct Link0 {
 impl Link for Link0 {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         Ok(match request {
-            Request::Credits { blocks, .. } => Response::Credits(blocks),
+            Request::Reserve { blocks, .. } => Response::Reserved(blocks),
             Request::Digest { upto, wait } => {
                 if wait || self.at_once.load(Ordering::Relaxed) {
                     self.page.set_digested(upto);

@@ -112,7 +112,7 @@ impl Drop for Work<'_> {
 }
 
 impl KernelFs {
-    /// `Request::Credits`.
+    /// `Request::Reserve`.
     pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
             return Err(no(libc::EROFS));
@@ -436,7 +436,7 @@ impl KernelFs {
         asked
     }
 
-    /// `Request::CreditsBack`.
+    /// `Request::ReturnReservation`.
     pub(crate) fn credits_back(&self, session: &Session, blocks: u64, of: u64) {
         let mut sessions = self.locked();
         self.store.unreserve(session.spend(blocks));

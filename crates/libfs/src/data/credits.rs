@@ -127,17 +127,17 @@ impl DataPlane {
             let lanes = self.log.as_ref().map_or(0, crate::log::Log::take_credits);
             (std::mem::take(&mut stock.blocks) + lanes, stock.granted)
         };
-        let _ = self.call(Request::CreditsBack { blocks, of });
+        let _ = self.call(Request::ReturnReservation { blocks, of });
     }
 
     fn ask(&self, least: u64) -> Result<u32, IpcError> {
         let least = u32::try_from(least).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
-        match self.call(Request::Credits {
+        match self.call(Request::Reserve {
             blocks: least.max(BULK_BLOCKS),
             least,
         })? {
-            Response::Credits(blocks) => Ok(blocks),
-            _ => Err(confused("Credits")),
+            Response::Reserved(blocks) => Ok(blocks),
+            _ => Err(confused("Reserve")),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Link for Daemon {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         let mut book = self.book.lock();
         match request {
-            Request::Credits { least, .. } => {
+            Request::Reserve { least, .. } => {
                 let amount = book.free.min(GRANT);
                 if amount < u64::from(least) {
                     return Err(IpcError::Errno(libc::ENOSPC));
@@ -49,9 +49,9 @@ impl Link for Daemon {
                 drop(book);
                 // The answer is under way.
                 thread::yield_now();
-                Ok(Response::Credits(amount as u32))
+                Ok(Response::Reserved(amount as u32))
             }
-            Request::CreditsBack { blocks, of } => {
+            Request::ReturnReservation { blocks, of } => {
                 assert!(of <= book.granted);
                 book.free += blocks;
                 book.given_back += blocks;

@@ -100,7 +100,7 @@ pub struct Fake {
     pub tier: Mutex<Tier>,
     pub log_max_bytes: u64,
     pub wait_ms: u64,
-    /// Answers `Credits` with ENOSPC below this many blocks left.
+    /// Answers `Reserve` with ENOSPC below this many blocks left.
     pub credits: AtomicU64,
     /// What the client knew to have been granted when it gave credits back.
     pub vouched: AtomicU64,
@@ -332,7 +332,7 @@ impl Link for Fake {
                 self.log.grow(len).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
                 Ok(Response::LogBytes(len))
             }
-            Request::Credits { blocks, least } => {
+            Request::Reserve { blocks, least } => {
                 count("credits");
                 let left = self.credits.load(Ordering::SeqCst);
                 if left < u64::from(least) {
@@ -340,9 +340,9 @@ impl Link for Fake {
                 }
                 let given = u64::from(blocks).min(left);
                 self.credits.fetch_sub(given, Ordering::SeqCst);
-                Ok(Response::Credits(given as u32))
+                Ok(Response::Reserved(given as u32))
             }
-            Request::CreditsBack { blocks, of } => {
+            Request::ReturnReservation { blocks, of } => {
                 count("back");
                 self.vouched.store(of, Ordering::SeqCst);
                 self.credits.fetch_add(blocks, Ordering::SeqCst);
