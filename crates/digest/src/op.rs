@@ -180,7 +180,7 @@ pub enum Refusal {
     HasName,
     /// There was no space for it, and its session had not been granted any.
     #[error("no space, and no credit for it")]
-    NoCredit,
+    NotReserved,
     /// It was accepted, and then the shared area would not take it: one of the two is wrong.
     #[error("the shared area contradicts it")]
     Contradicted,

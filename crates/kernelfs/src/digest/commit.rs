@@ -101,7 +101,7 @@ pub fn digest(
                 if cut.taken > 1 {
                     most = cut.taken / 2;
                 } else {
-                    next = refuse_alone(store, sources, cut, Refusal::NoCredit, done)?;
+                    next = refuse_alone(store, sources, cut, Refusal::NotReserved, done)?;
                 }
             }
             CommitFailure::PreStep(before) => run_pre_step(store, before)?,
@@ -212,7 +212,7 @@ fn refusal(
         let credits = env.leases.credits(source.client.session);
         *charged > credits.unwrap_or(total)
     });
-    unpaid.then_some(Refusal::NoCredit)
+    unpaid.then_some(Refusal::NotReserved)
 }
 
 /// Folds transactions until the record is nearly full. `None`: everything is digested.

@@ -318,7 +318,7 @@ fn full_pool_keeps_the_log_and_what_was_digested() {
     // Whoever logs more than he was granted waits for nothing.
     machine.leases.credits.set(Some(100));
     let applied = machine.digest(1000).unwrap();
-    assert_eq!(applied[0].refused[0].1.why, Refusal::NoCredit);
+    assert_eq!(applied[0].refused[0].1.why, Refusal::NotReserved);
     assert_eq!(machine.digested(), LogSeq(4));
     machine.dump();
 }
