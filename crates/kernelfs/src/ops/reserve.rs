@@ -1,6 +1,6 @@
 //! Space credits: what is promised before anything is logged. Owns granting, the search for space when it is
 //! short, and how unused credits come back. What a log entry costs is `varve_format::charge`; how a client
-//! spends is libfs's (`data/credits.rs`).
+//! spends is libfs's (`data/reservations.rs`).
 //!
 //! # Invariants
 //! 1. *What is promised is there.* The store's reservation is the sum of all sessions' credits and of what

@@ -3,11 +3,11 @@
 //! callers hold the lease that an operation needs.
 
 mod cache;
-mod credits;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 mod nvm;
 mod read;
+mod reservations;
 mod seek;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,9 +21,9 @@ use crate::inode::overlay::LOG_BYTES_MAX;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
 use cache::ReadCache;
-use credits::Stock;
 use crossbeam_channel::Sender;
 use nvm::Nvm;
+use reservations::Stock;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
