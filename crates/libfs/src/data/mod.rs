@@ -41,7 +41,7 @@ pub struct DataPlane {
     log_max_bytes: u64,
     /// The map is asked for a window at a time: what it names is copied for us when we ask.
     windowed: bool,
-    /// Space credits not bound to a lane.
+    /// Reserved blocks that no lane has.
     stock: Mutex<Stock>,
     /// One thread at a time asks for more.
     asking: Mutex<()>,
@@ -99,7 +99,7 @@ impl DataPlane {
         self.log.as_ref().ok_or(Errno(libc::EROFS))
     }
 
-    /// Takes log space for `bytes` (sums of `entry_size`) and credits for `blocks` (sums of `charge`). Call
+    /// Takes log space for `bytes` (sums of `entry_size`) and reserves `blocks` (sums of `charge`). Call
     /// it before locking inodes; then [`Slot::append`] under the locks.
     ///
     /// # Errors

@@ -101,8 +101,8 @@ pub struct Fake {
     pub log_max_bytes: u64,
     pub wait_ms: u64,
     /// Answers `Reserve` with ENOSPC below this many blocks left.
-    pub credits: AtomicU64,
-    /// What the client knew to have been granted when it gave credits back.
+    pub unreserved: AtomicU64,
+    /// What the client knew to have been granted when it returned reserved blocks.
     pub vouched: AtomicU64,
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
@@ -127,7 +127,7 @@ impl Fake {
             tier: Mutex::new(Tier::Nvm),
             log_max_bytes,
             wait_ms,
-            credits: AtomicU64::new(u64::MAX),
+            unreserved: AtomicU64::new(u64::MAX),
             vouched: AtomicU64::new(0),
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
@@ -333,19 +333,19 @@ impl Link for Fake {
                 Ok(Response::LogBytes(len))
             }
             Request::Reserve { blocks, least } => {
-                count("credits");
-                let left = self.credits.load(Ordering::SeqCst);
+                count("reserve");
+                let left = self.unreserved.load(Ordering::SeqCst);
                 if left < u64::from(least) {
                     return Err(IpcError::Errno(libc::ENOSPC));
                 }
                 let given = u64::from(blocks).min(left);
-                self.credits.fetch_sub(given, Ordering::SeqCst);
+                self.unreserved.fetch_sub(given, Ordering::SeqCst);
                 Ok(Response::Reserved(given as u32))
             }
             Request::ReturnReservation { blocks, of } => {
                 count("back");
                 self.vouched.store(of, Ordering::SeqCst);
-                self.credits.fetch_add(blocks, Ordering::SeqCst);
+                self.unreserved.fetch_add(blocks, Ordering::SeqCst);
                 Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {
