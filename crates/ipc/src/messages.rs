@@ -428,8 +428,8 @@ pub enum Request {
         /// Least number that helps; fewer is an error.
         least: u32,
     },
-    /// Returns reserved blocks that are not used: they stand for nothing in a log, and will for nothing. Asked
-    /// for or not.
+    /// Returns reserved blocks that are not used: they stand for nothing in a log, and will for nothing.
+    /// Asked for or not.
     ReturnReservation {
         /// Blocks; of more than the session has, all are taken.
         blocks: u64,
@@ -582,8 +582,8 @@ pub enum Upcall {
     },
     /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::SharingAck`].
     Sharing,
-    /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`, also if
-    /// there are none.
+    /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
+    /// also if there are none.
     ReclaimReservations,
     /// Alone again.
     Solo,

@@ -68,10 +68,10 @@ impl KernelFs {
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
             Request::SyncAll => self.sync_all(Some(session.id)).map(|_| Response::Done),
             Request::Reserve { blocks, least } => {
-                self.credits(session, blocks, least).map(Response::Reserved)
+                self.reserve(session, blocks, least).map(Response::Reserved)
             }
             Request::ReturnReservation { blocks, of } => {
-                self.credits_back(session, blocks, of);
+                self.return_reservation(session, blocks, of);
                 Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {

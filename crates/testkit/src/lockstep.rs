@@ -200,7 +200,7 @@ pub fn run(shape: Shape, sessions: usize, steps: &[LockstepStep]) -> Result<Lock
             LockstepStep::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
         }
         if at + 1 == steps.len() && *step == LockstepStep::Compare {
-            let counted = rig.check_credits(mounts.iter());
+            let counted = rig.check_reservations(mounts.iter());
             counted.map_err(|error| (at, error.to_string()))?;
         }
         if at + 1 == steps.len() {

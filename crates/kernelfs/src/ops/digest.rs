@@ -1,4 +1,4 @@
-//! Running digests, and what follows from them: pages, barriers, credits, holds, rows.
+//! Running digests, and what follows from them: pages, barriers, reservations, holds, rows.
 
 use crate::digest::pipeline::BatchPrefetch;
 use crate::digest::{
@@ -76,11 +76,11 @@ impl Leases for LeaseView<'_> {
         self.0.locked().any(session).map_or(0, |session| session.had(key))
     }
 
-    fn credits(&self, session: SessionId) -> Option<u64> {
+    fn reserved(&self, session: SessionId) -> Option<u64> {
         let sessions = self.0.locked();
         let session = &sessions.entries.get(&session)?.session;
         // What a session had before a restart is not known.
-        (!session.of_earlier_daemon).then(|| session.credits.load(Ordering::Acquire))
+        (!session.of_earlier_daemon).then(|| session.reserved.load(Ordering::Acquire))
     }
 }
 

@@ -398,7 +398,7 @@ fn session_status(
         holds: sessions.holds.count(session.id) as u64,
         waits: sessions.table.waiting(session.id) as u64,
         asked_back: sessions.table.asked_back(session.id) as u64,
-        credits: session.credits.load(Ordering::Relaxed),
+        credits: session.reserved.load(Ordering::Relaxed),
         log_state: session.log_trouble.text(),
     }
 }

@@ -1,5 +1,5 @@
-//! Space reserved before anything is logged: asked for in bulk, kept by lane, consumed before an operation is logged; given back when
-//! the daemon asks for what is not used. Knows the formula's result only.
+//! Space reserved before anything is logged: asked for in bulk, kept by lane, consumed before an operation is
+//! logged; given back when the daemon asks for what is not used. Knows the formula's result only.
 //!
 //! Every block that was granted is in one place at a time: the common stock, a lane, the call that has
 //! consumed it, or the log. A call takes its blocks from its lane with one atomic operation, and from the

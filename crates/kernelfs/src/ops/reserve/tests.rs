@@ -377,12 +377,12 @@ fn session_that_is_over_is_promised_nothing() {
     assert_eq!(ask(&a, 100), Ok(100));
     // Its request is under way.
     world.kernel.seal_session(a.id(), "a test");
-    let granted = world.kernel.credits(&session, 100, 1);
+    let granted = world.kernel.reserve(&session, 100, 1);
     assert_eq!(granted, Err(IpcError::Sealed));
     world.kernel.finish_sealed();
     assert_eq!(reserved(&world), 0);
-    assert_eq!(world.kernel.credits(&session, 100, 1), Err(IpcError::Sealed));
-    world.kernel.credits_back(&session, 50, 100);
+    assert_eq!(world.kernel.reserve(&session, 100, 1), Err(IpcError::Sealed));
+    world.kernel.return_reservation(&session, 50, 100);
     assert_eq!(reserved(&world), 0);
 }
 
@@ -403,7 +403,7 @@ fn who_gives_back_more_than_it_has_takes_nothing_from_others() {
     }
     assert_eq!(ask(&honest, 1000), Ok(1000));
     assert_eq!(available(&world), 0);
-    // What it logs without credits finds no space, and stalls nobody.
+    // What it logs without a reservation finds no space, and stalls nobody.
     let refused = world.kernel.status().digest.refused;
     (0..20).for_each(|number| take_blocks(&mut liar, key, number));
     world.kernel.digest_all().unwrap();

@@ -1,5 +1,5 @@
-//! Reservations under a scheduler that tries interleavings: threads that write, and a daemon that asks for what is
-//! not used. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! Reservations under a scheduler that tries interleavings: threads that write, and a daemon that asks for
+//! what is not used. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use crate::data::DataPlane;
