@@ -7,8 +7,8 @@ use serde_json::json;
 use std::ops::ControlFlow;
 use std::time::Instant;
 use varve_kernelfs::pool::size;
-use varve_similarity::candidates::{self, Run, Settings};
-use varve_similarity::files::{Found, Looked, Rate, State, walk};
+use varve_similarity::candidates::{self, Run, SearchSettings};
+use varve_similarity::files::{Found, Looked, ReadRate, State, walk};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
@@ -28,7 +28,7 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     let (found, counts) = look(args, &mut state, &mut rate)?;
     tell_errors(&found);
     let read_seconds = started.elapsed().as_secs_f64();
-    let settings = Settings {
+    let settings = SearchSettings {
         memory_bytes: memory(args.memory)?,
         min_run_blocks: args.min_run,
         spill_dir: args.state.clone(),
@@ -98,7 +98,7 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
 }
 
 /// Looks at all files.
-fn look(args: &ScanArgs, state: &mut State, rate: &mut Rate) -> anyhow::Result<(Found, Counts)> {
+fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Result<(Found, Counts)> {
     let filter = args.files.filter()?;
     let reading = Reading::start();
     let why = args.files.rate.map_or("", |_| "(held to --rate)");
