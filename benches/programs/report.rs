@@ -235,7 +235,8 @@ impl Report {
             println!("    {}", in_words(target));
         }
         let value = json!({
-            "workload": row.workload, "row": row.name, "unit": row.unit.name(), "values": values, "targets": targets,
+            "workload": row.workload, "row": row.name, "unit": row.unit.name(), "values": values,
+            "targets": targets,
         });
         if let Some(rows) = self
             .tables
@@ -250,7 +251,8 @@ impl Report {
     pub fn end(mut self, options: &Options) -> anyhow::Result<()> {
         self.machine["load after"] = load().into();
         let value = json!({
-            "machine": self.machine, "tables": self.tables, "remarks": self.remarks, "failures": self.failures,
+            "machine": self.machine, "tables": self.tables, "remarks": self.remarks,
+            "failures": self.failures,
             "served": self.served, "seconds": self.began.elapsed().as_secs(),
         });
         println!("{}", markdown(&value));

@@ -589,7 +589,11 @@ proptest! {
     /// Any sequence of transactions: the plan carried out is the same as one operation after another, and the
     /// same ones are refused.
     #[test]
-    fn plan_equals_one_operation_after_another(seed in any::<u64>(), batches in 1_usize..5, len in 1_usize..60) {
+    fn plan_equals_one_operation_after_another(
+        seed in any::<u64>(),
+        batches in 1_usize..5,
+        len in 1_usize..60,
+    ) {
         let mut random = Random::new(seed);
         let mut slow = Model::new();
         slow.hold(Session(2), file(4));

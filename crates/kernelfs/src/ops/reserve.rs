@@ -4,7 +4,7 @@
 //!
 //! # Invariants
 //! 1. *What is promised is there.* The store's reservation is the sum of all that sessions have reserved and
-//!    of what operations under way hold (mediated ones, moves between tiers), and never more than what is
+//!    of what operations under way hold (forwarded ones, moves between tiers), and never more than what is
 //!    free beyond the reserve. A session's word is at least what it has left, plus the charge of what is in
 //!    its log and not digested.
 //! 2. *A live session's word goes down by its own say or by a digest alone.* A client takes reserved blocks
@@ -24,7 +24,7 @@
 //!    then for the digests of those that it has sealed; all clients are asked at once. Who waits is not late
 //!    with its own leases meanwhile.
 //! 5. *Unpaid work takes nothing that is promised.* What a log holds beyond its session's word is digested
-//!    out of space that nobody was promised, or refused (`digest::apply`).
+//!    out of space that nobody was promised, or refused (`digest::commit`).
 
 use crate::error::no;
 use crate::kernel::KernelFs;

@@ -116,8 +116,8 @@ pub struct Progress {
     pub blocks: u64,
 }
 
-/// Tells all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is called
-/// now and then, and ends the search if it says so.
+/// Tells all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is
+/// called now and then, and ends the search if it says so.
 ///
 /// # Errors
 /// See [`FindError`]. What was told until then is right.

@@ -354,7 +354,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn state_machine_keeps_every_page_on_one_list_whatever_happens(ops in prop::collection::vec(op(), 1..120)) {
+    fn state_machine_keeps_every_page_on_one_list_whatever_happens(
+        ops in prop::collection::vec(op(), 1..120)
+    ) {
         let caps = [24, 40, 60];
         let config = MultiClockConfig { evict: true, ..exact() };
         let (mut m, mut mem) = (MultiClock::new(config, &caps), SimMemory::new(&caps));
