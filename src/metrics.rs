@@ -193,7 +193,7 @@ fn text(look: Option<&Look>) -> String {
 }
 
 fn pool_metrics(page: &mut Page, look: &Look) {
-    let (status, digest) = (&look.status, &look.status.digest);
+    let status = &look.status;
     page.gauge(
         "uptime_milliseconds",
         "Since the daemon started",
@@ -257,6 +257,11 @@ fn pool_metrics(page: &mut Page, look: &Look) {
             "kind",
         ),
     );
+    digest_metrics(page, look);
+}
+
+fn digest_metrics(page: &mut Page, look: &Look) {
+    let digest = &look.status.digest;
     page.counter("digest_batches", "Batches digested", one(digest.batches));
     page.counter("digest_operations", "Operations digested", one(digest.operations));
     page.counter(

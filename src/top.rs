@@ -109,12 +109,25 @@ fn text(pool: &Pool, look: &Look, rates: Option<&Rates>) -> String {
 
 /// The screen, as lines.
 fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
-    let status = &look.status;
     let mut text = String::new();
+    put_pool(&mut text, pool, look, rates);
+    put_tiers(&mut text, look, rates);
+    put_sessions(&mut text, look, rates);
+    put_waits(&mut text, look);
+    text
+}
+
+/// In place of a rate while there is none.
+fn dash() -> String {
+    "-".to_owned()
+}
+
+/// The pool, its digest and its leases.
+fn put_pool(text: &mut String, pool: &str, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
     };
-    let dash = || "-".to_owned();
     let each = |f: &dyn Fn(&Rates) -> String| rates.map_or_else(dash, f);
     let uptime = status.uptime_ms / 1000;
     put(format!(
@@ -142,6 +155,14 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
         each(&|r| count(r.mediated)),
         status.leases.seals
     ));
+}
+
+/// A line for each tier.
+fn put_tiers(text: &mut String, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     put("tier     capacity        used   use       read    written   moved in  moved out".into());
     for tier in &status.tiers {
@@ -164,6 +185,14 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
             }
         ));
     }
+}
+
+/// A line for each session.
+fn put_sessions(text: &mut String, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     if status.sessions.is_empty() {
         put("sessions none".into());
@@ -194,6 +223,14 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
             session.waits
         ));
     }
+}
+
+/// Who waits for whom, and what is under way.
+fn put_waits(text: &mut String, look: &Look) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     if !status.waiting.is_empty() {
         put(String::new());
     }
@@ -203,7 +240,6 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     for job in &status.jobs {
         put(format!("job      {job}"));
     }
-    text
 }
 
 /// Who waits for whom, in words.
