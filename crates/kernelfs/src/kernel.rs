@@ -3,6 +3,7 @@
 use crate::bell::Bell;
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::error::refuse;
 use crate::health::Health;
 use crate::logs::LogStore;
 use crate::placement::jobs::Placer;
@@ -161,27 +162,23 @@ impl KernelFs {
         self.now_ms() < self.env.grace_until_ms.load(Ordering::Acquire)
     }
 
-    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is
-    /// counted; other errors do nothing: what cannot be read, its device has counted.
-    pub(crate) fn note_error(&self, error: &StoreError) {
-        self.store.note_damage(error);
-        if error.stops_writing() {
-            self.stop_writing(error);
+    /// What errors of the store do to the pool.
+    pub(crate) fn faults(&self) -> Faults<'_> {
+        Faults {
+            store: &self.store,
+            sessions: &self.sessions,
+            clock: &*self.env.clock,
         }
     }
 
-    /// Makes the pool read-only, and ends every wait.
+    /// As [`Faults::note_error`].
+    pub(crate) fn note_error(&self, error: &StoreError) {
+        self.faults().note_error(error);
+    }
+
+    /// As [`Faults::stop_writing`].
     pub(crate) fn stop_writing(&self, error: &StoreError) {
-        if self.store.latched().is_none() {
-            self.store.latch(&error.to_string());
-        }
-        let now_ms = self.now_ms();
-        let mut sessions = self.sessions.table.lock();
-        if !sessions.latched {
-            sessions.latched = true;
-            tracing::error!("the pool is read-only from now on: {error}");
-        }
-        sessions.pump(now_ms);
+        self.faults().stop_writing(error);
     }
 
     /// Refused because the pool is read-only, if it is.
@@ -233,6 +230,56 @@ impl KernelFs {
 
     pub(crate) fn locked(&self) -> MutexGuard<'_, SessionTable> {
         self.sessions.table.lock()
+    }
+}
+
+/// What errors of the store do to the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Faults<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    clock: &'k dyn Clock,
+}
+
+impl Faults<'_> {
+    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is
+    /// counted; other errors do nothing: what cannot be read, its device has counted.
+    pub(crate) fn note_error(&self, error: &StoreError) {
+        self.store.note_damage(error);
+        if error.stops_writing() {
+            self.stop_writing(error);
+        }
+    }
+
+    /// Makes the pool read-only, and ends every wait.
+    pub(crate) fn stop_writing(&self, error: &StoreError) {
+        if self.store.latched().is_none() {
+            self.store.latch(&error.to_string());
+        }
+        let now_ms = self.clock.monotonic_ms();
+        let mut sessions = self.sessions.table.lock();
+        if !sessions.latched {
+            sessions.latched = true;
+            tracing::error!("the pool is read-only from now on: {error}");
+        }
+        sessions.pump(now_ms);
+    }
+
+    /// What a client is told whose request failed by `error`, which is noted.
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        self.note_error(error);
+        refuse(error)
+    }
+
+    /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool
+    /// goes on.
+    pub(crate) fn unreadable(&self, error: &StoreError) -> IpcError {
+        if error.is_failed_read() {
+            // The device has counted it.
+            refuse(error)
+        } else {
+            self.refused(error)
+        }
     }
 }
 

@@ -3,6 +3,8 @@
 use crate::error::no;
 use crate::health::Reporter;
 use crate::kernel::KernelFs;
+use crate::ops::read::{Reads, stat_fs};
+use crate::ops::watch;
 use crate::session::state::Session;
 use crate::session::table::Phase;
 use std::sync::Arc;
@@ -29,13 +31,14 @@ impl KernelFs {
     }
 
     fn dispatch(&self, session: &Arc<Session>, request: Request) -> Result<Response, IpcError> {
+        let reads = || Reads::of(self);
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
             Request::SharingAck => {
                 self.company_ack(session.id);
                 Ok(Response::Done)
             }
-            Request::Lookup { dir, name } => self.lookup(session, dir, &name).map(Response::Entry),
+            Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
             Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
             Request::AcquireNear { wants, near } => {
@@ -52,17 +55,17 @@ impl KernelFs {
                 cookie,
                 max,
                 attrs,
-            } => self
+            } => reads()
                 .read_dir(session, dir, cookie, max, attrs)
                 .map(Response::Entries),
-            Request::ReadLink { key } => self.read_link(session, key).map(Response::Bytes),
-            Request::Xattrs { key } => self.xattrs(session, key).map(Response::Xattrs),
+            Request::ReadLink { key } => reads().read_link(session, key).map(Response::Bytes),
+            Request::Xattrs { key } => reads().xattrs(session, key).map(Response::Xattrs),
             Request::MapExtents { key, from, max } => {
-                let (extents, complete) = self.map_extents(session, key, from, max)?;
+                let (extents, complete) = reads().map_extents(session, key, from, max)?;
                 Ok(Response::Extents(extents, complete))
             }
             Request::ReadData { key, offset, len } => {
-                self.read_data(session, key, offset, len).map(Response::Bytes)
+                reads().read_data(session, key, offset, len).map(Response::Bytes)
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
@@ -82,12 +85,17 @@ impl KernelFs {
                 self.barrier_ack(session, tx);
                 Ok(Response::Done)
             }
-            Request::SetWatched(watched) => self.set_watched(session, watched).map(|()| Response::Done),
+            Request::SetWatched(watched) => {
+                watch::set_watched(&self.sessions, session, watched).map(|()| Response::Done)
+            }
             Request::Watched => {
-                let (generation, watched) = self.watched();
+                let (generation, watched) = watch::watched(&self.sessions);
                 Ok(Response::Watched(generation, watched))
             }
-            Request::StatFs => Ok(Response::StatFs(self.stat_fs(session.id))),
+            Request::StatFs => {
+                let promisable = self.promisable_to(session.id);
+                Ok(Response::StatFs(stat_fs(&self.store.space(), promisable)))
+            }
             Request::Trouble(trouble) => {
                 let client = Reporter {
                     id: session.id,
