@@ -143,6 +143,12 @@ impl KernelFs {
         &self.env.config
     }
 
+    /// Whether an operator has asked the daemon to end.
+    #[must_use]
+    pub fn shutdown_asked(&self) -> bool {
+        self.lifecycle.shutdown_asked.load(Ordering::Acquire)
+    }
+
     /// Bounds what is moved to tiers by what their host can hold. The first one stays.
     pub fn set_host_room(&self, room: HostRoom) {
         let _ = self.space.host_room.set(room);
@@ -195,12 +201,7 @@ impl KernelFs {
     /// Blocks that are freed while the answer lives are not reused before the sessions that may read them
     /// have been told.
     pub(crate) fn begin_change(&self) -> Change<'_> {
-        let mut sessions = self.sessions.table.lock();
-        let number = sessions.next_change;
-        sessions.next_change += 1;
-        sessions.changes.insert(number, self.store.newest_tx());
-        self.store.set_reader_horizon(sessions.reader_horizon());
-        Change { kernel: self, number }
+        Change::begin(&self.store, &self.sessions)
     }
 
     /// A request begins: it is carried out while the answer lives.
@@ -285,15 +286,33 @@ impl Faults<'_> {
 
 /// See [`KernelFs::begin_change`].
 pub(crate) struct Change<'k> {
-    kernel: &'k KernelFs,
+    store: &'k Store,
+    sessions: &'k Sessions,
     number: u64,
+}
+
+impl<'k> Change<'k> {
+    /// As [`KernelFs::begin_change`].
+    pub(crate) fn begin(store: &'k Store, sessions: &'k Sessions) -> Self {
+        let mut table = sessions.table.lock();
+        let number = table.next_change;
+        table.next_change += 1;
+        table.changes.insert(number, store.newest_tx());
+        store.set_reader_horizon(table.reader_horizon());
+        drop(table);
+        Self {
+            store,
+            sessions,
+            number,
+        }
+    }
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let mut sessions = self.kernel.sessions.table.lock();
+        let mut sessions = self.sessions.table.lock();
         sessions.changes.remove(&self.number);
-        self.kernel.store.set_reader_horizon(sessions.reader_horizon());
+        self.store.set_reader_horizon(sessions.reader_horizon());
     }
 }
 

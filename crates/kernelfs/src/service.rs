@@ -3,6 +3,7 @@
 use crate::error::no;
 use crate::health::Reporter;
 use crate::kernel::KernelFs;
+use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::watch;
 use crate::session::state::Session;
@@ -160,6 +161,13 @@ impl KernelFs {
             }
         };
         Ok(Response::Json(json))
+    }
+
+    /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
+    /// how many blocks were moved. Durable when this returns. Background threads call it; a deterministic
+    /// test calls it instead of them.
+    pub fn place(&self) -> u64 {
+        Mover::of(self).place()
     }
 
     /// Sessions at the moment, those that are being sealed included.
