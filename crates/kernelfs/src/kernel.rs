@@ -90,6 +90,13 @@ pub(crate) struct Env {
     pub(crate) grace_until_ms: AtomicU64,
 }
 
+impl Env {
+    /// Whether inodes without a name are kept for clients that may come back.
+    pub(crate) fn in_grace(&self) -> bool {
+        self.clock.monotonic_ms() < self.grace_until_ms.load(Ordering::Acquire)
+    }
+}
+
 /// How far the daemon is in its life, and who works for it.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
@@ -165,7 +172,12 @@ impl KernelFs {
 
     /// Whether inodes without a name are kept for clients that may come back.
     pub(crate) fn in_grace(&self) -> bool {
-        self.now_ms() < self.env.grace_until_ms.load(Ordering::Acquire)
+        self.env.in_grace()
+    }
+
+    /// Sessions that have been sealed since the daemon started.
+    pub(crate) fn sealed_until_now(&self) -> u64 {
+        self.counters.seals.load(Ordering::Relaxed)
     }
 
     /// What errors of the store do to the pool.

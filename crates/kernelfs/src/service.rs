@@ -5,6 +5,7 @@ use crate::health::Reporter;
 use crate::kernel::KernelFs;
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
+use crate::ops::status::{SessionDetail, Status, View};
 use crate::ops::watch;
 use crate::session::state::Session;
 use crate::session::table::Phase;
@@ -161,6 +162,18 @@ impl KernelFs {
             }
         };
         Ok(Response::Json(json))
+    }
+
+    /// State and counters at the moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        View::of(self).status()
+    }
+
+    /// One session at the moment; `None`: there is none of that number.
+    #[must_use]
+    pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
+        View::of(self).session_detail(id)
     }
 
     /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
