@@ -72,7 +72,8 @@ pub fn cluster(args: &ClusterArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The manifest as the arguments want it: new if it is not there, with their settings, without what they remove.
+/// The manifest as the arguments want it: new if it is not there, with their settings, without what they
+/// remove.
 fn wanted_manifest(args: &ClusterArgs) -> anyhow::Result<Manifest> {
     let mut manifest = match Manifest::read(&args.manifest) {
         Ok(manifest) => manifest,

@@ -226,9 +226,9 @@ impl KernelFs {
         Ok(())
     }
 
-    /// Takes a session out of the tables; its client may come back if its seal and what was forwarded last are
-    /// `kept`. Answers changes of rows that are not in `removed`: of grants that were under way when it was
-    /// sealed.
+    /// Takes a session out of the tables; its client may come back if its seal and what was forwarded last
+    /// are `kept`. Answers changes of rows that are not in `removed`: of grants that were under way when it
+    /// was sealed.
     fn drop_session(
         &self,
         session: &Session,
@@ -474,8 +474,8 @@ impl KernelFs {
         Ok(())
     }
 
-    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers that
-    /// were reserved for the former.
+    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers
+    /// that were reserved for the former.
     fn take_up_grants(&self, rows: &[SessionRow]) -> Result<Vec<Ino>, StoreError> {
         let ending: BTreeSet<_> = rows
             .iter()
