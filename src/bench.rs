@@ -231,7 +231,8 @@ fn show(args: &BenchArgs, pool: &Pool, calls: u64, rows: &[Row]) {
         ));
     }
     out::line(
-        "\nA LibFS write survives the end of any program when it returns; one to the host's page cache survives that too, but not a\n\
+        "\nA LibFS write survives the end of any program when it returns; one to the host's page cache \
+        survives that too, but not a\n\
          crash of the kernel. Power cuts: see `varve status`. Reads of both come from memory here.",
     );
 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use varve_format::superblock::SuperblockError;
 use varve_ipc::Admin;
 use varve_kernelfs::pool::{CheckItem, CheckReport, describe, describe_loss, explain};
-use varve_store::repair::RepairOptions;
+use varve_store::repair::{RepairOptions, RepairReport};
 use varve_store::{OpenOptions, Store, StoreError};
 
 /// Exit codes of fsck(8): damage was mended; some is left; it could not be done.
@@ -165,7 +165,8 @@ fn try_fsck(args: &FsckArgs) -> anyhow::Result<ExitCode> {
     }
     if !args.json {
         out::line(&format!(
-            "`varve fsck --dry-run {0}` shows what a repair would do, `varve fsck --repair {0}` does it (stop the pool first)",
+            "`varve fsck --dry-run {0}` shows what a repair would do, `varve fsck --repair {0}` does it \
+            (stop the pool first)",
             pool.dir().display()
         ));
     }
@@ -191,6 +192,16 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
     let report = Store::repair(&devices, options).map_err(|error| explain(pool.host(), error))?;
     let logs = pool.host().logs()?.copies()?.len();
     drop(progress);
+    tell_repair(pool, args, &report, logs);
+    Ok(match (report.mended.is_empty(), report.left.is_empty()) {
+        (true, true) => ExitCode::SUCCESS,
+        (false, true) if !args.dry_run => ExitCode::from(FSCK_MENDED),
+        _ => ExitCode::from(FSCK_LEFT),
+    })
+}
+
+/// Says what a repair mended, what it lost, and what is left.
+fn tell_repair(pool: &Pool, args: &FsckArgs, report: &RepairReport, logs: usize) {
     let losses: Vec<String> = report.losses.iter().map(describe_loss).collect();
     let left: Vec<_> = report.left.iter().map(describe).collect();
     if args.json {
@@ -247,11 +258,6 @@ fn repair(pool: &Pool, args: &FsckArgs) -> anyhow::Result<ExitCode> {
             ));
         }
     }
-    Ok(match (report.mended.is_empty(), left.is_empty()) {
-        (true, true) => ExitCode::SUCCESS,
-        (false, true) if !args.dry_run => ExitCode::from(FSCK_MENDED),
-        _ => ExitCode::from(FSCK_LEFT),
-    })
 }
 
 /// `varve scrub`.

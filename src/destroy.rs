@@ -76,7 +76,8 @@ fn destroy_pool(args: &DestroyArgs, pool: &Pool) -> anyhow::Result<()> {
     ));
     for device in &done.devices {
         out::line(&format!(
-            "{device} held a tier and is as it was. Before another pool can have it, its first MiB must be zeros \
+            "{device} held a tier and is as it was. Before another pool can have it, its first MiB must be \
+            zeros \
              (`dd if=/dev/zero of=DEVICE bs=1M count=1`); be sure that it still is that device"
         ));
     }

@@ -193,7 +193,7 @@ fn text(look: Option<&Look>) -> String {
 }
 
 fn pool_metrics(page: &mut Page, look: &Look) {
-    let (status, digest) = (&look.status, &look.status.digest);
+    let status = &look.status;
     page.gauge(
         "uptime_milliseconds",
         "Since the daemon started",
@@ -234,7 +234,8 @@ fn pool_metrics(page: &mut Page, look: &Look) {
     });
     page.gauge(
         "job_moved_blocks",
-        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon started",
+        "Of the jobs that move data between tiers: blocks of 4 KiB moved between the two since the daemon \
+        started",
         moves.collect(),
     );
     page.gauge(
@@ -256,6 +257,11 @@ fn pool_metrics(page: &mut Page, look: &Look) {
             "kind",
         ),
     );
+    digest_metrics(page, look);
+}
+
+fn digest_metrics(page: &mut Page, look: &Look) {
+    let digest = &look.status.digest;
     page.counter("digest_batches", "Batches digested", one(digest.batches));
     page.counter("digest_operations", "Operations digested", one(digest.operations));
     page.counter(
@@ -351,7 +357,8 @@ fn medium_metrics(page: &mut Page, look: &Look) {
     }
     page.counter(
         "medium_errors",
-        "What went wrong with a medium: reads and writes that failed, damaged bytes, no space, transfers of a second or longer",
+        "What went wrong with a medium: reads and writes that failed, damaged bytes, no space, transfers of \
+        a second or longer",
         rows,
     );
     let longest = status.media.iter();
@@ -384,7 +391,8 @@ fn medium_metrics(page: &mut Page, look: &Look) {
     };
     page.gauge(
         "check_findings",
-        "What the last fsck (structures) and scrub (data) of the served pool found; left out before the first",
+        "What the last fsck (structures) and scrub (data) of the served pool found; left out before the \
+        first",
         rows(|pass| pass.findings),
     );
     page.gauge(

@@ -26,7 +26,11 @@ pub fn mkfs(args: &MkfsArgs) -> anyhow::Result<()> {
         let made = json!({
             "directory": host.dir(),
             "uuid": uuid_text(&host.uuid()),
-            "nvm": { "path": host.nvm_path(), "bytes": spec.nvm.bytes(), "memory_only": spec.nvm.is_memory() },
+            "nvm": {
+                "path": host.nvm_path(),
+                "bytes": spec.nvm.bytes(),
+                "memory_only": spec.nvm.is_memory(),
+            },
             "ssd": place(&host.spec().ssd, host.ssd_path()),
             "hdd": place(&host.spec().hdd, host.hdd_path()),
             "journal": host.journal_path(),

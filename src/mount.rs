@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use varve_fuse_shim::{KernelCaches, MountFlags, MountRequest};
+use varve_fuse_shim::{KernelCaches, MountFlags, MountRequest, Mounted};
 use varve_ipc::ClientKind;
 use varve_kernelfs::AtimeSetting;
 use varve_libfs::mounts::Table;
@@ -58,25 +58,35 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
         read_only,
         flags: wanted.flags,
     };
-    let mut mounted = varve_fuse_shim::mount(fs.clone(), caches, &request)?;
+    let mounted = varve_fuse_shim::mount(fs.clone(), caches, &request)?;
     if !args.supervised {
         out::line(&format!(
             "mounted at {}; Ctrl-C unmounts",
             args.mountpoint.display()
         ));
     }
+    // It ends after the session.
+    let _finished = serve(args, mounted, &stop, atime);
+    if let Err(error) = fs.unmount() {
+        bail!("the last changes could not be handed to the daemon: {error}");
+    }
+    Ok(())
+}
+
+/// Serves until a signal has the mount unmounted, or it is gone, which is answered then.
+fn serve(args: &MountArgs, mut mounted: Mounted, stop: &Stop, atime: AtimePolicy) -> Option<Mounted> {
     let mut flags = Flags::of(&args.mountpoint, atime);
     let mut seen = 0;
     loop {
         std::thread::sleep(Duration::from_millis(10));
         if mounted.is_finished() {
-            break;
+            return Some(mounted);
         }
         flags.follow();
         if stop.count() > seen {
             seen = stop.count();
             match mounted.unmount() {
-                Ok(()) => break,
+                Ok(()) => return None,
                 Err((still, error)) => {
                     mounted = still;
                     if !args.supervised {
@@ -89,10 +99,6 @@ pub fn mount(args: &MountArgs) -> anyhow::Result<()> {
             }
         }
     }
-    if let Err(error) = fs.unmount() {
-        bail!("the last changes could not be handed to the daemon: {error}");
-    }
-    Ok(())
 }
 
 /// The flag of the mount for a setting.

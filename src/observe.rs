@@ -154,23 +154,29 @@ impl Rates {
 pub fn example() -> Look {
     let media = ["nvm", "ssd", "journal", "logs"].map(|medium| {
         serde_json::json!({
-            "medium": medium, "read_errors": 0, "write_errors": 0, "checksum_errors": 0, "no_space": 0, "slow": 0,
+            "medium": medium, "read_errors": 0, "write_errors": 0, "checksum_errors": 0, "no_space": 0,
+            "slow": 0,
             "longest_ms": 12, "last": null, "last_slow": null
         })
     });
     let json = serde_json::json!({
-        "pool": "00112233", "pid": 77, "uptime_ms": 60_000, "newest_tx": 9, "latched": null, "journal_state": "ok",
+        "pool": "00112233", "pid": 77, "uptime_ms": 60_000, "newest_tx": 9, "latched": null,
+        "journal_state": "ok",
         "tiers": [{
-            "tier": "nvm", "device": "file nvm.img", "capacity_bytes": 1 << 30, "used_bytes": 1 << 28, "pending_bytes": 4096,
-            "state": "ok", "read_bytes": 1 << 20, "written_bytes": 1 << 21, "moved_in_bytes": 0, "moved_out_bytes": 8192
+            "tier": "nvm", "device": "file nvm.img", "capacity_bytes": 1 << 30, "used_bytes": 1 << 28,
+            "pending_bytes": 4096,
+            "state": "ok", "read_bytes": 1 << 20, "written_bytes": 1 << 21, "moved_in_bytes": 0,
+            "moved_out_bytes": 8192
         }],
         "media": media,
         "reserved_blocks": 16, "inodes_used": 3, "inodes_free": 100,
         "sessions": [
             { "id": 4, "pid": 1, "uid": 0, "kind": "shim", "state": "live", "read_only": false, "log_bytes": 4 << 20,
-              "log_used_bytes": 1 << 20, "digested": 100, "leases": 7, "holds": 8, "waits": 0, "asked_back": 1, "credits": 64 },
+              "log_used_bytes": 1 << 20, "digested": 100, "leases": 7, "holds": 8, "waits": 0,
+              "asked_back": 1, "credits": 64 },
             { "id": 5, "pid": 4_000_000_000_u32, "uid": 1000, "kind": "linked", "state": "live", "read_only": false,
-              "log_bytes": 4 << 20, "log_used_bytes": null, "digested": 0, "leases": 0, "holds": 0, "waits": 1, "credits": 0 }
+              "log_bytes": 4 << 20, "log_used_bytes": null, "digested": 0, "leases": 0, "holds": 0,
+              "waits": 1, "credits": 0 }
         ],
         "ended_sessions": 0,
         "digest": { "batches": 2, "operations": 100, "refused": 0, "bytes_in": 1 << 20, "bytes_out": 1 << 19,

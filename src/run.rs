@@ -18,9 +18,9 @@ use varve_libfs::Atime;
 use varve_libfs::mounts::{PoolMount, places, pool_mounts};
 
 // The names alone: linking the library itself would run its constructor here.
-#[path = "../crates/preload/src/numbers.rs"]
+#[path = "../crates/preload/src/syscalls.rs"]
 #[allow(dead_code, reason = "shared with the library")]
-mod numbers;
+mod syscalls;
 
 /// The preload library. Empty where cargo only checked.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("VARVE_PRELOAD_DIR"), "/libvarve_preload.so"));
@@ -276,7 +276,7 @@ impl Counters {
             .open(&path);
         let file = file.with_context(|| format!("cannot make {}", path.display()))?;
         let counters = Self { path };
-        file.set_len((numbers::COUNTERS * 8) as u64)?;
+        file.set_len((syscalls::COUNTERS * 8) as u64)?;
         Ok(counters)
     }
 
@@ -290,19 +290,19 @@ impl Counters {
             word.map_or(0, u64::from_ne_bytes)
         };
         let mut sides = [(Map::new(), 0), (Map::new(), 0)];
-        for number in 0..numbers::NUMBERS {
+        for number in 0..syscalls::NUMBERS {
             for (side, (names, total)) in sides.iter_mut().enumerate() {
                 let calls = count(number * 2 + side);
                 if calls > 0 {
-                    let name = numbers::name(number).map_or_else(|| number.to_string(), str::to_owned);
+                    let name = syscalls::name(number).map_or_else(|| number.to_string(), str::to_owned);
                     names.insert(name, json!(calls));
                     *total += calls;
                 }
             }
         }
-        let sessions: Map<_, _> = numbers::SESSIONS
+        let sessions: Map<_, _> = syscalls::SESSIONS
             .iter()
-            .zip(numbers::NUMBERS * 2..)
+            .zip(syscalls::NUMBERS * 2..)
             .map(|(name, slot)| ((*name).to_owned(), json!(count(slot))))
             .collect();
         let [(served, served_total), (fell_back, fell_back_total)] = sides;

@@ -36,7 +36,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     );
     if recovered.backing > 0 {
         tracing::warn!(
-            "{} logs were taken from disk, since their copies in memory are gone (a power cut or reboot): what was fsynced is there",
+            "{} logs were taken from disk, since their copies in memory are gone (a power cut or reboot): \
+            what was fsynced is there",
             recovered.backing
         );
     }
@@ -67,7 +68,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         );
         std::process::exit(1);
     })?;
-    daemon
-        .stop()
-        .context("a device failed, so not everything was digested; what is missing stays in the logs for the next start")
+    daemon.stop().context(
+        "a device failed, so not everything was digested; what is missing stays in the logs for \
+            the next start",
+    )
 }

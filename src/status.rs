@@ -55,6 +55,15 @@ fn add_up(pool: &Pool, value: &mut Value) {
 
 fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     let mut text = String::new();
+    put_pool(&mut text, pool, status, host);
+    put_tiers(&mut text, pool, status);
+    put_sessions(&mut text, status);
+    put_work(&mut text, status);
+    text
+}
+
+/// The pool, its daemon, and where its logs are.
+fn put_pool(text: &mut String, pool: &Pool, status: &Status, host: &Value) {
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
     };
@@ -86,6 +95,13 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     {
         put(format!("note     {remark}"));
     }
+}
+
+/// Tiers, what failed there, and what they hold.
+fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     put("tier     capacity        used   use        read     written   device".into());
     for tier in &status.tiers {
@@ -120,6 +136,13 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
             metadata.away, metadata.back, metadata.reads
         ));
     }
+}
+
+/// A line for each session.
+fn put_sessions(text: &mut String, status: &Status) {
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     if status.sessions.is_empty() {
         put("sessions none".into());
@@ -144,6 +167,13 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
             if session.read_only { "  read-only" } else { "" }
         ));
     }
+}
+
+/// What was digested and granted, and what is under way.
+fn put_work(text: &mut String, status: &Status) {
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     let digest = &status.digest;
     put(String::new());
     put(format!(
@@ -164,7 +194,6 @@ fn table(pool: &Pool, status: &Status, host: &Value) -> String {
     for job in &status.jobs {
         put(format!("job      {job}"));
     }
-    text
 }
 
 /// `varve digest`.

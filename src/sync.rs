@@ -60,7 +60,8 @@ fn write_mapped(mount: &Path) -> anyhow::Result<()> {
     match ended.recv_timeout(MOUNT_LIMIT) {
         Ok(synced) => synced.with_context(|| format!("{} could not be synced", mount.display())),
         Err(_) => bail!(
-            "the mount at {} did not answer within {MOUNT_LIMIT:?}; what programs changed in memory mapped there is not durable",
+            "the mount at {} did not answer within {MOUNT_LIMIT:?}; what programs changed in memory mapped \
+            there is not durable",
             mount.display()
         ),
     }

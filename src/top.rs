@@ -109,12 +109,25 @@ fn text(pool: &Pool, look: &Look, rates: Option<&Rates>) -> String {
 
 /// The screen, as lines.
 fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
-    let status = &look.status;
     let mut text = String::new();
+    put_pool(&mut text, pool, look, rates);
+    put_tiers(&mut text, look, rates);
+    put_sessions(&mut text, look, rates);
+    put_waits(&mut text, look);
+    text
+}
+
+/// In place of a rate while there is none.
+fn dash() -> String {
+    "-".to_owned()
+}
+
+/// The pool, its digest and its leases.
+fn put_pool(text: &mut String, pool: &str, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
     let mut put = |line: String| {
         let _ = writeln!(text, "{line}");
     };
-    let dash = || "-".to_owned();
     let each = |f: &dyn Fn(&Rates) -> String| rates.map_or_else(dash, f);
     let uptime = status.uptime_ms / 1000;
     put(format!(
@@ -135,12 +148,21 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
         status.digest.refused
     ));
     put(format!(
-        "leases   {} granted/s, {} of them after a wait, {} operations/s done by the daemon; {} sessions sealed in all",
+        "leases   {} granted/s, {} of them after a wait, {} operations/s done by the daemon; {} sessions \
+        sealed in all",
         each(&|r| count(r.grants)),
         each(&|r| count(r.waits)),
         each(&|r| count(r.mediated)),
         status.leases.seals
     ));
+}
+
+/// A line for each tier.
+fn put_tiers(text: &mut String, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     put("tier     capacity        used   use       read    written   moved in  moved out".into());
     for tier in &status.tiers {
@@ -163,11 +185,23 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
             }
         ));
     }
+}
+
+/// A line for each session.
+fn put_sessions(text: &mut String, look: &Look, rates: Option<&Rates>) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     put(String::new());
     if status.sessions.is_empty() {
         put("sessions none".into());
     } else {
-        put("session      pid  program          uid  kind    state         log  full  digested/s   leases  asked  waits".into());
+        put(
+            "session      pid  program          uid  kind    state         log  full  digested/s   leases  \
+            asked  waits"
+                .into(),
+        );
     }
     for session in &status.sessions {
         let digested = rates.and_then(|r| r.sessions.iter().find(|other| other.id == session.id));
@@ -189,6 +223,14 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
             session.waits
         ));
     }
+}
+
+/// Who waits for whom, and what is under way.
+fn put_waits(text: &mut String, look: &Look) {
+    let status = &look.status;
+    let mut put = |line: String| {
+        let _ = writeln!(text, "{line}");
+    };
     if !status.waiting.is_empty() {
         put(String::new());
     }
@@ -198,7 +240,6 @@ fn render(pool: &str, look: &Look, rates: Option<&Rates>) -> String {
     for job in &status.jobs {
         put(format!("job      {job}"));
     }
-    text
 }
 
 /// Who waits for whom, in words.
@@ -250,7 +291,8 @@ mod tests {
             "5.0 MiB/s",
             "redis",
             "25%",
-            "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked back 118 ms ago)",
+            "waits    session 5 for inode 33 (write) since 120 ms; session 4 (redis) has it (write, asked \
+            back 118 ms ago)",
             "job      nvm to ssd: cold data",
         ] {
             assert!(screen.contains(wanted), "{wanted} in\n{screen}");

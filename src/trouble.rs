@@ -100,20 +100,30 @@ fn advice(pool: &Path, status: &Status) -> Vec<String> {
     let cases = [
         (
             damaged,
-            format!("`varve scrub {pool}` names the files whose data is damaged or cannot be read: restore them, and replace the device"),
+            format!(
+                "`varve scrub {pool}` names the files whose data is damaged or cannot be read: restore \
+                them, and replace the device"
+            ),
         ),
         (
             structures,
-            format!("`varve fsck {pool}` names damaged structures; `varve fsck --repair {pool}` mends a stopped pool"),
+            format!(
+                "`varve fsck {pool}` names damaged structures; `varve fsck --repair {pool}` mends a \
+                stopped pool"
+            ),
         ),
         (
-            any(&|m| of_data(m) && m.write_errors > 0) || any(&|m| m.medium == "journal" && m.write_errors > 0),
-            "a device does not take writes: copy out what matters, look at the host's kernel log, stop the pool, mend the device, start"
+            any(&|m| of_data(m) && m.write_errors > 0)
+                || any(&|m| m.medium == "journal" && m.write_errors > 0),
+            "a device does not take writes: copy out what matters, look at the host's kernel log, stop the \
+            pool, mend the device, start"
                 .into(),
         ),
         (
             logs,
-            "a session cannot write its log: look for space and errors at the live directory and at the disk of `logs/`".into(),
+            "a session cannot write its log: look for space and errors at the live directory and at the \
+            disk of `logs/`"
+                .into(),
         ),
         (
             any(&|m| m.no_space > 0 && m.medium != "logs"),

@@ -54,7 +54,8 @@ pub fn up(args: &UpArgs) -> anyhow::Result<()> {
         );
     };
     let stop = Stop::install()?;
-    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away could wait for ever.
+    // A dead mount of a killed run is ours, since we hold the lock. Looking at it before it is taken away
+    // could wait for ever.
     if args.mountpoint.is_none() || is_ours(&pool) {
         clear_mount(&pool.mountpoint())?;
     }
@@ -260,7 +261,8 @@ impl Run {
                     // Most threads of a killed process end at once.
                     if held.get_or_insert_with(Instant::now).elapsed() > HELD_LIMIT {
                         out::note(
-                            "varve: the killed mount is held by requests that it cannot answer any more; they are aborted",
+                            "varve: the killed mount is held by requests that it cannot answer any more; \
+                            they are aborted",
                         );
                         take_dead_away(&mountpoint);
                         aborted = true;

@@ -133,7 +133,8 @@ fn forbidden_allow_other_is_named_when_an_ordinary_user_asks_for_it() {
     let empty = temp.path().join("fuse.conf");
     std::fs::write(&empty, "# user_allow_other\n").unwrap();
     let script = "if [ -e /etc/fuse.conf ]; then mount --bind \"$4\" /etc/fuse.conf; fi\n\
-                  exec setpriv --reuid=65534 --regid=65534 --clear-groups env PATH=\"$3\" \"$2\" up --allow-other \"$5\"";
+                  exec setpriv --reuid=65534 --regid=65534 --clear-groups env PATH=\"$3\" \"$2\" up \
+                  --allow-other \"$5\"";
     let Some(output) = in_namespace(script, &[&program, &bin, &empty, &temp.path().join("home/pool")]) else {
         return;
     };
@@ -164,10 +165,12 @@ fn ordinary_user_has_a_pool_of_their_own() {
     // A /dev/fuse as distributions have it, open to all.
     let node = temp.path().join("dev");
     std::fs::create_dir(&node).unwrap();
-    let script = "mount -t tmpfs none \"$4\"; mknod -m 666 \"$4/fuse\" c 10 229; mount --bind \"$4/fuse\" /dev/fuse\n\
+    let script = "mount -t tmpfs none \"$4\"; mknod -m 666 \"$4/fuse\" c 10 229; mount --bind \"$4/fuse\" \
+        /dev/fuse\n\
                   u='setpriv --reuid=65534 --regid=65534 --clear-groups'; cd /\n\
                   $u \"$2\" up --detach \"$3\" --nvm 32M --ssd 64M --hdd 0\n\
-                  $u sh -ec 'cd \"$1/mnt\"; echo text > a; mkdir d; mv a d/b; cat d/b; ln -s b d/c' sh \"$3\"\n\
+                  $u sh -ec 'cd \"$1/mnt\"; echo text > a; mkdir d; mv a d/b; cat d/b; ln -s b d/c' \
+                  sh \"$3\"\n\
                   $u \"$2\" status \"$3\"\n\
                   $u \"$2\" down --force \"$3\"\n\
                   $u \"$2\" fsck \"$3\"";
@@ -195,7 +198,8 @@ fn refused_dev_fuse_is_named_when_an_ordinary_user_mounts() {
         eprintln!("SKIPPED: no /dev/fuse");
         return;
     }
-    let script = "mount -t tmpfs none \"$3\"; mknod -m 600 \"$3/fuse\" c 10 229; mount --bind \"$3/fuse\" /dev/fuse\n\
+    let script = "mount -t tmpfs none \"$3\"; mknod -m 600 \"$3/fuse\" c 10 229; mount --bind \"$3/fuse\" \
+        /dev/fuse\n\
                   exec setpriv --reuid=65534 --regid=65534 --clear-groups env PATH=\"$4\" \"$2\" up \"$5\"";
     let Some(output) = in_namespace(script, &[&program, &node, &bin, &temp.path().join("home/pool")]) else {
         return;

@@ -60,9 +60,24 @@ functions!(LevelDb {
     write_options: c"leveldb_writeoptions_create" fn() -> *mut c_void,
     set_sync: c"leveldb_writeoptions_set_sync" fn(*mut c_void, c_uchar),
     read_options: c"leveldb_readoptions_create" fn() -> *mut c_void,
-    put: c"leveldb_put" fn(*mut c_void, *const c_void, *const c_char, usize, *const c_char, usize, *mut *mut c_char),
+    put: c"leveldb_put" fn(
+        *mut c_void,
+        *const c_void,
+        *const c_char,
+        usize,
+        *const c_char,
+        usize,
+        *mut *mut c_char
+    ),
     delete: c"leveldb_delete" fn(*mut c_void, *const c_void, *const c_char, usize, *mut *mut c_char),
-    get: c"leveldb_get" fn(*mut c_void, *const c_void, *const c_char, usize, *mut usize, *mut *mut c_char) -> *mut c_char,
+    get: c"leveldb_get" fn(
+        *mut c_void,
+        *const c_void,
+        *const c_char,
+        usize,
+        *mut usize,
+        *mut *mut c_char
+    ) -> *mut c_char,
     free: c"leveldb_free" fn(*mut c_void),
     iterator: c"leveldb_create_iterator" fn(*mut c_void, *const c_void) -> *mut c_void,
     iterator_end: c"leveldb_iter_destroy" fn(*mut c_void),
@@ -220,7 +235,13 @@ functions!(SqLite {
     close: c"sqlite3_close" fn(*mut c_void) -> c_int,
     message: c"sqlite3_errmsg" fn(*mut c_void) -> *const c_char,
     version: c"sqlite3_libversion" fn() -> *const c_char,
-    prepare: c"sqlite3_prepare_v2" fn(*mut c_void, *const c_char, c_int, *mut *mut c_void, *mut *const c_char) -> c_int,
+    prepare: c"sqlite3_prepare_v2" fn(
+        *mut c_void,
+        *const c_char,
+        c_int,
+        *mut *mut c_void,
+        *mut *const c_char
+    ) -> c_int,
     bind_number: c"sqlite3_bind_int64" fn(*mut c_void, c_int, i64) -> c_int,
     bind_text: c"sqlite3_bind_text" fn(*mut c_void, c_int, *const c_char, c_int, *const c_void) -> c_int,
     step: c"sqlite3_step" fn(*mut c_void) -> c_int,

@@ -74,7 +74,8 @@ fn wanted(names: &[String], name: &str) -> bool {
     names.is_empty() || names.iter().any(|wanted| wanted == name)
 }
 
-const HELP: &str = "Options: --quick, --rows NAMES, --sides NAMES, --tables memory,disk, --rounds N, --json PATH, --publish, \
+const HELP: &str = "Options: --quick, --rows NAMES, --sides NAMES, --tables memory,disk, --rounds N, --json \
+    PATH, --publish, \
                     --from-json PATHS, --state TEXT, --varve PATH";
 
 fn parse() -> Result<Option<Options>, String> {

@@ -70,8 +70,10 @@ fn plot(title: &str, rows: &[&Value], sides: &[&str], base: &str) -> String {
     let most = speeds.fold(1.0, f64::max) * 1.02;
     let x = |speed: f64| LEFT + speed / most * WIDTH;
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full} {height:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"8\" y=\"18\" font-size=\"14\">{}</text>\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full} {height:.0}\" \
+        font-family=\"sans-serif\" font-size=\"11\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"8\" y=\"18\" \
+         font-size=\"14\">{}</text>\n",
         escaped(title)
     );
     let colour = |side: &str| {
@@ -84,7 +86,8 @@ fn plot(title: &str, rows: &[&Value], sides: &[&str], base: &str) -> String {
         let left = LEFT + at as f64 * 100.0;
         let _ = writeln!(
             text,
-            "<rect x=\"{left}\" y=\"28\" width=\"10\" height=\"10\" fill=\"{}\"/><text x=\"{}\" y=\"37\">{side}</text>",
+            "<rect x=\"{left}\" y=\"28\" width=\"10\" height=\"10\" fill=\"{}\"/><text x=\"{}\" \
+            y=\"37\">{side}</text>",
             colour(side),
             left + 14.0
         );
@@ -138,7 +141,8 @@ fn plot(title: &str, rows: &[&Value], sides: &[&str], base: &str) -> String {
     let one = x(1.0);
     let _ = writeln!(
         text,
-        "<line x1=\"{one:.1}\" y1=\"{TOP}\" x2=\"{one:.1}\" y2=\"{bottom:.1}\" stroke=\"#333333\" stroke-dasharray=\"3 3\"/>\n</svg>"
+        "<line x1=\"{one:.1}\" y1=\"{TOP}\" x2=\"{one:.1}\" y2=\"{bottom:.1}\" stroke=\"#333333\" \
+        stroke-dasharray=\"3 3\"/>\n</svg>"
     );
     text
 }

@@ -206,7 +206,10 @@ impl Report {
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(", ");
-        self.remark(&format!("on the disk, ext4+fsync is the disk's own file system ({what}); xfs is on a loop device with direct I/O over a file of it"));
+        self.remark(&format!(
+            "on the disk, ext4+fsync is the disk's own file system ({what}); xfs is on a \
+            loop device with direct I/O over a file of it"
+        ));
     }
 
     /// Adds a row with all rounds of each side, and shows it.
@@ -232,7 +235,8 @@ impl Report {
             println!("    {}", in_words(target));
         }
         let value = json!({
-            "workload": row.workload, "row": row.name, "unit": row.unit.name(), "values": values, "targets": targets,
+            "workload": row.workload, "row": row.name, "unit": row.unit.name(), "values": values,
+            "targets": targets,
         });
         if let Some(rows) = self
             .tables
@@ -247,7 +251,8 @@ impl Report {
     pub fn end(mut self, options: &Options) -> anyhow::Result<()> {
         self.machine["load after"] = load().into();
         let value = json!({
-            "machine": self.machine, "tables": self.tables, "remarks": self.remarks, "failures": self.failures,
+            "machine": self.machine, "tables": self.tables, "remarks": self.remarks,
+            "failures": self.failures,
             "served": self.served, "seconds": self.began.elapsed().as_secs(),
         });
         println!("{}", markdown(&value));
@@ -394,13 +399,17 @@ pub fn publish(value: &Value) -> anyhow::Result<()> {
         }
     }
     text.push_str(
-        "\n## Calls served in-process\n\nCounted in a short run of each workload before it is measured.\n\n| workload | served | fell back |\n| --- | ---: | ---: |\n",
+        "\n## Calls served in-process\n\nCounted in a short run of each workload before it is \
+        measured.\n\n| workload | served | fell back |\n| --- | ---: | ---: |\n",
     );
     for row in value["served"].as_array().into_iter().flatten() {
         let workload = row["workload"].as_str().unwrap_or_default();
         let _ = writeln!(text, "| {workload} | {} | {} |", row["served"], row["fell_back"]);
     }
-    text.push_str("\n## Plots\n\nBars are speeds relative to tmpfs, on the disk to ext4; the numbers at their ends are the medians.\n\n");
+    text.push_str(
+        "\n## Plots\n\nBars are speeds relative to tmpfs, on the disk to ext4; the numbers at \
+        their ends are the medians.\n\n",
+    );
     for table in value["tables"].as_array().into_iter().flatten() {
         for (name, svg) in plot::all(table) {
             std::fs::write(results().join(&name), svg)?;

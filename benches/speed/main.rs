@@ -99,7 +99,8 @@ fn parse() -> Result<Option<Options>, String> {
             other => {
                 let names: Vec<_> = GROUPS.iter().map(|(name, _)| *name).collect();
                 return Err(format!(
-                    "{other}: not known. Options: --quick, --only {}, --rows NAMES, --sides NAMES, --json PATH",
+                    "{other}: not known. Options: --quick, --only {}, --rows NAMES, --sides NAMES, --json \
+                    PATH",
                     names.join(",")
                 ));
             }

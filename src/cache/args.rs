@@ -153,7 +153,8 @@ pub struct PutArgs {
 /// Arguments of `cache get`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code 1 and a message if it is not there. Bytes are checked before they are written; if the
+    after_help = "Exit code 1 and a message if it is not there. Bytes are checked before they are written; \
+        if the
 rest of a large object turns out damaged, the command ends with 1 after part of it."
 )]
 pub struct GetArgs {

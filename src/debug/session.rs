@@ -72,7 +72,8 @@ fn text(look: &Look, detail: &SessionDetail) -> String {
             session.digested
         ),
         format!(
-            "holds    {} inodes kept alive, {} blocks reserved, {} messages not taken, {} moves of blocks not answered",
+            "holds    {} inodes kept alive, {} blocks reserved, {} messages not taken, {} moves of blocks \
+            not answered",
             session.holds, session.credits, detail.upcalls, detail.barriers
         ),
         format!("leases   {} ({} asked back)", session.leases, session.asked_back),

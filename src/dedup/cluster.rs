@@ -17,36 +17,7 @@ use varve_similarity::tree::{ImageId, Mode, Settings};
 /// Looks at images, keeps them in the manifest, and shows the clusters.
 pub fn cluster(args: &ClusterArgs) -> anyhow::Result<()> {
     let started = Instant::now();
-    let mut manifest = match Manifest::read(&args.manifest) {
-        Ok(manifest) => manifest,
-        Err(_) if !args.manifest.exists() => {
-            if args.images.is_empty() {
-                let path = args.manifest.display();
-                return Err(Usage(format!("{path} is not there yet: name images to put in it")).into());
-            }
-            Manifest::new(Settings::default(), Weigh::default())
-        }
-        Err(error) => return Err(error.into()),
-    };
-    if let Some(weigh) = args.weigh {
-        manifest.weigh = weigh.weigh();
-    }
-    if let Some(tree) = args.tree {
-        manifest.settings.mode = match tree {
-            TreeArg::Rarity => Mode::Rarity,
-            TreeArg::Seed => Mode::Seed,
-        };
-    }
-    for path in &args.remove {
-        let name = path.display().to_string();
-        let Some(id) = manifest.find(&name) else {
-            anyhow::bail!(
-                "{name} is not in {}; nothing was changed",
-                args.manifest.display()
-            );
-        };
-        manifest.remove(id);
-    }
+    let mut manifest = wanted_manifest(args)?;
     let (read, failed) = read_images(args, &mut manifest)?;
     let read_seconds = started.elapsed().as_secs_f64();
     if read > 0 || !args.remove.is_empty() || args.weigh.is_some() || args.tree.is_some() {
@@ -99,6 +70,42 @@ pub fn cluster(args: &ClusterArgs) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The manifest as the arguments want it: new if it is not there, with their settings, without what they
+/// remove.
+fn wanted_manifest(args: &ClusterArgs) -> anyhow::Result<Manifest> {
+    let mut manifest = match Manifest::read(&args.manifest) {
+        Ok(manifest) => manifest,
+        Err(_) if !args.manifest.exists() => {
+            if args.images.is_empty() {
+                let path = args.manifest.display();
+                return Err(Usage(format!("{path} is not there yet: name images to put in it")).into());
+            }
+            Manifest::new(Settings::default(), Weigh::default())
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(weigh) = args.weigh {
+        manifest.weigh = weigh.weigh();
+    }
+    if let Some(tree) = args.tree {
+        manifest.settings.mode = match tree {
+            TreeArg::Rarity => Mode::Rarity,
+            TreeArg::Seed => Mode::Seed,
+        };
+    }
+    for path in &args.remove {
+        let name = path.display().to_string();
+        let Some(id) = manifest.find(&name) else {
+            anyhow::bail!(
+                "{name} is not in {}; nothing was changed",
+                args.manifest.display()
+            );
+        };
+        manifest.remove(id);
+    }
+    Ok(manifest)
 }
 
 /// Reads the images that are new or have changed, some at once. Returns how many were, and what went wrong.

@@ -16,7 +16,7 @@ use indicatif::ProgressBar;
 use std::process::ExitCode;
 use std::time::Duration;
 use varve_kernelfs::pool::size;
-use varve_similarity::files::{Filter, Found, Rate};
+use varve_similarity::files::{Filter, Found, ReadRate};
 use varve_similarity::measure::Weigh;
 
 /// Runs a command of `varve dedup`.
@@ -38,8 +38,8 @@ impl FileArgs {
             .map_err(|error| Usage(format!("--include or --exclude: {error}")).into())
     }
 
-    fn rate(&self) -> Rate {
-        Rate::new(self.rate)
+    fn rate(&self) -> ReadRate {
+        ReadRate::new(self.rate)
     }
 }
 

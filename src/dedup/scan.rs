@@ -7,8 +7,8 @@ use serde_json::json;
 use std::ops::ControlFlow;
 use std::time::Instant;
 use varve_kernelfs::pool::size;
-use varve_similarity::candidates::{self, Run, Settings};
-use varve_similarity::files::{Found, Looked, Rate, State, walk};
+use varve_similarity::candidates::{self, Run, SearchOutcome, SearchSettings};
+use varve_similarity::files::{Found, Looked, ReadRate, State, walk};
 
 /// Bytes of a block.
 const BLOCK: u64 = 4096;
@@ -28,24 +28,7 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     let (found, counts) = look(args, &mut state, &mut rate)?;
     tell_errors(&found);
     let read_seconds = started.elapsed().as_secs_f64();
-    let settings = Settings {
-        memory_bytes: memory(args.memory)?,
-        min_run_blocks: args.min_run,
-        spill_dir: args.state.clone(),
-    };
-    let bar = indicatif::ProgressBar::new_spinner();
-    let mut progress = |now: candidates::Progress| {
-        bar.set_message(format!("searching, pass {} of {}", now.pass, now.passes));
-        bar.tick();
-        ControlFlow::Continue(())
-    };
-    let mut runs: Vec<Run> = Vec::new();
-    let result = if args.list {
-        candidates::find(&mut state, &settings, &mut progress, &mut |run| runs.push(run))
-    } else {
-        candidates::find(&mut state, &settings, &mut progress, &mut |_| ())
-    }?;
-    bar.finish_and_clear();
+    let (runs, result) = search(args, &mut state)?;
     let total = state.files().len();
     let blocks = candidates::Checksums::blocks(&state);
     let listed = runs.iter().filter_map(|run| listed(&state, run));
@@ -86,7 +69,8 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     ));
     let share = percent(result.blocks as f64, blocks as f64);
     out::line(&format!(
-        "{} ({share:.1} %) are probably there already, in {} runs of {} blocks and more; {} in shorter ones; passes: {}",
+        "{} ({share:.1} %) are probably there already, in {} runs of {} blocks and more; {} in shorter \
+        ones; passes: {}",
         size::show(result.blocks * BLOCK),
         result.runs,
         args.min_run,
@@ -96,8 +80,31 @@ pub fn scan(args: &ScanArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Looks for blocks that are the same. The runs are kept only where they are to be listed.
+fn search(args: &ScanArgs, state: &mut State) -> anyhow::Result<(Vec<Run>, SearchOutcome)> {
+    let settings = SearchSettings {
+        memory_bytes: memory(args.memory)?,
+        min_run_blocks: args.min_run,
+        spill_dir: args.state.clone(),
+    };
+    let bar = indicatif::ProgressBar::new_spinner();
+    let mut progress = |now: candidates::Progress| {
+        bar.set_message(format!("searching, pass {} of {}", now.pass, now.passes));
+        bar.tick();
+        ControlFlow::Continue(())
+    };
+    let mut runs: Vec<Run> = Vec::new();
+    let result = if args.list {
+        candidates::find(state, &settings, &mut progress, &mut |run| runs.push(run))
+    } else {
+        candidates::find(state, &settings, &mut progress, &mut |_| ())
+    }?;
+    bar.finish_and_clear();
+    Ok((runs, result))
+}
+
 /// Looks at all files.
-fn look(args: &ScanArgs, state: &mut State, rate: &mut Rate) -> anyhow::Result<(Found, Counts)> {
+fn look(args: &ScanArgs, state: &mut State, rate: &mut ReadRate) -> anyhow::Result<(Found, Counts)> {
     let filter = args.files.filter()?;
     let reading = Reading::start();
     let why = args.files.rate.map_or("", |_| "(held to --rate)");

@@ -581,7 +581,9 @@ fn attack_with(owners: &[bool], kills: u64) {
         "{acts_done} acts cost the daemon {spent:?}"
     );
     println!(
-        "seed {seed}, {killed} kills, honest: {} operations, {} trees, half within {:?}, 90 % {:?}, 99 % {:?}, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, after {after:?}; {:.1} s of processor in {:.1} s",
+        "seed {seed}, {killed} kills, honest: {} operations, {} trees, half within {:?}, 90 % {:?}, 99 % \
+        {:?}, slowest {:?}; attackers have made {made} names; daemon before {before:?}, at most {most:?}, \
+        after {after:?}; {:.1} s of processor in {:.1} s",
         honest.ops,
         honest.trees,
         honest.took_at_most(50),

@@ -115,7 +115,8 @@ impl Samples {
     fn print(&mut self, pid: u32, ticks: u64, acts: u64) {
         if self.taken == 0 {
             println!(
-                "| s | acts | anonymous MB | heap | arenas | of | stacks | other | mapped | fds | threads | processor s |"
+                "| s | acts | anonymous MB | heap | arenas | of | stacks | other | mapped | fds | threads | \
+                processor s |"
             );
             println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         }

@@ -346,7 +346,8 @@ impl Run {
         }
         self.pool.fsck_clean();
         println!(
-            "round {} ({crash:?}): {} calls returned, {} promised, {} lost as a power cut may; fsck clean; {:.0} s",
+            "round {} ({crash:?}): {} calls returned, {} promised, {} lost as a power cut may; fsck clean; \
+            {:.0} s",
             self.round,
             tally.returned,
             tally.promised,
@@ -399,7 +400,8 @@ impl Run {
             );
         }
         println!(
-            "VARVE_SEED={}: {} rounds, {} calls returned, {} promised, {} lost as power cuts may; {} daemons killed amid their recovery",
+            "VARVE_SEED={}: {} rounds, {} calls returned, {} promised, {} lost as power cuts may; {} \
+            daemons killed amid their recovery",
             self.seed,
             self.round,
             self.tally.returned,

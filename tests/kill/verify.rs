@@ -94,7 +94,8 @@ pub fn judge(stories: &[Story], promise: Promise) -> Result<Tally, String> {
             let before = returned_before(cause, began);
             if kept.last < before {
                 return Err(format!(
-                    "writer {}: call {} of {before} is lost, though it had returned before call {} of writer {} began, which is \
+                    "writer {}: call {} of {before} is lost, though it had returned before call {} of \
+                    writer {} began, which is \
                      there",
                     cause.writer,
                     kept.last,
@@ -207,7 +208,8 @@ fn search(story: &Story, least: usize) -> Result<Matches, String> {
     }
     found.ok_or_else(|| {
         format!(
-            "writer {}: the directory is not as after {least} to {} calls; after {} calls these would differ:\n{}\nthe calls \
+            "writer {}: the directory is not as after {least} to {} calls; after {} calls these would \
+            differ:\n{}\nthe calls \
              around them:\n{}\nthe calls on them:\n{}",
             story.writer,
             story.entries.len(),

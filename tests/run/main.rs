@@ -135,10 +135,14 @@ fn core_utilities_do_the_same_as_on_the_plain_mount() {
         "for i in 3 1 2; do echo $i; done > n; sort n > m; cat m n; sort -o n n; cmp m n",
         "tar cf t.tar a; mkdir x; tar xf t.tar -C x; diff -r --no-dereference a x/a; rm -rf x t.tar",
         "find a -type f -size +1k | sort | xargs cksum; grep -rl Q a | sort | head -n 3 || true",
-        "cd a/b; echo text > c/t; cat ../b/c/t; pwd | sed 's/.*mnt.[a-z]*//'; ln -s t c/l; readlink c/l; ln c/t c/h; stat -c '%h %s %F' c/t",
-        "touch -d '2001-02-03 04:05:06.7' a/file1; stat -c '%y' a/file1 | cut -c1-21; chmod 640 a/file1; stat -c '%a' a/file1",
-        "echo one > f; echo two >> f; sed -i s/one/three/ f; cat f; truncate -s 3 f; cat f; wc -c < f; tail -c 2 f",
-        "exec 3> d; echo x >&3; (echo y >&3); echo z >&3; exec 3>&-; cat d; mkdir -p p/q/r; rmdir p/q/r; ls p",
+        "cd a/b; echo text > c/t; cat ../b/c/t; pwd | sed 's/.*mnt.[a-z]*//'; ln -s t c/l; readlink c/l; ln \
+        c/t c/h; stat -c '%h %s %F' c/t",
+        "touch -d '2001-02-03 04:05:06.7' a/file1; stat -c '%y' a/file1 | cut -c1-21; chmod 640 a/file1; \
+        stat -c '%a' a/file1",
+        "echo one > f; echo two >> f; sed -i s/one/three/ f; cat f; truncate -s 3 f; cat f; wc -c < f; tail \
+        -c 2 f",
+        "exec 3> d; echo x >&3; (echo y >&3); echo z >&3; exec 3>&-; cat d; mkdir -p p/q/r; rmdir p/q/r; ls \
+        p",
     ] {
         alike(&pool, script);
     }
@@ -182,7 +186,8 @@ fn relative_paths_lead_into_the_mount_from_outside() {
         ),
         (
             format!(
-                "mkdir -p {name}/x/y; cd {name}/x; cat ../a/file1; cat ../../{name}/a/file1; rmdir y; cd ..; rmdir x"
+                "mkdir -p {name}/x/y; cd {name}/x; cat ../a/file1; cat ../../{name}/a/file1; rmdir y; cd \
+                ..; rmdir x"
             ),
             true,
         ),
@@ -220,7 +225,8 @@ fn children_and_parents_write_on_behind_each_other() {
     }
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     let script = "{ echo 1; sh -c 'echo 2'; echo 3; (echo 4; sh -c 'echo 5'); echo 6; } > f; cat f; \
-                  for i in 1 2 3 4; do (for j in 1 2 3 4 5 6 7 8; do echo $i$j; done >> g) & done; wait; sort g > h; rm g; wc -l < h";
+                  for i in 1 2 3 4; do (for j in 1 2 3 4 5 6 7 8; do echo $i$j; done >> g) & done; wait; \
+                  sort g > h; rm g; wc -l < h";
     assert!(alike(&pool, script) > 0);
 }
 
@@ -280,7 +286,8 @@ fn a_program_goes_on_when_the_daemon_is_killed_meanwhile() {
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     let mut child = served(
         &pool,
-        "i=0; while [ $i -lt 400 ]; do echo $i >> log; echo $i > last; mv last done; echo $i; i=$((i + 1)); done",
+        "i=0; while [ $i -lt 400 ]; do echo $i >> log; echo $i > last; mv last done; echo $i; i=$((i + 1)); \
+        done",
     )
     .stdout(Stdio::piped())
     .stderr(Stdio::piped())
@@ -432,9 +439,11 @@ fn redirections_of_a_shell_are_served_in_the_program_that_it_starts() {
         return;
     }
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
-    let script = "seq 1 100000 > n; sort -rn < n > o; cksum < o; { echo a; head -n 3 o; (echo b); } > p 2>&1; cat p; \
+    let script = "seq 1 100000 > n; sort -rn < n > o; cksum < o; { echo a; head -n 3 o; (echo b); } > p \
+        2>&1; cat p; \
                   exec 3<> p; read -r line <&3; head -n 1 <&3 > /dev/null; echo end >> p; cat < p; \
-                  (exec bash -c 'exec bash -c \"cat; echo $1\"' x y < p > q); cat q; env | grep -c VARVE_PRELOAD_ALONE=[0-9] || true";
+                  (exec bash -c 'exec bash -c \"cat; echo $1\"' x y < p > q); cat q; env | grep -c \
+                  VARVE_PRELOAD_ALONE=[0-9] || true";
     let run = |command: &mut Command| {
         let output = run_ok(command.args(["-euc", script]).current_dir(pool.mnt()));
         std::fs::remove_file(pool.mnt().join("n")).expect("it was made");
@@ -467,8 +476,10 @@ fn sqlite_keeps_its_database_whole_in_both_journal_modes() {
     for mode in ["delete", "wal"] {
         let sql = format!(
             "pragma journal_mode={mode}; create table t(a integer primary key, b text); \
-             with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) insert into t select i, hex(randomblob(50)) from n; \
-             update t set b = 'x' where a % 7 = 0; delete from t where a % 5 = 0; vacuum; pragma integrity_check; select count(*) from t;"
+             with recursive n(i) as (select 1 union all select i + 1 from n where i < 500) insert into t \
+             select i, hex(randomblob(50)) from n; \
+             update t set b = 'x' where a % 7 = 0; delete from t where a % 5 = 0; vacuum; pragma \
+             integrity_check; select count(*) from t;"
         );
         let output = run_ok(&mut served(&pool, &format!("sqlite3 {mode}.db \"{sql}\"")));
         assert_eq!(
@@ -497,7 +508,8 @@ fn git_makes_a_repository_that_its_checker_accepts() {
     let pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0"]);
     plant(&pool.mnt());
     let script = "export HOME=$PWD GIT_CONFIG_NOSYSTEM=1; git init -q r; cp -a a r/; cd r; git add .; \
-                  git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; git clone -q r s; \
+                  git -c user.name=n -c user.email=e commit -qm one; git gc -q; git fsck --strict; cd ..; \
+                  git clone -q r s; \
                   diff -r --no-dereference r/a s/a; git -C s log --format=%s";
     let output = run_ok(&mut served(&pool, script));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "one\n");

@@ -236,7 +236,8 @@ fn a_program_that_gives_up_root_is_served_or_falls_back_at_once() {
     let mut pool = Pool::up(&["--nvm", "shm:64M", "--ssd", "256M", "--hdd", "0", "--allow-other"]);
     std::fs::write(pool.mnt().join("all"), "read\n").expect("written");
     std::fs::set_permissions(pool.outside(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
-    let script = "exec python3 -c 'import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); print(open(\"all\").read(), end=str())'";
+    let script = "exec python3 -c 'import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); \
+        print(open(\"all\").read(), end=str())'";
     for refused in [true, false] {
         if !refused {
             pool.down();

@@ -122,7 +122,8 @@ fn client_that_keeps_leases_it_gave_back_is_found() {
             .filter(|fault| fault.proof.iter().any(|record| record.process == 0))
             .collect();
         println!(
-            "VARVE_SEED={seed}: {} operations, {} faults, {} of them other than an errno and with the broken client in their proof",
+            "VARVE_SEED={seed}: {} operations, {} faults, {} of them other than an errno and with the \
+            broken client in their proof",
             history.records.len(),
             faults.len(),
             wrong.len()

@@ -31,7 +31,8 @@ pub fn table(records: &[Record], ways: &[Way], seed: u64) -> String {
         times.entry((way, record.kind)).or_default().push(took);
     }
     let mut out = format!(
-        "VARVE_SEED={seed}: {} processes, {} operations\n| way | operation | number | median µs | 99 % | 99.9 % | longest |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
+        "VARVE_SEED={seed}: {} processes, {} operations\n| way | operation | number | median µs | 99 % | \
+        99.9 % | longest |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n",
         ways.len(),
         records.len()
     );

@@ -445,7 +445,8 @@ fn mapping_of_one_way_shows_what_another_wrote() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let what = format!(
-                    "VARVE_SEED={seed}, step {step}: {name} has another byte at {first} after a write of {} to {at}..+{len}",
+                    "VARVE_SEED={seed}, step {step}: {name} has another byte at {first} after a write of {} \
+                    to {at}..+{len}",
                     ways[way].name()
                 );
                 assert_eq!(wrong(), None, "{what}, for good");

@@ -469,8 +469,10 @@ fn ordinary_users_programs_are_served_in_their_process() {
     std::os::unix::fs::chown(mnt.join("a"), Some(A), Some(A)).unwrap();
     std::fs::write(mnt.join("secret"), SECRET).unwrap();
     std::fs::set_permissions(mnt.join("secret"), std::fs::Permissions::from_mode(0o600)).unwrap();
-    let script = "echo one > a/f; chmod 400 a/f; chmod 600 a/f; echo two >> a/f; cat a/f; mkdir a/d; mv a/f a/d/g; \
-                  ls -A a/d; (cat secret && echo read) || echo refused; (echo x > new && echo made) || echo refused; stat -c %u:%g a/d/g";
+    let script = "echo one > a/f; chmod 400 a/f; chmod 600 a/f; echo two >> a/f; cat a/f; mkdir a/d; mv a/f \
+        a/d/g; \
+                  ls -A a/d; (cat secret && echo read) || echo refused; (echo x > new && echo made) || echo \
+                  refused; stat -c %u:%g a/d/g";
     let run = Command::new(&program)
         .args(["run", "--stats", "--mount"])
         .arg(&mnt)

@@ -29,7 +29,7 @@ impl ByteRange {
 
 /// Bytes of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bytes<'a> {
+pub enum WriteData<'a> {
     /// Copied out of the log, and what its writer wrote.
     Here(&'a [u8]),
     /// In the log still. What they are is seen when they are written to their place.
@@ -49,7 +49,7 @@ pub struct LogResident {
     pub len: u32,
 }
 
-impl<'a> Bytes<'a> {
+impl<'a> WriteData<'a> {
     /// How many.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a write of nothing is no operation")]
@@ -100,7 +100,7 @@ pub struct FilePlan<'a> {
     pub holes: Vec<ByteRange>,
     /// Bytes to write, ascending, not overlapping. A zero may lie behind `size`, in the block of the end,
     /// which holds data.
-    pub pieces: Vec<(u64, Bytes<'a>)>,
+    pub pieces: Vec<(u64, WriteData<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
     /// Length in the end.
@@ -125,7 +125,7 @@ impl FilePlan<'_> {
 #[derive(Debug, Clone, Copy)]
 struct Segment<'a> {
     end: u64,
-    data: Option<Bytes<'a>>,
+    data: Option<WriteData<'a>>,
 }
 
 /// Segments by their first byte; they do not overlap. All are in one of the two.
@@ -185,10 +185,10 @@ pub(crate) struct FileFold<'a> {
 }
 
 /// What a block is written with that holds data and has none of its own left.
-const ZERO: Bytes<'static> = Bytes::Here(&[0]);
+const ZERO: WriteData<'static> = WriteData::Here(&[0]);
 
 impl<'a> FileFold<'a> {
-    pub(crate) fn write(&mut self, offset: u64, data: Bytes<'a>) {
+    pub(crate) fn write(&mut self, offset: u64, data: WriteData<'a>) {
         self.insert(offset, offset + data.len() as u64, Some(data));
         self.writes += 1;
     }
@@ -265,7 +265,7 @@ impl<'a> FileFold<'a> {
 
     /// Zeros to write where a block was written to and nothing of that is left: a byte of it that is zero by
     /// now, perhaps behind the end.
-    fn zeros_kept(&self, pieces: &[(u64, Bytes<'a>)], holes: &[(u64, u64)]) -> Vec<(u64, Bytes<'a>)> {
+    fn zeros_kept(&self, pieces: &[(u64, WriteData<'a>)], holes: &[(u64, u64)]) -> Vec<(u64, WriteData<'a>)> {
         let mut zeros = Vec::new();
         for block in &self.kept {
             let (start, end) = (block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
@@ -301,7 +301,7 @@ impl<'a> FileFold<'a> {
         }
     }
 
-    fn insert(&mut self, start: u64, end: u64, data: Option<Bytes<'a>>) {
+    fn insert(&mut self, start: u64, end: u64, data: Option<WriteData<'a>>) {
         let last = self.segments.last();
         let joins = |before: Option<&Segment<'_>>| {
             before.is_some_and(|before| before.end == start && before.data.is_some() == data.is_some())

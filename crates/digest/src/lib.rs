@@ -14,7 +14,7 @@ mod op;
 mod plan;
 mod scan;
 
-pub use bytes::{ByteRange, Bytes, FilePlan, LogResident};
+pub use bytes::{ByteRange, FilePlan, LogResident, WriteData};
 pub use fold::Fold;
 pub use op::{Actor, Counts, Grants, Need, Op, Refusal, RefusedTx, Slot, View};
 pub use plan::{Fate, InodePlan, NameChange, Plan};

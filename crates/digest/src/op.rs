@@ -1,7 +1,7 @@
 //! What the fold is given: operations, who did them, the digested state and the rights; and how it refuses.
 //! No logic.
 
-use crate::bytes::{Bytes, LogResident};
+use crate::bytes::{LogResident, WriteData};
 use varve_format::log::LogFormatError;
 use varve_format::{
     EntryFlags, Generation, Ino, InodeAttr, InodeKey, LogOp, LogSeq, SessionId, TimeNs, charge, charge_write,
@@ -25,11 +25,11 @@ pub struct Op<'a> {
 impl<'a> Op<'a> {
     /// What it writes; nothing, if it is no write.
     #[must_use]
-    pub const fn bytes(&self) -> Bytes<'a> {
+    pub const fn bytes(&self) -> WriteData<'a> {
         match (self.left, self.op) {
-            (Some(left), _) => Bytes::LogResident(left),
-            (None, LogOp::Write { data, .. }) => Bytes::Here(data),
-            (None, _) => Bytes::Here(&[]),
+            (Some(left), _) => WriteData::LogResident(left),
+            (None, LogOp::Write { data, .. }) => WriteData::Here(data),
+            (None, _) => WriteData::Here(&[]),
         }
     }
 
@@ -180,7 +180,7 @@ pub enum Refusal {
     HasName,
     /// There was no space for it, and its session had not been granted any.
     #[error("no space, and no credit for it")]
-    NoCredit,
+    NotReserved,
     /// It was accepted, and then the shared area would not take it: one of the two is wrong.
     #[error("the shared area contradicts it")]
     Contradicted,

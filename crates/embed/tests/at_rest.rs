@@ -1,4 +1,5 @@
-//! Bits that flip in the files of a stopped pool never come out as data, with the settings that a new pool has.
+//! Bits that flip in the files of a stopped pool never come out as data, with the settings that a new pool
+//! has.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;

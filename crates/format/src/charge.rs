@@ -1,4 +1,4 @@
-//! Space credits: how many blocks an operation may cost at most. Used by LibFS before it logs and by the
+//! Charges: how many blocks an operation may cost at most. Used by LibFS before it logs and by the
 //! daemon after it digested.
 
 use crate::{BLOCK_BYTES, LogOp};

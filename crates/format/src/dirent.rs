@@ -479,7 +479,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn dirent_comes_back_equal_when_parsed(ino in 1_u64.., generation: u32, name in prop::collection::vec(any::<u8>(), 1..256)) {
+        fn dirent_comes_back_equal_when_parsed(
+            ino in 1_u64..,
+            generation: u32,
+            name in prop::collection::vec(any::<u8>(), 1..256),
+        ) {
             let entry = Dirent { key: InodeKey::new(ino, generation), kind: FileKind::Socket, name: &name };
             let mut bytes = Vec::new();
             entry.encode(&mut bytes).unwrap();
@@ -494,7 +498,10 @@ mod tests {
         }
 
         #[test]
-        fn xattr_comes_back_equal_when_parsed(name in prop::collection::vec(any::<u8>(), 1..256), value in prop::collection::vec(any::<u8>(), 0..1025)) {
+        fn xattr_comes_back_equal_when_parsed(
+            name in prop::collection::vec(any::<u8>(), 1..256),
+            value in prop::collection::vec(any::<u8>(), 0..1025),
+        ) {
             let record = XattrRecord { name: &name, value: XattrValue::Inline(&value) };
             let mut bytes = Vec::new();
             record.encode(&mut bytes).unwrap();

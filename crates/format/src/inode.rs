@@ -383,7 +383,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn image_decode_never_panics_when_the_checksum_fits(bytes in prop::collection::vec(any::<u8>(), INODE_SIZE)) {
+        fn image_decode_never_panics_when_the_checksum_fits(
+            bytes in prop::collection::vec(any::<u8>(), INODE_SIZE)
+        ) {
             let mut bytes = bytes;
             bytes[8..16].copy_from_slice(&5_u64.to_le_bytes());
             bytes[16] = 2;

@@ -204,7 +204,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_parse_never_panics_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_u32..20) {
+        fn ranges_parse_never_panics_on_any_bytes(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            count in 0_u32..20,
+        ) {
             for (block, offset, data) in parse_ranges(&bytes, count, 100).unwrap_or_default() {
                 assert!(block.0 < 100 && usize::from(offset) + data.len() <= BLOCK_SIZE);
             }

@@ -353,7 +353,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn node_equals_a_map_when_records_come_and_go(ops in prop::collection::vec((0_u64..60, 0_usize..300, any::<bool>()), 1..200)) {
+        fn node_equals_a_map_when_records_come_and_go(
+            ops in prop::collection::vec((0_u64..60, 0_usize..300, any::<bool>()), 1..200)
+        ) {
             let mut block = [0; BLOCK_SIZE];
             NodeMut::init(&mut block, 3);
             let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
@@ -392,7 +394,11 @@ mod tests {
         }
 
         #[test]
-        fn node_of_any_bytes_never_panics(seed in prop::collection::vec(any::<u8>(), 64), heap in 0_u16..5000, key: u64) {
+        fn node_of_any_bytes_never_panics(
+            seed in prop::collection::vec(any::<u8>(), 64),
+            heap in 0_u16..5000,
+            key: u64,
+        ) {
             let mut block: [u8; BLOCK_SIZE] = std::array::from_fn(|i| seed[i % 64].wrapping_mul(i as u8 | 1));
             block[34..36].copy_from_slice(&(heap / 50).to_le_bytes());
             block[36..38].copy_from_slice(&heap.to_le_bytes());

@@ -70,8 +70,8 @@ pub enum Bug {
     KernelPagesForwarded,
     /// A lease of a mount goes without a look at what the kernel read while it dropped its pages.
     KernelReadMissed,
-    /// A grant that is wanted back before it came goes at once, though what was read under the one that it took
-    /// the place of is still there.
+    /// A grant that is wanted back before it came goes at once, though what was read under the one that it
+    /// took the place of is still there.
     SuccessorAhead,
     /// The page that a waiting write of the kernel ends in stays, also when it is up to date.
     KernelTailKept,

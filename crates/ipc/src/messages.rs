@@ -421,16 +421,16 @@ pub enum Request {
     /// Makes durable against a power cut what all other sessions have logged: their logs are digested. The
     /// caller makes its own durable before. Durable when it is answered; an error says that not all is.
     SyncAll,
-    /// Space credits.
-    Credits {
+    /// Asks for space to be reserved, before anything that needs it is logged.
+    Reserve {
         /// Blocks wished for.
         blocks: u32,
         /// Least number that helps; fewer is an error.
         least: u32,
     },
-    /// Gives credits back that are not used: what they stood for is in no log and will be in none. Asked for
-    /// or not.
-    CreditsBack {
+    /// Returns reserved blocks that are not used: they stand for nothing in a log, and will for nothing.
+    /// Asked for or not.
+    ReturnReservation {
         /// Blocks; of more than the session has, all are taken.
         blocks: u64,
         /// Of how many that the session was ever granted the answers had come when it was looked what is
@@ -546,8 +546,8 @@ pub enum Response {
     Extents(Vec<MappedExtent>, bool),
     /// To [`Request::GrowLog`]: the new length in bytes.
     LogBytes(u64),
-    /// To [`Request::Credits`]: blocks granted.
-    Credits(u32),
+    /// To [`Request::Reserve`]: blocks granted.
+    Reserved(u32),
     /// To [`Request::Digest`]: digested up to here.
     Digested(LogSeq),
     /// To [`Request::Forward`].
@@ -582,8 +582,8 @@ pub enum Upcall {
     },
     /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::SharingAck`].
     Sharing,
-    /// Space is short: give unused credits back with [`Request::CreditsBack`] within `lease_ms`, also if
-    /// there are none.
+    /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
+    /// also if there are none.
     ReclaimReservations,
     /// Alone again.
     Solo,

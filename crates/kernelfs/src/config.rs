@@ -32,7 +32,8 @@ impl TryFrom<UsersText> for Users {
             UsersText::Word(word) if word == "owner" => Ok(Self::Owner),
             UsersText::Word(word) if word == "all" => Ok(Self::All),
             UsersText::Word(word) => Err(format!(
-                "`users = \"{word}\"`: it must be \"owner\", \"all\" or a list of user ids, such as [1000, 1001]"
+                "`users = \"{word}\"`: it must be \"owner\", \"all\" or a list of user ids, such as [1000, \
+                1001]"
             )),
             UsersText::Ids(ids) => Ok(Self::Only(ids)),
         }
@@ -134,9 +135,9 @@ pub struct Config {
     /// `"relatime"` (when it is not newer than the last change, or a day old; the default), `"noatime"` or
     /// `"strictatime"`.
     pub atime: AtimeSetting,
-    /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are: `false`,
-    /// `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where NVM is a file,
-    /// `false` where it is memory.
+    /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are:
+    /// `false`, `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where
+    /// NVM is a file, `false` where it is memory.
     pub verify_nvm_reads: VerifyNvm,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,

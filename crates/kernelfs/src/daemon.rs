@@ -1,6 +1,8 @@
 //! The daemon's own threads. Owns when background work runs; what it does is [`KernelFs::tick`]'s.
 
 use crate::KernelFs;
+use crate::bell::Bell;
+use crate::session::table::Sessions;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +106,7 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
         if now_ms >= idle_since_ms + kernel.config().idle_digest_ms {
             idle_since_ms = now_ms;
             // What clients have left lying.
-            kernel.ask_for_all();
+            ask_for_all(&kernel.sessions, &kernel.lifecycle.digest_bell);
         }
         if memory.is_due(kernel.sealed_until_now(), now_ms) {
             varve_media::sys::give_free_memory_back();
@@ -115,7 +117,7 @@ fn work(kernel: &KernelFs, over: &AtomicBool) {
 fn digest(kernel: &KernelFs, over: &AtomicBool) {
     while !over.load(Ordering::Acquire) {
         kernel.lifecycle.digest_bell.wait(DIGEST_MS);
-        kernel.digest_asked();
+        digest_asked(kernel);
     }
 }
 
@@ -149,39 +151,31 @@ fn place(kernel: &KernelFs, over: &AtomicBool) {
     }
 }
 
-impl KernelFs {
-    /// Every log is to be digested; nobody waits for it.
-    fn ask_for_all(&self) {
-        let mut sessions = self.locked();
-        let sessions = &mut *sessions;
-        for id in sessions.entries.keys() {
-            sessions.to_digest.ask(*id);
-        }
-        self.lifecycle.digest_bell.ring();
+/// Every log is to be digested; nobody waits for it.
+fn ask_for_all(sessions: &Sessions, digest_bell: &Bell) {
+    let mut sessions = sessions.table.lock();
+    let sessions = &mut *sessions;
+    for id in sessions.entries.keys() {
+        sessions.to_digest.ask(*id);
     }
+    digest_bell.ring();
+}
 
-    /// Digests for those who asked and do not wait.
-    fn digest_asked(&self) {
-        loop {
-            let (id, session) = {
-                let mut sessions = self.locked();
-                let Some(id) = sessions.to_digest.begin() else {
-                    return;
-                };
-                (id, sessions.live(id))
+/// Digests for those who asked and do not wait.
+fn digest_asked(kernel: &KernelFs) {
+    loop {
+        let (id, session) = {
+            let mut sessions = kernel.locked();
+            let Some(id) = sessions.to_digest.begin() else {
+                return;
             };
-            if let Some(session) = session {
-                // Noted and logged where it failed; the client hears of it at its next call.
-                let _ = self.digest_session(&session, None);
-            }
-            self.locked().to_digest.done(id);
+            (id, sessions.live(id))
+        };
+        if let Some(session) = session {
+            // Noted and logged where it failed; the client hears of it at its next call.
+            let _ = kernel.digest_session(&session, None);
         }
-    }
-
-    /// Whether an operator has asked the daemon to end.
-    #[must_use]
-    pub fn shutdown_asked(&self) -> bool {
-        self.lifecycle.shutdown_asked.load(Ordering::Acquire)
+        kernel.locked().to_digest.done(id);
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::bell::Bell;
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::error::refuse;
 use crate::health::Health;
 use crate::logs::LogStore;
 use crate::placement::jobs::Placer;
@@ -89,6 +90,13 @@ pub(crate) struct Env {
     pub(crate) grace_until_ms: AtomicU64,
 }
 
+impl Env {
+    /// Whether inodes without a name are kept for clients that may come back.
+    pub(crate) fn in_grace(&self) -> bool {
+        self.clock.monotonic_ms() < self.grace_until_ms.load(Ordering::Acquire)
+    }
+}
+
 /// How far the daemon is in its life, and who works for it.
 #[derive(Default)]
 pub(crate) struct Lifecycle {
@@ -142,6 +150,12 @@ impl KernelFs {
         &self.env.config
     }
 
+    /// Whether an operator has asked the daemon to end.
+    #[must_use]
+    pub fn shutdown_asked(&self) -> bool {
+        self.lifecycle.shutdown_asked.load(Ordering::Acquire)
+    }
+
     /// Bounds what is moved to tiers by what their host can hold. The first one stays.
     pub fn set_host_room(&self, room: HostRoom) {
         let _ = self.space.host_room.set(room);
@@ -158,30 +172,31 @@ impl KernelFs {
 
     /// Whether inodes without a name are kept for clients that may come back.
     pub(crate) fn in_grace(&self) -> bool {
-        self.now_ms() < self.env.grace_until_ms.load(Ordering::Acquire)
+        self.env.in_grace()
     }
 
-    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is
-    /// counted; other errors do nothing: what cannot be read, its device has counted.
+    /// Sessions that have been sealed since the daemon started.
+    pub(crate) fn sealed_until_now(&self) -> u64 {
+        self.counters.seals.load(Ordering::Relaxed)
+    }
+
+    /// What errors of the store do to the pool.
+    pub(crate) fn faults(&self) -> Faults<'_> {
+        Faults {
+            store: &self.store,
+            sessions: &self.sessions,
+            clock: &*self.env.clock,
+        }
+    }
+
+    /// As [`Faults::note_error`].
     pub(crate) fn note_error(&self, error: &StoreError) {
-        self.store.note_damage(error);
-        if error.stops_writing() {
-            self.stop_writing(error);
-        }
+        self.faults().note_error(error);
     }
 
-    /// Makes the pool read-only, and ends every wait.
+    /// As [`Faults::stop_writing`].
     pub(crate) fn stop_writing(&self, error: &StoreError) {
-        if self.store.latched().is_none() {
-            self.store.latch(&error.to_string());
-        }
-        let now_ms = self.now_ms();
-        let mut sessions = self.sessions.table.lock();
-        if !sessions.latched {
-            sessions.latched = true;
-            tracing::error!("the pool is read-only from now on: {error}");
-        }
-        sessions.pump(now_ms);
+        self.faults().stop_writing(error);
     }
 
     /// Refused because the pool is read-only, if it is.
@@ -198,12 +213,7 @@ impl KernelFs {
     /// Blocks that are freed while the answer lives are not reused before the sessions that may read them
     /// have been told.
     pub(crate) fn begin_change(&self) -> Change<'_> {
-        let mut sessions = self.sessions.table.lock();
-        let number = sessions.next_change;
-        sessions.next_change += 1;
-        sessions.changes.insert(number, self.store.newest_tx());
-        self.store.set_reader_horizon(sessions.reader_horizon());
-        Change { kernel: self, number }
+        Change::begin(&self.store, &self.sessions)
     }
 
     /// A request begins: it is carried out while the answer lives.
@@ -236,17 +246,85 @@ impl KernelFs {
     }
 }
 
+/// What errors of the store do to the pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Faults<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    clock: &'k dyn Clock,
+}
+
+impl Faults<'_> {
+    /// Makes the pool read-only when a device could not write, or is gone, and ends every wait. Damage is
+    /// counted; other errors do nothing: what cannot be read, its device has counted.
+    pub(crate) fn note_error(&self, error: &StoreError) {
+        self.store.note_damage(error);
+        if error.stops_writing() {
+            self.stop_writing(error);
+        }
+    }
+
+    /// Makes the pool read-only, and ends every wait.
+    pub(crate) fn stop_writing(&self, error: &StoreError) {
+        if self.store.latched().is_none() {
+            self.store.latch(&error.to_string());
+        }
+        let now_ms = self.clock.monotonic_ms();
+        let mut sessions = self.sessions.table.lock();
+        if !sessions.latched {
+            sessions.latched = true;
+            tracing::error!("the pool is read-only from now on: {error}");
+        }
+        sessions.pump(now_ms);
+    }
+
+    /// What a client is told whose request failed by `error`, which is noted.
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        self.note_error(error);
+        refuse(error)
+    }
+
+    /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool
+    /// goes on.
+    pub(crate) fn unreadable(&self, error: &StoreError) -> IpcError {
+        if error.is_failed_read() {
+            // The device has counted it.
+            refuse(error)
+        } else {
+            self.refused(error)
+        }
+    }
+}
+
 /// See [`KernelFs::begin_change`].
 pub(crate) struct Change<'k> {
-    kernel: &'k KernelFs,
+    store: &'k Store,
+    sessions: &'k Sessions,
     number: u64,
+}
+
+impl<'k> Change<'k> {
+    /// As [`KernelFs::begin_change`].
+    pub(crate) fn begin(store: &'k Store, sessions: &'k Sessions) -> Self {
+        let mut table = sessions.table.lock();
+        let number = table.next_change;
+        table.next_change += 1;
+        table.changes.insert(number, store.newest_tx());
+        store.set_reader_horizon(table.reader_horizon());
+        drop(table);
+        Self {
+            store,
+            sessions,
+            number,
+        }
+    }
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let mut sessions = self.kernel.sessions.table.lock();
+        let mut sessions = self.sessions.table.lock();
         sessions.changes.remove(&self.number);
-        self.kernel.store.set_reader_horizon(sessions.reader_horizon());
+        self.store.set_reader_horizon(sessions.reader_horizon());
     }
 }
 

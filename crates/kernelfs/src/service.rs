@@ -3,6 +3,10 @@
 use crate::error::no;
 use crate::health::Reporter;
 use crate::kernel::KernelFs;
+use crate::ops::migrate::Mover;
+use crate::ops::read::{Reads, stat_fs};
+use crate::ops::status::{SessionDetail, Status, View};
+use crate::ops::watch;
 use crate::session::state::Session;
 use crate::session::table::Phase;
 use std::sync::Arc;
@@ -29,13 +33,14 @@ impl KernelFs {
     }
 
     fn dispatch(&self, session: &Arc<Session>, request: Request) -> Result<Response, IpcError> {
+        let reads = || Reads::of(self);
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
             Request::SharingAck => {
                 self.company_ack(session.id);
                 Ok(Response::Done)
             }
-            Request::Lookup { dir, name } => self.lookup(session, dir, &name).map(Response::Entry),
+            Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),
             Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
             Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
             Request::AcquireNear { wants, near } => {
@@ -52,24 +57,26 @@ impl KernelFs {
                 cookie,
                 max,
                 attrs,
-            } => self
+            } => reads()
                 .read_dir(session, dir, cookie, max, attrs)
                 .map(Response::Entries),
-            Request::ReadLink { key } => self.read_link(session, key).map(Response::Bytes),
-            Request::Xattrs { key } => self.xattrs(session, key).map(Response::Xattrs),
+            Request::ReadLink { key } => reads().read_link(session, key).map(Response::Bytes),
+            Request::Xattrs { key } => reads().xattrs(session, key).map(Response::Xattrs),
             Request::MapExtents { key, from, max } => {
-                let (extents, complete) = self.map_extents(session, key, from, max)?;
+                let (extents, complete) = reads().map_extents(session, key, from, max)?;
                 Ok(Response::Extents(extents, complete))
             }
             Request::ReadData { key, offset, len } => {
-                self.read_data(session, key, offset, len).map(Response::Bytes)
+                reads().read_data(session, key, offset, len).map(Response::Bytes)
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
             Request::SyncAll => self.sync_all(Some(session.id)).map(|_| Response::Done),
-            Request::Credits { blocks, least } => self.credits(session, blocks, least).map(Response::Credits),
-            Request::CreditsBack { blocks, of } => {
-                self.credits_back(session, blocks, of);
+            Request::Reserve { blocks, least } => {
+                self.reserve(session, blocks, least).map(Response::Reserved)
+            }
+            Request::ReturnReservation { blocks, of } => {
+                self.return_reservation(session, blocks, of);
                 Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {
@@ -80,12 +87,17 @@ impl KernelFs {
                 self.barrier_ack(session, tx);
                 Ok(Response::Done)
             }
-            Request::SetWatched(watched) => self.set_watched(session, watched).map(|()| Response::Done),
+            Request::SetWatched(watched) => {
+                watch::set_watched(&self.sessions, session, watched).map(|()| Response::Done)
+            }
             Request::Watched => {
-                let (generation, watched) = self.watched();
+                let (generation, watched) = watch::watched(&self.sessions);
                 Ok(Response::Watched(generation, watched))
             }
-            Request::StatFs => Ok(Response::StatFs(self.stat_fs(session.id))),
+            Request::StatFs => {
+                let promisable = self.promisable_to(session.id);
+                Ok(Response::StatFs(stat_fs(&self.store.space(), promisable)))
+            }
             Request::Trouble(trouble) => {
                 let client = Reporter {
                     id: session.id,
@@ -150,6 +162,25 @@ impl KernelFs {
             }
         };
         Ok(Response::Json(json))
+    }
+
+    /// State and counters at the moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        View::of(self).status()
+    }
+
+    /// One session at the moment; `None`: there is none of that number.
+    #[must_use]
+    pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
+        View::of(self).session_detail(id)
+    }
+
+    /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
+    /// how many blocks were moved. Durable when this returns. Background threads call it; a deterministic
+    /// test calls it instead of them.
+    pub fn place(&self) -> u64 {
+        Mover::of(self).place()
     }
 
     /// Sessions at the moment, those that are being sealed included.

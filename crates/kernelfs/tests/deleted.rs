@@ -106,7 +106,7 @@ fn space_of_deleted_files_is_waited_for_when_it_is_kept_for_clients_that_may_com
     let b = world.client();
     let all = world.kernel.store().space().available as u32;
     let ask = |blocks| {
-        b.link.call(Request::Credits {
+        b.link.call(Request::Reserve {
             blocks,
             least: blocks,
         })
@@ -118,7 +118,7 @@ fn space_of_deleted_files_is_waited_for_when_it_is_kept_for_clients_that_may_com
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!asking.is_finished(), "it is not refused while something is kept");
         world.clock.advance_ms(world.config.grace_ms + 1);
-        assert_eq!(asking.join().unwrap(), Ok(Response::Credits(all + 1)));
+        assert_eq!(asking.join().unwrap(), Ok(Response::Reserved(all + 1)));
     });
     assert_eq!(world.kernel.status().inodes_used, inodes - 1);
 }

@@ -222,7 +222,7 @@ fn pool_with_many_times_its_nvm_works_until_all_tiers_are_full() {
     );
     // No space for what is not logged yet; deleting works.
     let mut client = world.client();
-    let credits = client.link.call(Request::Credits {
+    let credits = client.link.call(Request::Reserve {
         blocks: 4096,
         least: 4096,
     });

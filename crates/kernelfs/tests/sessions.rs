@@ -302,7 +302,7 @@ fn hostile_requests_get_an_errno() {
         libc::E2BIG
     );
     assert_eq!(errno(Request::GrowLog { len_bytes: 1 << 60 }), libc::EINVAL);
-    assert_eq!(errno(Request::Credits { blocks: 1, least: 2 }), libc::EINVAL);
+    assert_eq!(errno(Request::Reserve { blocks: 1, least: 2 }), libc::EINVAL);
     a.read_lease(ROOT);
     assert_eq!(
         errno(Request::Lookup {
@@ -373,9 +373,9 @@ fn credits_are_bounded_and_come_back() {
     let world = World::new();
     let a = world.client();
     let before = world.kernel.store().space().available;
-    let Response::Credits(granted) = a
+    let Response::Reserved(granted) = a
         .link
-        .call(Request::Credits {
+        .call(Request::Reserve {
             blocks: 100,
             least: 1,
         })
@@ -386,7 +386,7 @@ fn credits_are_bounded_and_come_back() {
     assert_eq!(granted, 100);
     let huge = u32::MAX;
     assert_eq!(
-        a.link.call(Request::Credits {
+        a.link.call(Request::Reserve {
             blocks: huge,
             least: huge
         }),
@@ -884,7 +884,7 @@ fn sealed_log_that_waits_for_space_is_digested_up_to_its_seal_only() {
     world.kernel.digest_all().unwrap();
     // It pays for what it logs; what nobody has paid for would be refused.
     let (blocks, least) = (1000, 1000);
-    a.link.call(Request::Credits { blocks, least }).unwrap();
+    a.link.call(Request::Reserve { blocks, least }).unwrap();
     let hog = take_all(&world);
     let data = vec![1; 512 << 10];
     let covered = a.log_op(&LogOp::Write {

@@ -35,7 +35,7 @@ struct Link0 {
 impl Link for Link0 {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         Ok(match request {
-            Request::Credits { blocks, .. } => Response::Credits(blocks),
+            Request::Reserve { blocks, .. } => Response::Reserved(blocks),
             Request::Digest { upto, wait } => {
                 if wait || self.at_once.load(Ordering::Relaxed) {
                     self.page.set_digested(upto);
@@ -252,7 +252,8 @@ fn compare(name: &str, mut limit: impl FnMut() -> f64, mut case: impl FnMut() ->
     }
     let (limit, case, ratio) = (median(&mut limits), median(&mut cases), median(&mut ratios));
     println!(
-        "{name:<34} limit {limit:7.0} (min {:6.0})  ours {case:7.0} (min {:6.0})  ratio {ratio:5.2}  of minima {:5.2}",
+        "{name:<34} limit {limit:7.0} (min {:6.0})  ours {case:7.0} (min {:6.0})  ratio {ratio:5.2}  of \
+        minima {:5.2}",
         limits[0],
         cases[0],
         cases[0] / limits[0]

@@ -114,7 +114,7 @@ impl Fs {
             resumed: self.mount.resumed.load(Ordering::Relaxed),
             names_hit: self.mount.names_hit.load(Ordering::Relaxed),
             names_missed: self.mount.names_missed.load(Ordering::Relaxed),
-            credits: self.mount.of_session(|session| session.data.credits_left()),
+            credits: self.mount.of_session(|session| session.data.reserved_left()),
         }
     }
 
@@ -410,7 +410,7 @@ impl Fs {
         self.mount.look(|session| match session.call(Request::StatFs)? {
             Response::StatFs(space) => {
                 // What this session was promised and does not use, the daemon does not know.
-                let available = space.blocks_available + session.data.credits_left();
+                let available = space.blocks_available + session.data.reserved_left();
                 Ok(StatFs {
                     blocks_available: available.min(space.blocks_free),
                     ..space

@@ -142,7 +142,8 @@ mod tests {
     use crate::options::Atime;
 
     const LINES: &[u8] = b"22 1 0:20 / / rw - ext4 /dev/vda rw\n\
-        36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid,relatime shared:1 master:2 - fuse varve:/tmp/a\\040b rw,user_id=0\n\
+        36 25 0:31 / /tmp/a\\040b\\134c/mnt rw,nosuid,relatime shared:1 master:2 - fuse varve:/tmp/a\\040b \
+        rw,user_id=0\n\
         37 25 0:31 /sub /other ro,noatime - fuse.varve varve:/tmp/a\\040b rw\n\
         38 25 0:32 / /not rw - fuse sshfs:/x rw\n\
         39 25 0:33 / /cut rw -\n";

@@ -1,5 +1,5 @@
-//! Prints what a durable write costs against the raw limit of the same memory: a non-temporal copy without a checksum, and one
-//! fence. Run with `cargo run --release -p varve-media --example limit`.
+//! Prints what a durable write costs against the raw limit of the same memory: a non-temporal copy without a
+//! checksum, and one fence. Run with `cargo run --release -p varve-media --example limit`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -68,8 +68,8 @@ fn main() -> Result<(), MediaError> {
     Ok(())
 }
 
-/// A 4 KiB append and sync of a live log whose backing file lies in the current directory, against the device: the same write
-/// again and again to one place.
+/// A 4 KiB append and sync of a live log whose backing file lies in the current directory, against the
+/// device: the same write again and again to one place.
 fn durable_appends(live_dir: &std::path::Path) -> Result<(), MediaError> {
     const APPENDS: u64 = 1000;
     let id = std::process::id();
@@ -148,7 +148,8 @@ fn median(mut measure: impl FnMut() -> f64) -> f64 {
 fn raw_write(region: &dyn Region, off: u64, src: &[u8]) -> Result<(), MediaError> {
     let base = region.as_ptr().expect("a mapped region");
     let persist = Persist::new(false);
-    // SAFETY: `run` keeps `off + 128 KiB` inside the region, which outlives the call and which nobody else uses.
+    // SAFETY: `run` keeps `off + 128 KiB` inside the region, which outlives the call and which nobody else
+    // uses.
     unsafe { persist.copy_in(base.as_ptr().add(off as usize), src) };
     persist.fence();
     Ok(())

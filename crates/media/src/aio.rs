@@ -1,5 +1,6 @@
-//! Several writes of one file in flight at once by the kernel's own asynchronous I/O, which takes no descriptor and which containers allow where they
-//! forbid io_uring. Knows descriptors and buffers; what is left undone is written by `direct.rs` one after the other.
+//! Several writes of one file in flight at once by the kernel's own asynchronous I/O, which takes no
+//! descriptor and which containers allow where they forbid io_uring. Knows descriptors and buffers; what is
+//! left undone is written by `direct.rs` one after the other.
 
 use std::fs::File;
 use std::io;
@@ -55,7 +56,8 @@ impl Aio {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let mut context: libc::c_ulong = 0;
-        // SAFETY: the kernel stores the queue's number into `context`, which is a word of its own that is 0, as it must be.
+        // SAFETY: the kernel stores the queue's number into `context`, which is a word of its own that is 0,
+        // as it must be.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH as libc::c_long, &raw mut context) };
         if made < 0 {
             return Err(io::Error::last_os_error());
@@ -63,7 +65,8 @@ impl Aio {
         Ok(Self { context })
     }
 
-    /// Writes the parts, and sets `left` to false for each that is written wholly. Nothing is in flight when this returns.
+    /// Writes the parts, and sets `left` to false for each that is written wholly. Nothing is in flight when
+    /// this returns.
     pub(crate) fn write(&mut self, file: &File, parts: &[(u64, &[u8])], left: &mut [bool]) {
         assert_eq!(parts.len(), left.len());
         for begin in (0..parts.len()).step_by(DEPTH) {
@@ -93,8 +96,9 @@ impl Aio {
         for (place, request) in list.iter_mut().zip(&mut requests) {
             *place = request;
         }
-        // SAFETY: `list` holds `asked` pointers to requests, which the kernel copies during the call. Each names a buffer that `parts` borrows
-        // until this function returns, and that is after `wait_for` has seen as many completions as were taken; the file is open as long.
+        // SAFETY: `list` holds `asked` pointers to requests, which the kernel copies during the call. Each
+        // names a buffer that `parts` borrows until this function returns, and that is after `wait_for` has
+        // seen as many completions as were taken; the file is open as long.
         let taken = unsafe {
             libc::syscall(
                 libc::SYS_io_submit,
@@ -112,13 +116,15 @@ impl Aio {
         taken == asked
     }
 
-    /// Waits for so many completions. Whatever happens, this returns only when nothing is in flight: buffers are lent to the kernel.
+    /// Waits for so many completions. Whatever happens, this returns only when nothing is in flight: buffers
+    /// are lent to the kernel.
     fn wait_for(&mut self, count: usize, mut done: impl FnMut(usize, i64)) {
         let mut events = [Completion::default(); DEPTH];
         let mut seen = 0;
         while seen < count {
             let wanted = (count - seen).min(DEPTH) as libc::c_long;
-            // SAFETY: the kernel stores at most `wanted` completions into `events`, which has room for `DEPTH`; no time limit is given.
+            // SAFETY: the kernel stores at most `wanted` completions into `events`, which has room for
+            // `DEPTH`; no time limit is given.
             let got = unsafe {
                 libc::syscall(
                     libc::SYS_io_getevents,
@@ -145,7 +151,8 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: takes no pointer; the queue is this value's own and nothing is in flight on it. In a forked child it is refused.
+        // SAFETY: takes no pointer; the queue is this value's own and nothing is in flight on it. In a forked
+        // child it is refused.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

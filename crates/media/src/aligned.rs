@@ -57,7 +57,8 @@ impl BufPool {
         self.len
     }
 
-    /// Lends a buffer, with whatever it held. Waits for nobody: a process may have been forked while another thread was here.
+    /// Lends a buffer, with whatever it held. Waits for nobody: a process may have been forked while another
+    /// thread was here.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut AlignedBuf) -> T) -> T {
         let free = self.free.try_lock().and_then(|mut free| free.pop());
         let mut buf = free.unwrap_or_else(|| AlignedBuf::new(self.len));

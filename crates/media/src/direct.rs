@@ -1,5 +1,5 @@
-//! A file that is written durably in whole blocks: `O_DIRECT` and synced with the write, or buffered and `fdatasync` where the file system
-//! refuses that. And the region made of one, for the journal.
+//! A file that is written durably in whole blocks: `O_DIRECT` and synced with the write, or buffered and
+//! `fdatasync` where the file system refuses that. And the region made of one, for the journal.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,7 +22,8 @@ use crate::latch::Latch;
 use crate::pmem::persist::crc32c_append;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// Bytes moved through one bounce buffer: an entry of the log with the most payload, in whole blocks, and some.
+/// Bytes moved through one bounce buffer: an entry of the log with the most payload, in whole blocks, and
+/// some.
 const BOUNCE_BYTES: usize = (1 << 20) + (128 << 10);
 
 /// Of all files: a daemon has a log open for each session, and few are written at a time.
@@ -115,8 +116,8 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Writes several runs of whole aligned blocks that do not overlap, at once where the kernel can. Durable after the next
-    /// [`sync`](Self::sync).
+    /// Writes several runs of whole aligned blocks that do not overlap, at once where the kernel can. Durable
+    /// after the next [`sync`](Self::sync).
     pub(crate) fn write_parts(&self, parts: &[(u64, &[u8])]) -> io::Result<()> {
         debug_assert!(parts.iter().all(|(off, blocks)| is_aligned(blocks, *off)));
         let left = self.write_at_once(parts);
@@ -136,8 +137,8 @@ impl DirectFile {
         Ok(())
     }
 
-    /// Writes what can be written with all in flight; gives which parts are still to be written, one after the other, by which their errors
-    /// are met again.
+    /// Writes what can be written with all in flight; gives which parts are still to be written, one after
+    /// the other, by which their errors are met again.
     fn write_at_once(&self, parts: &[(u64, &[u8])]) -> Vec<bool> {
         let mut left = vec![true; parts.len()];
         // Waits for nobody: a process may have been forked while another thread was here.
@@ -217,8 +218,9 @@ pub(crate) fn read_full(file: &File, off: u64, out: &mut [u8]) -> io::Result<()>
 
 type Block = Box<[u8; ALIGN_BYTES]>;
 
-/// A region in a file without a mapping: writes gather in memory and `sync` makes them durable with one device write for each run
-/// of blocks. Reads see the writes at once. Made for the journal: one writer, appending.
+/// A region in a file without a mapping: writes gather in memory and `sync` makes them durable with one
+/// device write for each run of blocks. Reads see the writes at once. Made for the journal: one writer,
+/// appending.
 ///
 /// Unlike a mapped region, a write that was fenced but not synced is *lost* when the process is killed.
 pub struct JournalFile {

@@ -1,5 +1,5 @@
-//! Media slowed down to a model: Strata's NVM (latency and bandwidth), an SSD, an HDD with seeks. Wraps any backend; results made
-//! with it name it. Knows time and bytes, nothing else.
+//! Media slowed down to a model: Strata's NVM (latency and bandwidth), an SSD, an HDD with seeks. Wraps any
+//! backend; results made with it name it. Knows time and bytes, nothing else.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use crate::error::MediaError;
 use crate::traits::{BlockDevice, DeviceInfo, DeviceState, Region};
 
-/// Byte-addressable memory slower than DRAM (Strata, SOSP'17, §5: latency added to reads and barriers, writes held to a
-/// bandwidth).
+/// Byte-addressable memory slower than DRAM (Strata, SOSP'17, §5: latency added to reads and barriers, writes
+/// held to a bandwidth).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NvmModel {
     /// Added to each read, ns.
@@ -119,7 +119,8 @@ impl DiskModel {
         seek_max_ns: 16_000_000,
     };
 
-    /// How long the head takes from `from` to `to` on a disk of `len_bytes`: the root of the distance, as arms accelerate.
+    /// How long the head takes from `from` to `to` on a disk of `len_bytes`: the root of the distance, as
+    /// arms accelerate.
     pub fn seek_ns(&self, from: u64, to: u64, len_bytes: u64) -> u64 {
         if from == to || self.seek_max_ns == 0 || len_bytes == 0 {
             return 0;
@@ -313,7 +314,8 @@ impl EmulatedDisk {
         }
     }
 
-    /// Queues a transfer. The head and the channel are busy for its time; latency comes on top and overlaps with others.
+    /// Queues a transfer. The head and the channel are busy for its time; latency comes on top and overlaps
+    /// with others.
     fn begin(&self, off: u64, len: u64, mb_s: u64, latency_ns: u64) -> Instant {
         let mut head = self.head.lock();
         let seek_ns = self.model.seek_ns(*head, off, self.inner.len_bytes());

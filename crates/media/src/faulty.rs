@@ -1,5 +1,6 @@
-//! Media that fail as told: errors, short and torn transfers, lost and misdirected writes, flipped bits, want of space, slowness,
-//! absence. For tests of everything above. The script is shared, so a test changes it while the device is in use.
+//! Media that fail as told: errors, short and torn transfers, lost and misdirected writes, flipped bits, want
+//! of space, slowness, absence. For tests of everything above. The script is shared, so a test changes it
+//! while the device is in use.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,7 +41,8 @@ pub enum Fault {
         /// Bytes transferred.
         bytes: usize,
     },
-    /// Only the first sectors of 512 bytes are written and the call says *success*: a write torn by a power cut.
+    /// Only the first sectors of 512 bytes are written and the call says *success*: a write torn by a power
+    /// cut.
     Torn {
         /// Sectors written.
         sectors: usize,
@@ -118,7 +120,8 @@ impl FaultRule {
     }
 }
 
-/// The faults to come, shared between a test and its devices. Of several rules that match, the first that is due wins.
+/// The faults to come, shared between a test and its devices. Of several rules that match, the first that is
+/// due wins.
 #[derive(Clone, Default)]
 pub struct FaultScript(Arc<Mutex<Script>>);
 
@@ -245,7 +248,8 @@ impl Faults {
         }
     }
 
-    /// `inner` is called with what really gets written; for a block device all of it is whole blocks, patched by `fill`.
+    /// `inner` is called with what really gets written; for a block device all of it is whole blocks, patched
+    /// by `fill`.
     fn write(
         &self,
         off: u64,

@@ -1,4 +1,5 @@
-//! What this crate and its users ask of the host: the boot id, free space, memory barriers, file space. No policy.
+//! What this crate and its users ask of the host: the boot id, free space, memory barriers, file space. No
+//! policy.
 
 use std::fs::File;
 use std::io;
@@ -63,15 +64,17 @@ pub fn has_global_membarrier() -> bool {
     *HAS.get_or_init(|| membarrier_query().contains_command(MembarrierCommand::GlobalExpedited))
 }
 
-/// Registers this process for [`membarrier_global`] and [`membarrier_private`]. To be called once before its sessions begin, and
-/// again in the child after a fork. Says whether the kernel took both; if not, the barriers fall back to slower ones.
+/// Registers this process for [`membarrier_global`] and [`membarrier_private`]. To be called once before its
+/// sessions begin, and again in the child after a fork. Says whether the kernel took both; if not, the
+/// barriers fall back to slower ones.
 pub fn membarrier_register() -> bool {
     let take = |command| membarrier(command).is_ok();
     take(MembarrierCommand::RegisterGlobalExpedited) & take(MembarrierCommand::RegisterPrivateExpedited)
 }
 
-/// Full barrier on every running thread of every registered process: what they stored before is seen by the caller, and they
-/// see what the caller stored. Returns `false` if the kernel offers none; the caller must then wait out its time bounds.
+/// Full barrier on every running thread of every registered process: what they stored before is seen by the
+/// caller, and they see what the caller stored. Returns `false` if the kernel offers none; the caller must
+/// then wait out its time bounds.
 pub fn membarrier_global() -> bool {
     fence(Ordering::SeqCst);
     let done = has_global_membarrier() && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
@@ -80,8 +83,8 @@ pub fn membarrier_global() -> bool {
     done
 }
 
-/// Full barrier on every running thread of this process. Registers the process if nobody did. Returns `false` if the kernel
-/// offers none: both sides must then use sequentially consistent fences of their own.
+/// Full barrier on every running thread of this process. Registers the process if nobody did. Returns `false`
+/// if the kernel offers none: both sides must then use sequentially consistent fences of their own.
 pub fn membarrier_private() -> bool {
     fence(Ordering::SeqCst);
     let mut done = membarrier(MembarrierCommand::PrivateExpedited);
@@ -102,8 +105,8 @@ pub fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Makes a file `len` bytes longer than `off` with space allocated, keeping what it holds. Writes zeros past the end where the
-/// file system cannot allocate.
+/// Makes a file `len` bytes longer than `off` with space allocated, keeping what it holds. Writes zeros past
+/// the end where the file system cannot allocate.
 pub(crate) fn allocate_file(file: &File, off: u64, len: u64) -> io::Result<()> {
     if len == 0 {
         return Ok(());

@@ -1,5 +1,6 @@
-//! A log with two copies: a *live* one in tmpfs, mapped, which survives any kill of processes, and a *backing* one on disk, written
-//! at durability points, which survives a power cut. Knows nothing of entries; which copy wins after a crash is its user's to say.
+//! A log with two copies: a *live* one in tmpfs, mapped, which survives any kill of processes, and a
+//! *backing* one on disk, written at durability points, which survives a power cut. Knows nothing of entries;
+//! which copy wins after a crash is its user's to say.
 
 use std::fs::File;
 use std::io;
@@ -19,11 +20,13 @@ use crate::latch::Latch;
 use crate::mapped::{Backing, MappedOptions, MappedRegion};
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// The first small sync into a stripe writes all of it: the first write to newly allocated blocks costs the disk's file system a
-/// journal commit (129 against 50 µs measured), and so the following syncs find written blocks.
+/// The first small sync into a stripe writes all of it: the first write to newly allocated blocks costs the
+/// disk's file system a journal commit (129 against 50 µs measured), and so the following syncs find written
+/// blocks.
 const STRIPE_BYTES: u64 = 256 << 10;
 
-/// Ranges being synced. Overlapping ones wait for each other, so that an older image of a block never lands after a newer one.
+/// Ranges being synced. Overlapping ones wait for each other, so that an older image of a block never lands
+/// after a newer one.
 #[derive(Default)]
 struct RangeLock {
     held: Mutex<Vec<Range<u64>>>,
@@ -204,8 +207,8 @@ impl LiveLog {
         self.live.refresh_len()
     }
 
-    /// The range to write for a sync of `off..off + len`: whole blocks, and of less than a stripe whole stripes where one is written for the
-    /// first time.
+    /// The range to write for a sync of `off..off + len`: whole blocks, and of less than a stripe whole
+    /// stripes where one is written for the first time.
     fn widen(&self, off: u64, len: u64, limit: u64) -> Range<u64> {
         let mut range =
             off / DEVICE_BLOCK_BYTES * DEVICE_BLOCK_BYTES..(off + len).next_multiple_of(DEVICE_BLOCK_BYTES);
@@ -249,7 +252,8 @@ impl LiveLog {
         wide
     }
 
-    /// Copies blocks from the live mapping to the backing file, durably: in one write that waits for the device, or in several and one wait.
+    /// Copies blocks from the live mapping to the backing file, durably: in one write that waits for the
+    /// device, or in several and one wait.
     fn write_back(&self, ranges: &[Range<u64>]) -> Result<(), MediaError> {
         if let [range] = ranges
             && range.end - range.start <= DirectFile::bounce().buf_bytes() as u64
@@ -271,7 +275,8 @@ impl LiveLog {
         self.io("fdatasync", &whole, self.backing.sync())
     }
 
-    /// Copies as many of the ranges as fit into the buffer, and writes them at once. Takes what it has copied out of `next` and `waiting`.
+    /// Copies as many of the ranges as fit into the buffer, and writes them at once. Takes what it has copied
+    /// out of `next` and `waiting`.
     fn write_bufferful(
         &self,
         mut buf: &mut [u8],
@@ -589,7 +594,8 @@ mod tests {
         let log = make(&dirs, 8 << 20);
         let data: Vec<u8> = (0..8 << 20).map(|i: u32| (i / 7 % 251) as u8).collect();
         log.write(0, &data).unwrap();
-        // Overlapping, adjacent, in no order, empty; one is larger than any buffer, and forty are more than are in flight at a time.
+        // Overlapping, adjacent, in no order, empty; one is larger than any buffer, and forty are more than
+        // are in flight at a time.
         let mut ranges = vec![
             (5 << 20, (2 << 20) + 77),
             (9000, 5000),

@@ -1,8 +1,8 @@
-//! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`). On a disk it is read by the mapping and
-//! written by system calls.
+//! A region that is one mapped file: tmpfs (`shm`), any disk (`file`), or persistent memory (`dax`). On a
+//! disk it is read by the mapping and written by system calls.
 //!
-//! Sparse regions hand out space by [`Region::allocate`]; storing to a range that was not allocated may raise SIGBUS when the
-//! host is full, as with every mapped file.
+//! Sparse regions hand out space by [`Region::allocate`]; storing to a range that was not allocated may raise
+//! SIGBUS when the host is full, as with every mapped file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,8 @@ use crate::pmem::{MapOptions, Mapping};
 use crate::sys::begin_write_out;
 use crate::traits::{DeviceInfo, DeviceState, MediumKind, Region};
 
-/// Writes to a file of this many bytes are data that stays as it is: the disk begins with it while the rest of a batch is put together.
+/// Writes to a file of this many bytes are data that stays as it is: the disk begins with it while the rest
+/// of a batch is put together.
 const LARGE_BYTES: u64 = 256 << 10;
 
 /// What a mapped file lies on, which says what its fence and sync are worth.
@@ -43,7 +44,8 @@ pub struct MappedOptions {
     pub len_bytes: u64,
     /// Address space to reserve: the region can grow to this.
     pub max_bytes: u64,
-    /// A new region is a sparse file; its user calls `allocate` before handing ranges out. Otherwise all space is taken at once.
+    /// A new region is a sparse file; its user calls `allocate` before handing ranges out. Otherwise all
+    /// space is taken at once.
     pub sparse: bool,
 }
 
@@ -60,7 +62,8 @@ pub struct MappedRegion {
 }
 
 impl MappedRegion {
-    /// Makes the file (mode 0600) and maps it. Durable (the name, too) once the directory and the region were synced.
+    /// Makes the file (mode 0600) and maps it. Durable (the name, too) once the directory and the region were
+    /// synced.
     ///
     /// # Errors
     /// `Setup` (exists already, no permission, not DAX), `NoSpace`; the file is removed again then.
@@ -147,8 +150,9 @@ impl MappedRegion {
         self.map.reserved_bytes()
     }
 
-    /// Writes to the page cache that the mapping shows. A store to the mapping would fault, and a fault fills as much of the cache as the
-    /// file system likes to have in one piece (2 MiB where it can), all of which the next sync then writes.
+    /// Writes to the page cache that the mapping shows. A store to the mapping would fault, and a fault fills
+    /// as much of the cache as the file system likes to have in one piece (2 MiB where it can), all of which
+    /// the next sync then writes.
     fn write_by_call(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         self.map.check_write(off, src.len())?;
         self.latch.check(&self.name)?;

@@ -1,5 +1,6 @@
-//! A simulated machine whose media record every store, fence, sync, write and flush as one ordered history, and which builds
-//! the contents that a crash at any point may leave. For tests; knows nothing of what is stored.
+//! A simulated machine whose media record every store, fence, sync, write and flush as one ordered history,
+//! and which builds the contents that a crash at any point may leave. For tests; knows nothing of what is
+//! stored.
 //!
 //! ```
 //! use varve_media::Region;
@@ -168,7 +169,8 @@ impl SimWorld {
         device
     }
 
-    /// Takes a device out of the machine for good, as when its file is deleted. `false` if there is none of that name.
+    /// Takes a device out of the machine for good, as when its file is deleted. `false` if there is none of
+    /// that name.
     pub fn remove(&self, name: &str) -> bool {
         let mut world = self.0.lock();
         let Some(device) = world.find(name) else {

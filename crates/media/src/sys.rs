@@ -1,11 +1,12 @@
-//! Calls that nothing safe gives: what the C library's allocator is asked for beside memory (which does nothing with other libraries), and the start
-//! of a write-out.
+//! Calls that nothing safe gives: what the C library's allocator is asked for beside memory (which does
+//! nothing with other libraries), and the start of a write-out.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// Has the kernel begin to write what its cache holds of a range, and waits for nothing. Makes nothing durable; a sync that follows finds
-/// less to do. Only advice: a failure changes nothing, and is met again by the sync.
+/// Has the kernel begin to write what its cache holds of a range, and waits for nothing. Makes nothing
+/// durable; a sync that follows finds less to do. Only advice: a failure changes nothing, and is met again by
+/// the sync.
 pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     let (off, len) = (off.cast_signed(), len.cast_signed());
     // SAFETY: takes no pointer; the descriptor is open as long as `file` is borrowed.
@@ -14,12 +15,14 @@ pub(crate) fn begin_write_out(file: &File, off: u64, len: u64) {
     }
 }
 
-/// Gives what is free in the allocator's arenas back to the system. Threads that come and go leave each arena with free memory that it keeps,
-/// since something still in use lies behind it, or since it may want it again: several MiB each, and there are eight arenas for each processor.
-/// Takes the arenas' locks one after the other, a millisecond for some ten MiB.
+/// Gives what is free in the allocator's arenas back to the system. Threads that come and go leave each arena
+/// with free memory that it keeps, since something still in use lies behind it, or since it may want it
+/// again: several MiB each, and there are eight arenas for each processor. Takes the arenas' locks one after
+/// the other, a millisecond for some ten MiB.
 pub fn give_free_memory_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes no pointer and may be called at any time by any thread; it touches only memory that the allocator has free, under its locks.
+    // SAFETY: takes no pointer and may be called at any time by any thread; it touches only memory that the
+    // allocator has free, under its locks.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -28,9 +31,10 @@ pub fn give_free_memory_back() {
 /// Arenas that there are at least, however few processors.
 const ARENAS_MIN: usize = 4;
 
-/// Lets the allocator have two arenas for each processor instead of eight: no more threads than there are processors allocate at a moment, and
-/// each arena keeps as much free memory as was once in use in it. To be called before there are threads, by a program that is a daemon and nothing
-/// else. What the environment says of arenas (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`) stands.
+/// Lets the allocator have two arenas for each processor instead of eight: no more threads than there are
+/// processors allocate at a moment, and each arena keeps as much free memory as was once in use in it. To be
+/// called before there are threads, by a program that is a daemon and nothing else. What the environment says
+/// of arenas (`MALLOC_ARENA_MAX`, `GLIBC_TUNABLES`) stands.
 pub fn bound_arenas() {
     let said = ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"];
     if said.iter().any(|name| std::env::var_os(name).is_some()) {

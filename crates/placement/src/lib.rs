@@ -16,6 +16,7 @@
 //! It knows no inode, no extent tree, no device driver and no message.
 #![forbid(unsafe_code)]
 
+mod device;
 pub mod figures;
 pub mod heat;
 pub mod mover;
@@ -26,5 +27,6 @@ pub mod rules;
 pub mod sim;
 mod types;
 
-pub use types::{Access, DeviceId, DeviceState, DeviceView, NewData, Op, UnitId, UnitSize};
+pub use device::DeviceView;
+pub use types::{Access, DeviceId, DeviceState, NewData, Op, UnitId, UnitSize};
 pub use varve_format::Tier;

@@ -18,10 +18,12 @@ pub const ATIME: &str = "VARVE_PRELOAD_ATIME";
 /// File of the counters, if they are wanted.
 pub const STATS: &str = "VARVE_PRELOAD_STATS";
 
-/// Beginning of the path of files in which processes note where a C library calls the kernel, for those that start later.
+/// Beginning of the path of files in which processes note where a C library calls the kernel, for those that
+/// start later.
 pub const SITES: &str = "VARVE_PRELOAD_SITES";
 
-/// Set by a process for the program that it becomes: open files that nobody else has, so that their offset can be taken back from the kernel.
+/// Set by a process for the program that it becomes: open files that nobody else has, so that their offset
+/// can be taken back from the kernel.
 pub const ALONE: &str = "VARVE_PRELOAD_ALONE";
 /// Most files that are named there.
 pub const ALONE_MAX: usize = 64;
@@ -143,9 +145,10 @@ impl Config {
         Some(rest)
     }
 
-    /// Whether `path`, walked from the directory `from` (outside of the mount, absolute, without symbolic links), leads into the mount as far as
-    /// names tell: what follows then, and whether the path climbed above `from`. Every component is `..` or part of the mount's own path, so
-    /// none of them is a symbolic link.
+    /// Whether `path`, walked from the directory `from` (outside of the mount, absolute, without symbolic
+    /// links), leads into the mount as far as names tell: what follows then, and whether the path climbed
+    /// above `from`. Every component is `..` or part of the mount's own path, so none of them is a symbolic
+    /// link.
     #[must_use]
     pub fn entered<'a>(&self, from: &[u8], path: &'a [u8]) -> Option<(&'a [u8], bool)> {
         let mount = self.mount.as_slice();
@@ -180,7 +183,8 @@ impl Config {
         }
     }
 
-    /// Whether a path that begins with this component could lead from a directory outside into the mount by names alone.
+    /// Whether a path that begins with this component could lead from a directory outside into the mount by
+    /// names alone.
     #[must_use]
     pub fn could_enter(&self, path: &[u8]) -> bool {
         let first = path.split(|byte| *byte == b'/').next().unwrap_or_default();

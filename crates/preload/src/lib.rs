@@ -8,15 +8,15 @@
 pub mod calls;
 pub mod config;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub mod copies;
-pub mod internal;
+pub mod mmap_copies;
 pub mod mounts;
-pub mod numbers;
 pub mod ofd;
 pub mod process;
+mod start;
 pub mod stats;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub mod sys;
+pub mod syscalls;
 pub mod table;
 pub mod walk;
 pub mod watches;

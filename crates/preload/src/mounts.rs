@@ -1,9 +1,8 @@
-//! Where file systems are mounted: the table of mounts, which is read again only when the kernel says that it changed. So no file system is asked,
-//! ours neither, which may be stopped.
+//! Where file systems are mounted: the table of mounts, which is read again only when the kernel says that it
+//! changed. So no file system is asked, ours neither, which may be stopped.
 
-use crate::internal;
-use crate::ofd::KernelFd;
 use crate::sys::kernel;
+use crate::sys::reentry::{self, KernelFd};
 use std::collections::HashSet;
 use varve_libfs::mounts::places;
 
@@ -18,7 +17,8 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Whether something is mounted at `path`, which is absolute and without symbolic links. `None` if there is no table to be read.
+    /// Whether something is mounted at `path`, which is absolute and without symbolic links. `None` if there
+    /// is no table to be read.
     pub fn has(&mut self, path: &[u8]) -> Option<bool> {
         let is_fresh = self.table.is_none();
         if is_fresh {
@@ -27,7 +27,7 @@ impl Mounts {
             if fd < 0 {
                 return None;
             }
-            self.table = Some(KernelFd(internal::adopt(fd)));
+            self.table = Some(KernelFd(reentry::adopt(fd)));
         }
         let fd = self.table.as_ref()?.0;
         if is_fresh || kernel::is_changed(fd) {

@@ -1,21 +1,24 @@
 //! Open file descriptions: what descriptors made by `dup` share.
 
 use crate::sys::kernel;
-use crate::sys::together::{Left, Record};
+use crate::sys::reentry::KernelFd;
+use crate::sys::shared_offset::{Left, Record};
 use crate::walk::{Here, Route, Stop};
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use varve_format::InodeKey;
-use varve_libfs::OpenFile;
+use varve_libfs::{OpenFile, OpenFlags};
 
 /// Where a description reads and writes next.
 #[derive(Debug, Default)]
 pub struct Position {
-    /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then come the daemon's cookies.
+    /// Offset; for a directory that of the mount's directory streams: 1 and 2 stand behind the dots, then
+    /// come the daemon's cookies.
     pub at: u64,
-    /// The kernel keeps it now, for others that have the description: calls that use the offset are the kernel's.
+    /// The kernel keeps it now, for others that have the description: calls that use the offset are the
+    /// kernel's.
     pub moved: bool,
 }
 
@@ -47,15 +50,25 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A descriptor of the kernel that is closed with its owner.
-#[derive(Debug)]
-pub struct KernelFd(pub i32);
-
-impl Drop for KernelFd {
-    fn drop(&mut self) {
-        crate::internal::forget(self.0);
-        kernel::close(self.0);
-    }
+/// What LibFS is asked for; `None` if `flags` name no mode of access.
+#[must_use]
+pub fn open_flags(flags: i32) -> Option<OpenFlags> {
+    let (read, write) = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => (true, false),
+        libc::O_WRONLY => (false, true),
+        libc::O_RDWR => (true, true),
+        _ => return None,
+    };
+    Some(OpenFlags {
+        read,
+        write,
+        append: flags & libc::O_APPEND != 0,
+        truncate: flags & libc::O_TRUNC != 0,
+        sync: flags & libc::O_SYNC == libc::O_SYNC,
+        dsync: flags & libc::O_DSYNC != 0,
+        direct: flags & libc::O_DIRECT != 0,
+        no_atime: flags & libc::O_NOATIME != 0,
+    })
 }
 
 /// An open file description that LibFS serves.
@@ -72,7 +85,8 @@ pub struct Ofd {
     position: Mutex<Position>,
     /// The offset and the flags, while other processes have the description too.
     record: AtomicPtr<Record>,
-    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the offset.
+    /// Its descriptors are real ones of the mount: every call of the kernel on them is right but for the
+    /// offset.
     pub real: AtomicBool,
     /// Path below the mount when it was opened: where to look for it first.
     pub route: Route,
@@ -80,7 +94,8 @@ pub struct Ofd {
     pub parent: InodeKey,
     /// The same file, open in the kernel: for locks, maps, and because it may lose its name.
     pub side: Mutex<Option<KernelFd>>,
-    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows a name.
+    /// It was made without a name (`O_TMPFILE`): `route` and `parent` are where it was, and where it borrows
+    /// a name.
     pub unnamed: Option<Unnamed>,
 }
 
@@ -121,7 +136,8 @@ impl Ofd {
         }
     }
 
-    /// A description of a file without a name that was made in the directory `parent`, whose path below the mount is `route`.
+    /// A description of a file without a name that was made in the directory `parent`, whose path below the
+    /// mount is `route`.
     #[must_use]
     pub fn without_name(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
         let mut ofd = Self::new(file, false, flags, route, parent);
@@ -133,8 +149,8 @@ impl Ofd {
         ofd
     }
 
-    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What other threads of the parent may have
-    /// held is not touched.
+    /// In a child after `fork`: the same description, which the parent made [`shared`](Self::share). What
+    /// other threads of the parent may have held is not touched.
     #[must_use]
     pub fn inherited(parent: &Self) -> Self {
         Self {
@@ -153,8 +169,8 @@ impl Ofd {
         }
     }
 
-    /// A description that the program before this one, of the same process, had for itself: a regular file behind real descriptors, one of which
-    /// is `fd`.
+    /// A description that the program before this one, of the same process, had for itself: a regular file
+    /// behind real descriptors, one of which is `fd`.
     #[must_use]
     pub fn adopted(fd: i32, key: InodeKey, status: i32) -> Self {
         let at = u64::try_from(kernel::lseek(fd, 0, libc::SEEK_CUR)).unwrap_or(0);
@@ -229,7 +245,8 @@ impl Ofd {
         Held { position, record }
     }
 
-    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep it then.
+    /// A child is about to share it. False if there is no room to share the offset in: the kernel must keep
+    /// it then.
     #[must_use]
     pub fn share(&self) -> bool {
         let position = self.position();
@@ -237,7 +254,7 @@ impl Ofd {
             record.join();
             return true;
         }
-        let Some(record) = crate::sys::together::take(position.at, self.status()) else {
+        let Some(record) = crate::sys::shared_offset::take(position.at, self.status()) else {
             return false;
         };
         if position.moved {
@@ -250,8 +267,8 @@ impl Ofd {
         true
     }
 
-    /// This process ends, or becomes another program without this description: others need not reckon with it. Answers what
-    /// [`stay`](Self::stay) needs to know.
+    /// This process ends, or becomes another program without this description: others need not reckon with
+    /// it. Answers what [`stay`](Self::stay) needs to know.
     pub fn leave(&self) -> Option<Left> {
         self.record().map(Record::leave)
     }
@@ -266,7 +283,8 @@ impl Ofd {
         }
     }
 
-    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the offset.
+    /// Flags as `F_GETFL` shows them; what another process changed is seen after the next call that uses the
+    /// offset.
     #[must_use]
     pub fn status(&self) -> i32 {
         self.status.load(Ordering::Relaxed)

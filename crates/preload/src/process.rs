@@ -5,26 +5,29 @@
 //! held for reading by whatever makes or ends a descriptor, for writing by whatever gives descriptions to the
 //! kernel.
 
+pub mod forking;
 mod paths;
 mod real;
 
 use self::paths::Cwd;
 pub use self::real::hand_offset;
+use crate::Errno;
 use crate::config::Config;
-use crate::copies::Maps;
+use crate::mmap_copies::{Finder, Host, Maps};
 use crate::mounts::Mounts;
-use crate::ofd::Ofd;
+use crate::ofd::{Ofd, open_flags};
+use crate::stats;
 use crate::sys::kernel::Ids;
-use crate::sys::{kernel, ranges};
+use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
 use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
 use crate::watches::{self, Watches};
-use crate::{internal, stats};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_format::InodeKey;
+use varve_ipc::CopiesAt;
 use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
 /// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a
@@ -98,7 +101,6 @@ pub fn begin(config: Config) -> bool {
             process.table.set_given(fd, mounts);
         }
     }
-    crate::calls::limits::look();
     process.adopt();
     PROCESS.store(Box::into_raw(Box::new(process)), Ordering::Release);
     true
@@ -114,7 +116,7 @@ pub fn switch_off() {
 /// In a child after `fork`: everything anew, but what the kernel hands on too. What the parent had is not
 /// touched: its locks may be held by threads that are not here.
 pub fn after_fork(parent: &Process) {
-    internal::drop_all();
+    reentry::drop_all();
     ranges::forget_all();
     let child = Process::new(parent.config.clone(), parent.umask.load(Ordering::Relaxed));
     child
@@ -140,6 +142,28 @@ pub fn after_fork(parent: &Process) {
     drop(inherited);
     child.look_around();
     PROCESS.store(Box::into_raw(Box::new(child)), Ordering::Release);
+}
+
+impl Host for Process {
+    fn copies_at(&self) -> Option<CopiesAt> {
+        self.fs().ok()?.copies_at()
+    }
+
+    fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
+        self.file(ofd)
+    }
+
+    fn gate(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read()
+    }
+
+    fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno> {
+        self.side(fd, ofd)
+    }
+
+    fn finder(&self) -> Finder {
+        || current().map(|process| (process as &dyn Host, &*process.copies))
+    }
 }
 
 fn ended(mut path: Vec<u8>) -> Vec<u8> {
@@ -313,7 +337,7 @@ impl Process {
             .filter(|fd| *fd >= 0)?;
         // The mount may have gone, or another one may lie over it.
         if kernel::identity(fd) == Some((self.config.device, varve_format::ROOT_INO.0)) {
-            Some(internal::adopt(fd))
+            Some(reentry::adopt(fd))
         } else {
             kernel::close(fd);
             None
@@ -361,7 +385,7 @@ impl Process {
             if self.off.load(Ordering::Acquire) || !worth {
                 return None;
             }
-            let flags = crate::calls::open_flags(ofd.status())?;
+            let flags = open_flags(ofd.status())?;
             let file = self.fs().ok()?.open(ofd.key(), flags, &Cred::root()).ok();
             if file.is_none() {
                 ofd.set_lost();

@@ -1,8 +1,8 @@
 //! How many calls were served here and how many fell back, by system call: counters in a file that all
 //! processes of a run share.
 
-use crate::numbers::{self, NUMBERS};
 use crate::sys::shared::Counters;
+use crate::syscalls::{self, NUMBERS};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -10,7 +10,7 @@ static COUNTERS: OnceLock<Option<Counters>> = OnceLock::new();
 
 /// Counts from now on into `file`.
 pub fn begin(file: Option<&Path>) {
-    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, numbers::COUNTERS)));
+    let _ = COUNTERS.set(file.and_then(|file| Counters::open(file, syscalls::COUNTERS)));
 }
 
 /// Whether anything is counted.

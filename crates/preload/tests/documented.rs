@@ -1,7 +1,7 @@
 //! The list in `docs/guide/run.md` and the calls that the library looks at are the same.
 
 use std::collections::BTreeSet;
-use varve_preload::numbers::{LOOKED_AT, NUMBERS};
+use varve_preload::syscalls::{LOOKED_AT, NUMBERS};
 
 /// Names in the first column of the document's table.
 fn documented() -> BTreeSet<String> {

@@ -11,7 +11,7 @@ use kit::{ALONE, KINDS, Kind};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
-use varve_similarity::candidates::{self, Checksums, Settings as Search};
+use varve_similarity::candidates::{self, Checksums, SearchSettings};
 use varve_similarity::hash::mix;
 use varve_similarity::measure::View;
 use varve_similarity::tree::{ImageId, Mode, Settings, Tree};
@@ -136,7 +136,7 @@ fn finder(blocks: u64) {
     let mut results = Vec::new();
     // Unbounded last, so that the peak of the bounded search is its own.
     for memory_mib in [256, 4096] {
-        let search = Search {
+        let search = SearchSettings {
             memory_bytes: memory_mib << 20,
             min_run_blocks: 4,
             spill_dir: dir.path().to_owned(),

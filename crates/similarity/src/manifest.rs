@@ -42,7 +42,8 @@ pub enum ManifestError {
     NoManifest(PathBuf),
     /// It is of another version.
     #[error(
-        "{path} is a manifest of version {found}, and this program reads version {VERSION}; make it again with \
+        "{path} is a manifest of version {found}, and this program reads version {VERSION}; make it again \
+        with \
          `varve dedup cluster`",
         path = .path.display()
     )]

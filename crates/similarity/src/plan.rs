@@ -59,7 +59,8 @@ pub enum PlanError {
     },
     /// They do not fit together.
     #[error(
-        "{groups} hosts of {capacity:.0} bytes have no room for {bytes:.0} of images; give more or larger ones"
+        "{groups} hosts of {capacity:.0} bytes have no room for {bytes:.0} of images; give more or larger \
+        ones"
     )]
     NoRoom {
         /// What all take.

@@ -65,7 +65,8 @@ pub enum StoreError {
     Poisoned,
     /// [`Store::end_checks`](crate::Store::end_checks).
     #[error(
-        "the daemon stops, and its check with it: check the pool again when it is served, or as it lies when it has stopped"
+        "the daemon stops, and its check with it: check the pool again when it is served, or as it lies \
+        when it has stopped"
     )]
     CheckEnded,
     /// A failed persist has made the pool read-only.

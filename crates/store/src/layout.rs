@@ -83,7 +83,8 @@ impl Layout {
             let units = blocks / unit.max(1);
             if unit < UNIT_MIN_BLOCKS || units < 3 {
                 return Err(StoreError::Devices(format!(
-                    "the {} tier of {blocks} blocks does not hold 3 units of {unit} blocks (at least {UNIT_MIN_BLOCKS})",
+                    "the {} tier of {blocks} blocks does not hold 3 units of {unit} blocks (at least \
+                    {UNIT_MIN_BLOCKS})",
                     tier.name()
                 )));
             }

@@ -200,7 +200,7 @@ pub fn run(shape: Shape, sessions: usize, steps: &[LockstepStep]) -> Result<Lock
             LockstepStep::Compare => stats.trees += compare(&model, &mounts, &rig).map_err(fail(at))?,
         }
         if at + 1 == steps.len() && *step == LockstepStep::Compare {
-            let counted = rig.check_credits(mounts.iter());
+            let counted = rig.check_reservations(mounts.iter());
             counted.map_err(|error| (at, error.to_string()))?;
         }
         if at + 1 == steps.len() {
@@ -266,7 +266,8 @@ pub fn run_seed(shape: Shape, sessions: usize, seed: u64, count: usize) -> Resul
         };
         let list: Vec<_> = few.iter().map(|step| format!("    {step}")).collect();
         format!(
-            "VARVE_SEED={seed} ({sessions} sessions, {:?}) failed at step {at}: {why}\n  shrunk to {} steps:\n{}\n  which fail with: {now}",
+            "VARVE_SEED={seed} ({sessions} sessions, {:?}) failed at step {at}: {why}\n  shrunk to {} \
+            steps:\n{}\n  which fail with: {now}",
             shape.medium,
             few.len(),
             list.join("\n"),

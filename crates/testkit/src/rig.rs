@@ -647,7 +647,7 @@ impl Rig {
     ///
     /// # Errors
     /// Both, or the digest's.
-    pub fn check_credits<'f>(&self, clients: impl Iterator<Item = &'f Fs>) -> Result<(), RigError> {
+    pub fn check_reservations<'f>(&self, clients: impl Iterator<Item = &'f Fs>) -> Result<(), RigError> {
         let kernel = self.kernel();
         kernel.digest_all().map_err(KernelError::from)?;
         let left: u64 = clients.map(|fs| fs.counters().credits).sum();

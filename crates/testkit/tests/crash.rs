@@ -118,7 +118,9 @@ const MEDIA: [SimMedium; 3] = [SimMedium::Dax, SimMedium::File, SimMedium::Shm];
 fn given_script_is_explored() {
     let given = std::env::var("VARVE_CRASH_SCRIPT");
     let text = given.as_deref().unwrap_or(
-        "[create /f] then [write /f offset=0 len=5000 seed=1, fsync /, digest] on File Scatter nvm=6291456 journal=262144 blocks=4194304 verify=false with every-point=true torn=1 stride=1 seeds=2 combinations=true recovery=40 seed=1",
+        "[create /f] then [write /f offset=0 len=5000 seed=1, fsync /, digest] on File Scatter nvm=6291456 \
+        journal=262144 blocks=4194304 verify=false with every-point=true torn=1 stride=1 seeds=2 \
+        combinations=true recovery=40 seed=1",
     );
     let job = Script::job_from(text).unwrap_or_else(|error| panic!("{error}"));
     let sum = explore("given", &[job]);

@@ -574,7 +574,8 @@ impl Trial {
         }
         assert!(
             self.kind.lies() || !(older || failed || noticed || wrong),
-            "{}: something is lost or damaged although the fault was told: older {older}, unreadable {failed}, check {:?}",
+            "{}: something is lost or damaged although the fault was told: older {older}, unreadable \
+            {failed}, check {:?}",
             self.say(),
             rig.check()
         );

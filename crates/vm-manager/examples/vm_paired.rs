@@ -155,7 +155,8 @@ fn describe(name: &str, mut values: Vec<f64>) {
     let rank = |r: f64| values[(r.round().max(0.0) as usize).min(values.len() - 1)];
     let spread = 0.98 * n.sqrt();
     println!(
-        "  {name}: slow-down mean {mean:+.2} % (95 %: {:+.2} to {:+.2}), median {:+.2} % (95 %: {:+.2} to {:+.2}), quartiles {:+.2} {:+.2}",
+        "  {name}: slow-down mean {mean:+.2} % (95 %: {:+.2} to {:+.2}), median {:+.2} % (95 %: {:+.2} to \
+        {:+.2}), quartiles {:+.2} {:+.2}",
         mean - half,
         mean + half,
         rank((n - 1.0) / 2.0),
@@ -237,7 +238,8 @@ fn main() -> Result<(), Failure> {
         .find(|l| l.starts_with("AnonHuge"))
         .and_then(|l| l.split_ascii_whitespace().nth(1));
     println!(
-        "  {pairs} pairs of {} ms ({} ms not counted), DAMON switched along: {}; {} MiB huge at the end; {:.1} s stolen by the host",
+        "  {pairs} pairs of {} ms ({} ms not counted), DAMON switched along: {}; {} MiB huge at the end; \
+        {:.1} s stolen by the host",
         length.as_millis(),
         settle.as_millis(),
         manager.damon,

@@ -136,19 +136,36 @@ pub type Shared = Arc<Mutex<Snapshot>>;
 pub fn serve(address: SocketAddr, shared: Shared) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let bound = listener.local_addr()?;
-    std::thread::Builder::new().name("varve-metrics".to_owned()).spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
-            let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-            let mut request = [0u8; 1024];
-            let got = stream.read(&mut request).unwrap_or(0);
-            let found = request[..got].starts_with(b"GET /metrics ") || request[..got].starts_with(b"GET / ");
-            let (status, body) = if found { ("200 OK", text(&shared.lock())) } else { ("404 Not Found", String::new()) };
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            let head = format!("HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-            let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
-        }
-    })?;
+    std::thread::Builder::new()
+        .name("varve-metrics".to_owned())
+        .spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
+                let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
+                let mut request = [0u8; 1024];
+                let got = stream.read(&mut request).unwrap_or(0);
+                let found =
+                    request[..got].starts_with(b"GET /metrics ") || request[..got].starts_with(b"GET / ");
+                let (status, body) = if found {
+                    ("200 OK", text(&shared.lock()))
+                } else {
+                    (
+                        "404 Not \
+                Found",
+                        String::new(),
+                    )
+                };
+                let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: \
+                {}\r\nConnection: close\r\n\r\n",
+                    body.len()
+                );
+                let _ = stream
+                    .write_all(head.as_bytes())
+                    .and_then(|()| stream.write_all(body.as_bytes()));
+            }
+        })?;
     Ok(bound)
 }
 

@@ -119,7 +119,11 @@ fn frames(me: Pid) -> Result<String, String> {
     let entry = Pagemap::open(me).and_then(|m| m.entries(crate::types::VirtPage::of_address(address), 1));
     match entry.ok().and_then(|e| e.first().copied()) {
         Some(e) if e & ((1 << 55) - 1) != 0 => Ok("page frame numbers are visible".to_owned()),
-        _ => Err("page frame numbers are hidden: root (CAP_SYS_ADMIN) would show them; idle bits and DAMON need them".to_owned()),
+        _ => Err(
+            "page frame numbers are hidden: root (CAP_SYS_ADMIN) would show them; idle bits and DAMON \
+            need them"
+                .to_owned(),
+        ),
     }
 }
 
@@ -197,7 +201,9 @@ fn thp_by_request() -> Result<String, String> {
         return Err("huge pages are switched off for this process tree".to_owned());
     }
     sys::disable_thp(ThpDisable::ExceptAdvised).map_err(|_| {
-        "PR_THP_DISABLE_EXCEPT_ADVISED needs Linux 6.18; before, the fault path follows the system's setting".to_owned()
+        "PR_THP_DISABLE_EXCEPT_ADVISED needs Linux 6.18; before, the fault path follows the system's \
+        setting"
+            .to_owned()
     })?;
     let _ = sys::disable_thp(ThpDisable::No);
     Ok("`run` keeps huge pages out of the program's fault path".to_owned())

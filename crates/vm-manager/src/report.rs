@@ -57,33 +57,7 @@ impl Engine {
         let uptime_s = self.started.elapsed().as_secs_f64();
         let (scan, work) = self.governor.totals();
         let info = self.tracker.info();
-        let processes: Vec<(ProcId, i32, String, bool)> = self
-            .processes
-            .borrow()
-            .iter()
-            .map(|(id, p)| (id, p.pid.0, p.name.clone(), p.coop.is_some()))
-            .collect();
-        let tau = self.config.ingens.tau;
-        let status = |(id, pid, name, cooperating): (ProcId, i32, String, bool)| {
-            let claim = self.ingens.as_ref().and_then(|p| p.claim(id));
-            let regions: Vec<u64> = self
-                .ingens
-                .iter()
-                .flat_map(|p| p.regions(id))
-                .map(|(_, r)| u64::from(r.util.weight()) * PAGE_BYTES)
-                .collect();
-            ProcessStatus {
-                pid,
-                name,
-                cooperating,
-                regions: regions.len() as u64,
-                used_bytes: regions.iter().sum(),
-                huge_pages: claim.map_or(0, |c| c.huge_pages),
-                idle_huge_pages: claim.map_or(0, |c| c.idle_huge_pages),
-                metric: claim.map_or(0.0, |c| promotion_metric(&c, tau) * (1 << 20) as f64),
-            }
-        };
-        let processes = processes.into_iter().map(status).collect();
+        let processes = self.process_statuses();
         let metadata: Vec<(u64, u64)> = [
             self.ingens.as_ref().map(Policy::metadata),
             self.multi_clock.as_ref().map(Policy::metadata),
@@ -136,6 +110,36 @@ impl Engine {
             fairness: self.ingens.as_ref().map_or(0.0, Ingens::fairness_objective),
             heat: self.heat.values().cloned().collect(),
         }
+    }
+
+    fn process_statuses(&self) -> Vec<ProcessStatus> {
+        let processes: Vec<(ProcId, i32, String, bool)> = self
+            .processes
+            .borrow()
+            .iter()
+            .map(|(id, p)| (id, p.pid.0, p.name.clone(), p.coop.is_some()))
+            .collect();
+        let tau = self.config.ingens.tau;
+        let status = |(id, pid, name, cooperating): (ProcId, i32, String, bool)| {
+            let claim = self.ingens.as_ref().and_then(|p| p.claim(id));
+            let regions: Vec<u64> = self
+                .ingens
+                .iter()
+                .flat_map(|p| p.regions(id))
+                .map(|(_, r)| u64::from(r.util.weight()) * PAGE_BYTES)
+                .collect();
+            ProcessStatus {
+                pid,
+                name,
+                cooperating,
+                regions: regions.len() as u64,
+                used_bytes: regions.iter().sum(),
+                huge_pages: claim.map_or(0, |c| c.huge_pages),
+                idle_huge_pages: claim.map_or(0, |c| c.idle_huge_pages),
+                metric: claim.map_or(0.0, |c| promotion_metric(&c, tau) * (1 << 20) as f64),
+            }
+        };
+        processes.into_iter().map(status).collect()
     }
 
     fn policy_names(&self) -> Vec<String> {

@@ -333,7 +333,8 @@ mod tests {
 
     #[test]
     fn links_are_dead_when_file_or_heading_is_missing() {
-        let page = "# Lock order\n[a](b.md) [b](#lock-order) [c](c.md)\n\n[d](b.md#no) [e](../../x) [f](https://x.example/y)\n";
+        let page = "# Lock order\n[a](b.md) [b](#lock-order) [c](c.md)\n\n[d](b.md#no) [e](../../x) \
+            [f](https://x.example/y)\n";
         let found = dead(&[("docs/a.md", page), ("docs/b.md", "# B\n")]);
         let expected = [
             "docs/a.md:2: link to c.md: there is no such file",
@@ -345,7 +346,8 @@ mod tests {
 
     #[test]
     fn paths_in_documents_and_comments_are_dead_when_nothing_is_there() {
-        let page = "`media/src/lib.rs` `src/lib.rs:3` `gone.rs` `a/b` `media/src/{lib,gone}.rs` `media/src/l*.rs`\n\n```\n`x.rs`\n```\n";
+        let page = "`media/src/lib.rs` `src/lib.rs:3` `gone.rs` `a/b` `media/src/{lib,gone}.rs` \
+            `media/src/l*.rs`\n\n```\n`x.rs`\n```\n";
         let source = "//! See `media/src/lib.rs` and `old/name.rs`.\nconst X: &str = \"`y.rs`\";\n";
         let found = dead(&[("page.md", page), ("crates/media/src/lib.rs", source)]);
         let expected = [

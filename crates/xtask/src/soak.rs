@@ -492,21 +492,7 @@ pub fn run(options: &SoakOptions) -> ExitCode {
             }
         }
     }
-    println!(
-        "\nsoak of {}: {round} rounds from seed {}",
-        clock(started),
-        options.seed
-    );
-    println!(
-        "{:<16} {:>6} {:>9} {:>11} {:>9}",
-        "suite", "runs", "tests", "images", "seconds"
-    );
-    for (name, count) in &counts {
-        println!(
-            "{name:<16} {:>6} {:>9} {:>11} {:>9.0}",
-            count.runs, count.tests, count.images, count.secs
-        );
-    }
+    summary(started, round, options.seed, &counts);
     match failure {
         Some(why) => {
             println!("FAILED: {why}");
@@ -516,6 +502,21 @@ pub fn run(options: &SoakOptions) -> ExitCode {
             println!("no failure");
             ExitCode::SUCCESS
         }
+    }
+}
+
+/// Says what was run.
+fn summary(started: Instant, round: u64, seed: u64, counts: &BTreeMap<&str, Count>) {
+    println!("\nsoak of {}: {round} rounds from seed {}", clock(started), seed);
+    println!(
+        "{:<16} {:>6} {:>9} {:>11} {:>9}",
+        "suite", "runs", "tests", "images", "seconds"
+    );
+    for (name, count) in counts {
+        println!(
+            "{name:<16} {:>6} {:>9} {:>11} {:>9.0}",
+            count.runs, count.tests, count.images, count.secs
+        );
     }
 }
 

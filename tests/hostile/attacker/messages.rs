@@ -35,7 +35,7 @@ impl Attacker {
                 }
                 Upcall::Barrier { tx, .. } => Request::BarrierAck { tx },
                 Upcall::Sharing => Request::SharingAck,
-                Upcall::ReclaimReservations => Request::CreditsBack {
+                Upcall::ReclaimReservations => Request::ReturnReservation {
                     blocks: self.rng.below(2) * (1 << 20),
                     of: u64::MAX,
                 },
@@ -150,7 +150,7 @@ impl Attacker {
             16 => Request::GrowLog {
                 len_bytes: extreme(self) & !(CHUNK_BYTES - 1) | self.rng.below(2),
             },
-            17 => Request::Credits {
+            17 => Request::Reserve {
                 blocks: extreme(self) as u32,
                 least: extreme(self) as u32,
             },
@@ -168,7 +168,7 @@ impl Attacker {
                 all: self.rng.below(2) == 0,
                 numbers: (0..self.rng.below(6000)).map(|_| self.extreme()).collect(),
             }),
-            23 => Request::CreditsBack {
+            23 => Request::ReturnReservation {
                 blocks: extreme(self),
                 of: extreme(self),
             },

@@ -84,7 +84,10 @@ impl Model {
 
 proptest! {
     #[test]
-    fn set_agrees_with_a_list_in_order_of_use(shape in shape(), ops in proptest::collection::vec(op(), 1..120)) {
+    fn set_agrees_with_a_list_in_order_of_use(
+        shape in shape(),
+        ops in proptest::collection::vec(op(), 1..120),
+    ) {
         let mut set = Set::empty(shape);
         let mut model = Model { shape, objects: Vec::new(), on_disk: HashMap::new() };
         let mut dead = None;
@@ -131,7 +134,10 @@ proptest! {
     }
 
     #[test]
-    fn unpack_never_panics_and_gives_only_sound_sets(shape in shape(), bytes in proptest::collection::vec(any::<u8>(), 128)) {
+    fn unpack_never_panics_and_gives_only_sound_sets(
+        shape in shape(),
+        bytes in proptest::collection::vec(any::<u8>(), 128),
+    ) {
         if let Some(set) = Set::unpack(shape, &bytes[..shape.set_bytes()]) {
             let mut ranks: Vec<_> = (0..shape.ways()).map(|slot| set.entry(slot).rank).collect();
             ranks.sort_unstable();
@@ -145,7 +151,9 @@ proptest! {
     }
 
     #[test]
-    fn resident_sets_are_whole_or_absent_and_within_capacity(numbers in proptest::collection::vec(0u64..400, 1..600)) {
+    fn resident_sets_are_whole_or_absent_and_within_capacity(
+        numbers in proptest::collection::vec(0u64..400, 1..600)
+    ) {
         let shape = Shape::new(Policy::SetMemLru);
         let mut index = ResidentIndex::new(shape, 64);
         let mut last: HashMap<u64, u8> = HashMap::new();

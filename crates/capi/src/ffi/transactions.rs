@@ -155,7 +155,8 @@ pub unsafe extern "C" fn varve_tx_rename(tx: *mut varve_tx, from: *const c_char,
 pub unsafe extern "C" fn varve_tx_commit(tx: *mut varve_tx) -> c_int {
     zero(|| {
         let group = GROUPS.take(tx.addr()).map_err(Errno)?;
-        // Another thread that is adding a call at this moment is before the commit; one that comes later finds no group.
+        // Another thread that is adding a call at this moment is before the commit; one that comes later
+        // finds no group.
         let calls = std::mem::replace(&mut *group.calls.lock(), group.session.posix.transaction());
         calls.commit().map(drop)
     })

@@ -4,7 +4,7 @@
 mod model;
 mod random;
 
-use crate::{Actor, Bytes, Fate, Fold, Grants, Need, Op, Plan, Refusal};
+use crate::{Actor, Fate, Fold, Grants, Need, Op, Plan, Refusal, WriteData};
 use model::{Model, Session};
 use proptest::prelude::{any, prop_assert, prop_assert_eq, proptest};
 use random::Random;
@@ -190,7 +190,7 @@ fn file_that_is_held_elsewhere_becomes_an_orphan_with_its_data() {
     let plan = plan(&model, &ops);
     let orphan = &plan.inodes[1];
     assert_eq!((orphan.fate, orphan.attr.nlink), (Fate::Made, 0));
-    assert_eq!(orphan.file.pieces, [(0, Bytes::Here(b"kept"))]);
+    assert_eq!(orphan.file.pieces, [(0, WriteData::Here(b"kept"))]);
     assert_eq!(orphan.left, [SessionId(1)]);
 }
 
@@ -228,9 +228,9 @@ fn superseded_bytes_are_dropped_and_neighbours_counted_as_merged() {
     assert_eq!(
         pieces,
         &[
-            (0, Bytes::Here(&[1; 50])),
-            (50, Bytes::Here(&[2; 100])),
-            (150, Bytes::Here(&[3; 10]))
+            (0, WriteData::Here(&[1; 50])),
+            (50, WriteData::Here(&[2; 100])),
+            (150, WriteData::Here(&[3; 10]))
         ]
     );
     assert_eq!(
@@ -589,7 +589,11 @@ proptest! {
     /// Any sequence of transactions: the plan carried out is the same as one operation after another, and the
     /// same ones are refused.
     #[test]
-    fn plan_equals_one_operation_after_another(seed in any::<u64>(), batches in 1_usize..5, len in 1_usize..60) {
+    fn plan_equals_one_operation_after_another(
+        seed in any::<u64>(),
+        batches in 1_usize..5,
+        len in 1_usize..60,
+    ) {
         let mut random = Random::new(seed);
         let mut slow = Model::new();
         slow.hold(Session(2), file(4));

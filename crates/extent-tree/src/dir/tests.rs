@@ -201,7 +201,9 @@ proptest! {
     }
 
     #[test]
-    fn any_name_is_found_again(names in prop::collection::btree_set(prop::collection::vec(any::<u8>(), 1..256), 1..80)) {
+    fn any_name_is_found_again(
+        names in prop::collection::btree_set(prop::collection::vec(any::<u8>(), 1..256), 1..80)
+    ) {
         let (mut io, mut root) = (MemIo::new(), DirRoot::default());
         for (ino, name) in (1..).zip(&names) {
             DIR.insert(&mut io, &mut root, &entry(name, ino)).unwrap();

@@ -260,7 +260,12 @@ proptest! {
 
     #[test]
     fn tree_equals_a_map_after_any_changes(ops in ops(), at in 0_u64..1600, fill in 0_u64..900) {
-        let mut world = World { io: MemIo::new(), root: TreeRoot::EMPTY, model: BTreeMap::new(), next_block: 1 };
+        let mut world = World {
+            io: MemIo::new(),
+            root: TreeRoot::EMPTY,
+            model: BTreeMap::new(),
+            next_block: 1,
+        };
         for i in 0..fill {
             world.step(Op::Replace(i * 2, vec![(1, 0, false, 3)]));
         }

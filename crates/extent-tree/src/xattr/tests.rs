@@ -88,7 +88,8 @@ proptest! {
                 Op::Demote(max) => {
                     root = ATTRS.demote(&mut io, &root, &mut MemIo::some(max)).unwrap();
                     if ATTRS.is_away(&root).unwrap() {
-                        prop_assert_eq!(io.away(), io.in_use().len(), "something hangs in NVM below what is away");
+                        prop_assert_eq!(io.away(), io.in_use().len(), "something hangs in NVM below what is \
+                            away");
                     }
                 }
             }

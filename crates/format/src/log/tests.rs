@@ -158,7 +158,10 @@ fn any_header() -> impl Strategy<Value = [u8; HEADER_SIZE]> {
 
 proptest! {
     #[test]
-    fn parse_never_panics_on_any_bytes(header in any_header(), payload in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn parse_never_panics_on_any_bytes(
+        header in any_header(),
+        payload in prop::collection::vec(any::<u8>(), 0..400),
+    ) {
         let mut header = EntryHeader::read_from_bytes(&header).unwrap();
         header.payload_len = U32::new(payload.len() as u32);
         header.body_len = U16::new(header.body_len.get() % 401);

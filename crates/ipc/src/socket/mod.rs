@@ -27,7 +27,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         Request::Acquire { .. }
         | Request::AcquireNear { .. }
         | Request::AllocInodes { .. }
-        | Request::Credits { .. }
+        | Request::Reserve { .. }
         | Request::Digest { .. }
         | Request::GrowLog { .. }
         | Request::SyncLog { .. }
@@ -47,7 +47,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::MapExtents { .. }
         | Request::ReadData { .. }
         | Request::BarrierAck { .. }
-        | Request::CreditsBack { .. }
+        | Request::ReturnReservation { .. }
         | Request::SetWatched(_)
         | Request::Watched
         | Request::StatFs

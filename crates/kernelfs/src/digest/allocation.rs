@@ -137,7 +137,8 @@ impl Filled {
             let (offset, len) = bytes(&hole);
             if let Err(error) = run_pre_step(store, PreStep::Punch(self.ino, offset, len, self.target)) {
                 // They are allocated and read as zeros, as they did.
-                tracing::error!(ino = self.ino.0, %error, "blocks of an allocation that failed stay allocated");
+                tracing::error!(ino = self.ino.0, %error, "blocks of an allocation that failed stay \
+                    allocated");
                 return;
             }
         }

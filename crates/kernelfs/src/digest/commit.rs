@@ -101,7 +101,7 @@ pub fn digest(
                 if cut.taken > 1 {
                     most = cut.taken / 2;
                 } else {
-                    next = refuse_alone(store, sources, cut, Refusal::NoCredit, done)?;
+                    next = refuse_alone(store, sources, cut, Refusal::NotReserved, done)?;
                 }
             }
             CommitFailure::PreStep(before) => run_pre_step(store, before)?,
@@ -131,7 +131,7 @@ struct RecordPlan<'a> {
     above: Vec<LogSeq>,
     /// Per source: what its log is digested to.
     upto: Vec<LogSeq>,
-    /// Per source: credits used up.
+    /// Per source: reserved blocks used up.
     charged: Vec<u64>,
     /// Transactions in it.
     taken: usize,
@@ -158,12 +158,12 @@ fn is_confined(store: &Store, error: &StoreError) -> bool {
     )
 }
 
-/// Blocks that the sessions have credits for, and those that they have none for.
+/// Blocks that the sessions have reserved, and those that they have not.
 fn paid(sources: &[Source<'_>], cut: &RecordPlan<'_>, env: &Environment<'_>) -> (u64, u64) {
     let (mut paid, mut unpaid) = (0, 0);
     for (source, charged) in sources.iter().zip(&cut.charged) {
-        let credits = env.leases.credits(source.client.session);
-        let covered = credits.map_or(*charged, |credits| credits.min(*charged));
+        let reserved = env.leases.reserved(source.client.session);
+        let covered = reserved.map_or(*charged, |reserved| reserved.min(*charged));
         paid += covered;
         unpaid += charged - covered;
     }
@@ -209,10 +209,10 @@ fn refusal(
     }
     let total: u64 = store.space().tiers.iter().map(|tier| tier.total).sum();
     let unpaid = sources.iter().zip(&cut.charged).any(|(source, charged)| {
-        let credits = env.leases.credits(source.client.session);
-        *charged > credits.unwrap_or(total)
+        let reserved = env.leases.reserved(source.client.session);
+        *charged > reserved.unwrap_or(total)
     });
-    unpaid.then_some(Refusal::NoCredit)
+    unpaid.then_some(Refusal::NotReserved)
 }
 
 /// Folds transactions until the record is nearly full. `None`: everything is digested.
@@ -307,7 +307,7 @@ fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
     batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
 }
 
-/// Folds one transaction; the credits that its operations used up. `ops` is room to put them.
+/// Folds one transaction; the reserved blocks that its operations used up. `ops` is room to put them.
 fn take<'a>(
     tx: &Tx<'_>,
     fold: &mut Fold<'a, TxView<'_, '_>>,

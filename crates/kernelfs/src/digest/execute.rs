@@ -8,7 +8,7 @@ use crate::placement::Use;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use varve_digest::{Bytes, Fate, InodePlan, NameChange, Plan};
+use varve_digest::{Fate, InodePlan, NameChange, Plan, WriteData};
 use varve_format::session::GrantRow;
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
@@ -236,7 +236,7 @@ impl PlanExecutor<'_, '_> {
     }
 
     /// Tells placement of the blocks that were written, each stretch once.
-    fn note_written(&self, key: InodeKey, pieces: &[(u64, Bytes<'_>)]) {
+    fn note_written(&self, key: InodeKey, pieces: &[(u64, WriteData<'_>)]) {
         let mut pieces = pieces.iter().map(|(offset, data)| {
             let end = offset + data.len() as u64;
             offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)
@@ -311,10 +311,10 @@ impl PlanExecutor<'_, '_> {
 }
 
 /// Bytes of a plan as the store takes them.
-const fn bytes_of<'b>(data: Bytes<'b>, from: &'b dyn PayloadSource) -> varve_store::Payload<'b> {
+const fn bytes_of<'b>(data: WriteData<'b>, from: &'b dyn PayloadSource) -> varve_store::Payload<'b> {
     match data {
-        Bytes::Here(data) => varve_store::Payload::Inline(data),
-        Bytes::LogResident(left) => varve_store::Payload::Deferred {
+        WriteData::Here(data) => varve_store::Payload::Inline(data),
+        WriteData::LogResident(left) => varve_store::Payload::Deferred {
             source: from,
             id: DeferredPayloads::name(left.source, left.entry),
             skip: left.skip as usize,
@@ -324,9 +324,9 @@ const fn bytes_of<'b>(data: Bytes<'b>, from: &'b dyn PayloadSource) -> varve_sto
 }
 
 /// How many of the pieces go to the store in one call, in at most so many stretches; at least one.
-fn one_call(pieces: &[(u64, Bytes<'_>)], most: usize) -> usize {
+fn one_call(pieces: &[(u64, WriteData<'_>)], most: usize) -> usize {
     let (mut bytes, mut stretches, mut end) = (0, 0, None);
-    let fits = |(offset, data): &&(u64, Bytes<'_>)| {
+    let fits = |(offset, data): &&(u64, WriteData<'_>)| {
         bytes += data.len();
         stretches += usize::from(end != Some(*offset));
         end = Some(offset + data.len() as u64);
@@ -350,19 +350,19 @@ fn give(attr: &mut InodeAttr, new: &InodeAttr) {
 #[cfg(test)]
 mod tests {
     use super::{PIECES_BYTES, one_call};
-    use varve_digest::Bytes;
+    use varve_digest::WriteData;
 
     #[test]
     fn one_call_takes_adjoining_pieces_by_their_bytes_and_others_by_their_number() {
         let small = [0_u8; 128];
-        let piece = Bytes::Here(&small);
+        let piece = WriteData::Here(&small);
         let adjoining: Vec<_> = (0..100_000).map(|n| (n * 128, piece)).collect();
         assert_eq!(one_call(&adjoining, 32), PIECES_BYTES / 128);
         let apart: Vec<_> = (0..1000).map(|n| (n * 8192, piece)).collect();
         assert_eq!(one_call(&apart, 32), 32);
         let big = vec![0_u8; PIECES_BYTES + 1];
         assert_eq!(
-            one_call(&[(0, Bytes::Here(&big)), (big.len() as u64, piece)], 32),
+            one_call(&[(0, WriteData::Here(&big)), (big.len() as u64, piece)], 32),
             1
         );
     }

@@ -702,7 +702,7 @@ const fn errno(why: Refusal) -> i32 {
         Refusal::TooManyLinks => libc::EMLINK,
         Refusal::NoXattr => libc::ENODATA,
         Refusal::HasName => libc::EBUSY,
-        Refusal::NoCredit => libc::ENOSPC,
+        Refusal::NotReserved => libc::ENOSPC,
         Refusal::Contradicted => libc::EIO,
     }
 }

@@ -69,7 +69,7 @@ pub trait Leases {
     /// Blocks granted to the session and not used up yet; `None`: not known any more. What a session logged
     /// beyond them takes no space that is promised: when there is none left it is refused, and what was
     /// granted waits.
-    fn credits(&self, _session: SessionId) -> Option<u64> {
+    fn reserved(&self, _session: SessionId) -> Option<u64> {
         None
     }
 }
@@ -105,7 +105,7 @@ pub struct Applied {
     pub remapped: Vec<InodeKey>,
     /// Holds that a log gave up (last close after the name was gone).
     pub unheld: Vec<(SessionId, InodeKey)>,
-    /// Credits used up, in blocks, to be given back.
+    /// Reserved blocks used up, to be given back.
     pub charged: Vec<(SessionId, u64)>,
     /// Transactions that were refused.
     pub refused: Vec<(SessionId, RefusedTx)>,

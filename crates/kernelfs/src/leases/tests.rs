@@ -516,7 +516,9 @@ proptest! {
                     let want = if exclusive { write(n) } else { read(n) };
                     if let Some(lease) = table.take_free(session, &want, now) {
                         assert!(lease.fresh && lease.mode == want.mode);
-                        assert!(waiting.iter().all(|(_, _, wants)| wants.iter().all(|other| other.key != key(n))));
+                        assert!(
+                            waiting.iter().all(|(_, _, wants)| wants.iter().all(|other| other.key != key(n)))
+                        );
                         table.confirm(session, &[lease], now);
                     }
                 }

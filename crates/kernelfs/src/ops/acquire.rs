@@ -310,6 +310,13 @@ impl KernelFs {
         Ok((grants, rows))
     }
 
+    pub(crate) fn get_attr(&self, session: &Arc<Session>, key: InodeKey) -> Result<InodeAttr, IpcError> {
+        if !session.knows(key) {
+            return Err(no(libc::ESTALE));
+        }
+        self.attr_of(session, key)
+    }
+
     /// Attributes as digested. Of an inode that this session has made and that is not digested yet, after a
     /// digest.
     pub(crate) fn attr_of(&self, session: &Arc<Session>, key: InodeKey) -> Result<InodeAttr, IpcError> {

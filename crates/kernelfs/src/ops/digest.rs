@@ -1,5 +1,6 @@
-//! Running digests, and what follows from them: pages, barriers, credits, holds, rows.
+//! Running digests, and what follows from them: pages, barriers, reservations, holds, rows.
 
+use crate::counters::Counters;
 use crate::digest::pipeline::BatchPrefetch;
 use crate::digest::{
     self, Applied, Batch, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source,
@@ -7,16 +8,17 @@ use crate::digest::{
 use crate::kernel::{BaseLimit, KernelFs};
 use crate::leases::grants::RowChange;
 use crate::session::state::{Reader, Session};
-use crate::session::table::Barrier;
+use crate::session::table::{Barrier, Sessions};
+use crate::user_segments::Segments;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::log::HEADER_SIZE;
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LogSeq, Seal, SessionId};
-use varve_ipc::{PageState, SessionPage, Upcall};
+use varve_ipc::{Clock, PageState, SessionPage, Upcall};
 use varve_media::Region;
-use varve_store::StoreError;
+use varve_store::{Store, StoreError};
 
 /// Payloads of writes that are so long are copied straight from the log to their place, or to the block that
 /// they are a part of.
@@ -76,11 +78,105 @@ impl Leases for LeaseView<'_> {
         self.0.locked().any(session).map_or(0, |session| session.had(key))
     }
 
-    fn credits(&self, session: SessionId) -> Option<u64> {
+    fn reserved(&self, session: SessionId) -> Option<u64> {
         let sessions = self.0.locked();
         let session = &sessions.entries.get(&session)?.session;
         // What a session had before a restart is not known.
-        (!session.of_earlier_daemon).then(|| session.credits.load(Ordering::Acquire))
+        (!session.of_earlier_daemon).then(|| session.reserved.load(Ordering::Acquire))
+    }
+}
+
+/// What taking over a digest's changes takes.
+#[derive(Clone, Copy)]
+pub(crate) struct TakeOver<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    segments: &'k Segments,
+    counters: &'k Counters,
+    clock: &'k dyn Clock,
+    lease_ms: u64,
+}
+
+impl<'k> TakeOver<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            store: &kernel.store,
+            sessions: &kernel.sessions,
+            segments: &kernel.segments,
+            counters: &kernel.counters,
+            clock: &*kernel.env.clock,
+            lease_ms: kernel.env.config.lease_ms,
+        }
+    }
+
+    /// Takes over what one durable record changed. Answers row changes that are still to be written.
+    pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
+        let until_ms = self.clock.monotonic_ms() + self.lease_ms;
+        self.counters.add(&applied.counts);
+        // A hostile log may hold thousands.
+        for (session, refused) in applied.refused.iter().take(8) {
+            tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
+        }
+        let mut sessions = self.sessions.table.lock();
+        let sessions = &mut *sessions;
+        for member in sessions.entries.values() {
+            member.session.page.set_committed_tx(applied.tx);
+        }
+        for (id, blocks) in &applied.charged {
+            if let Some(member) = sessions.entries.get(id) {
+                self.store.unreserve(member.session.spend(*blocks));
+            }
+        }
+        for (session, key) in &applied.unheld {
+            sessions.unhold(*session, *key);
+        }
+        // The last hold may have gone between the digest's look and its record.
+        for key in &applied.orphans {
+            if !sessions.holds.held(*key, &[]) {
+                sessions.unheld.insert(*key);
+            }
+        }
+        let ids: Vec<_> = sessions.entries.keys().copied().collect();
+        for id in &ids {
+            let mapped = |key: &&InodeKey| sessions.table.mappers(**key).any(|mapper| mapper == *id);
+            let keys: Vec<_> = applied.remapped.iter().filter(mapped).copied().collect();
+            for part in keys.chunks(BARRIER_KEYS_MAX) {
+                sessions.send(
+                    *id,
+                    Upcall::Barrier {
+                        tx: applied.tx,
+                        keys: part.to_vec(),
+                    },
+                );
+            }
+            if let Some(member) = sessions.entries.get_mut(id)
+                && !keys.is_empty()
+            {
+                let parts = keys.len().div_ceil(BARRIER_KEYS_MAX);
+                member.barriers.insert(applied.tx, Barrier { until_ms, parts });
+            }
+        }
+        if self.segments.count() > 0 {
+            let keys: HashSet<InodeKey> = applied.remapped.iter().chain(&applied.freed).copied().collect();
+            self.segments.replaced(&|key| keys.contains(&key), applied.tx);
+        }
+        let mut changes = Vec::new();
+        // A row that is part of the record is as it should be: it lost all these inodes there. One that came
+        // since is not.
+        let written = |change: &RowChange| change.lease().is_some_and(|lease| applied.wrote_row(lease));
+        for key in &applied.freed {
+            for id in &ids {
+                let change = sessions.rows.end(*id, *key);
+                changes.extend(change.filter(|change| !written(change)));
+            }
+            sessions.table.forget_inode(*key);
+            sessions.holds.forget(*key);
+            sessions.unheld.remove(key);
+        }
+        sessions.unlearn(&applied.freed);
+        self.store.set_reader_horizon(sessions.reader_horizon());
+        changes
     }
 }
 
@@ -263,79 +359,16 @@ impl KernelFs {
         if told_ms == 0 || now_ms >= told_ms + NO_SPACE_TOLD_MS {
             self.counters.no_space_told_ms.store(now_ms, Ordering::Relaxed);
             tracing::warn!(
-                "logs cannot be digested now: {error}. Nothing is lost; it goes on when there is space (delete or truncate files)"
+                "logs cannot be digested now: {error}. Nothing is lost; it goes on when there is space \
+                (delete or truncate files)"
             );
         }
         self.placer.bell.ring();
     }
 
-    /// Takes over what one durable record changed. Answers row changes that are still to be written.
+    /// As [`TakeOver::take_over`].
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
-        let until_ms = self.now_ms() + self.env.config.lease_ms;
-        self.counters.add(&applied.counts);
-        // A hostile log may hold thousands.
-        for (session, refused) in applied.refused.iter().take(8) {
-            tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
-        }
-        let mut sessions = self.locked();
-        let sessions = &mut *sessions;
-        for member in sessions.entries.values() {
-            member.session.page.set_committed_tx(applied.tx);
-        }
-        for (id, blocks) in &applied.charged {
-            if let Some(member) = sessions.entries.get(id) {
-                self.store.unreserve(member.session.spend(*blocks));
-            }
-        }
-        for (session, key) in &applied.unheld {
-            sessions.unhold(*session, *key);
-        }
-        // The last hold may have gone between the digest's look and its record.
-        for key in &applied.orphans {
-            if !sessions.holds.held(*key, &[]) {
-                sessions.unheld.insert(*key);
-            }
-        }
-        let ids: Vec<_> = sessions.entries.keys().copied().collect();
-        for id in &ids {
-            let mapped = |key: &&InodeKey| sessions.table.mappers(**key).any(|mapper| mapper == *id);
-            let keys: Vec<_> = applied.remapped.iter().filter(mapped).copied().collect();
-            for part in keys.chunks(BARRIER_KEYS_MAX) {
-                sessions.send(
-                    *id,
-                    Upcall::Barrier {
-                        tx: applied.tx,
-                        keys: part.to_vec(),
-                    },
-                );
-            }
-            if let Some(member) = sessions.entries.get_mut(id)
-                && !keys.is_empty()
-            {
-                let parts = keys.len().div_ceil(BARRIER_KEYS_MAX);
-                member.barriers.insert(applied.tx, Barrier { until_ms, parts });
-            }
-        }
-        if self.segments.count() > 0 {
-            let keys: HashSet<InodeKey> = applied.remapped.iter().chain(&applied.freed).copied().collect();
-            self.segments.replaced(&|key| keys.contains(&key), applied.tx);
-        }
-        let mut changes = Vec::new();
-        // A row that is part of the record is as it should be: it lost all these inodes there. One that came
-        // since is not.
-        let written = |change: &RowChange| change.lease().is_some_and(|lease| applied.wrote_row(lease));
-        for key in &applied.freed {
-            for id in &ids {
-                let change = sessions.rows.end(*id, *key);
-                changes.extend(change.filter(|change| !written(change)));
-            }
-            sessions.table.forget_inode(*key);
-            sessions.holds.forget(*key);
-            sessions.unheld.remove(key);
-        }
-        sessions.unlearn(&applied.freed);
-        self.store.set_reader_horizon(sessions.reader_horizon());
-        changes
+        TakeOver::of(self).take_over(applied)
     }
 
     /// Writes row changes to media. Durable when this returns.

@@ -6,6 +6,7 @@ use crate::digest::{self, Client, ForwardError};
 use crate::error::no;
 use crate::kernel::KernelFs;
 use crate::ops::digest::LeaseView;
+use crate::ops::read::exists;
 use crate::ops::reserve::Promised;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
@@ -413,7 +414,7 @@ impl KernelFs {
 
     /// Whether there is such an inode, perhaps only in the session's own log yet.
     fn known_inode(&self, session: &Arc<Session>, key: InodeKey) -> Result<bool, IpcError> {
-        if self.exists(key).map_err(|error| self.refused(&error))? {
+        if exists(&self.store, key).map_err(|error| self.refused(&error))? {
             return Ok(true);
         }
         Ok(self.locked().table.mode(session.id, key).is_some())

@@ -1,17 +1,15 @@
 //! The map of a file as an ordinary user's session gets it: a window at a time, with what is its user's
 //! copied into its segments. Owns the order of looking, copying and telling; where windows lie is
-//! [`crate::segments`]'.
+//! [`crate::user_segments`]'.
 
-use crate::kernel::KernelFs;
-use crate::placement::Use;
-use crate::session::state::Session;
-use crate::session::table::Barrier;
+use crate::placement::{Placement, Use};
+use crate::session::table::{Barrier, Sessions};
 use crate::user_segments::{Fill, Found, UserSegments, bits};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use varve_format::{BLOCK_BYTES, BlockNo, Extent, ExtentFlags, FileBlock, InodeAttr, InodeKey, Tier};
-use varve_ipc::{IpcError, MappedExtent, Upcall, WINDOW_BLOCKS};
-use varve_store::StoreError;
+use varve_ipc::{Clock, MappedExtent, Upcall, WINDOW_BLOCKS};
+use varve_store::{Store, StoreError};
 
 /// Most extents of a window, and one behind it.
 const EXTENTS_MAX: usize = WINDOW_BLOCKS as usize + 2;
@@ -27,30 +25,32 @@ fn is_written_nvm(extent: &Extent) -> bool {
     extent.tier == Tier::Nvm && !extent.flags.contains(ExtentFlags::UNWRITTEN)
 }
 
-impl KernelFs {
-    /// The window that `from` is in. The session has a lease on `key`, and its user may read it.
-    pub(crate) fn map_window(
+/// What windows are made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Windows<'k> {
+    pub(crate) store: &'k Store,
+    pub(crate) sessions: &'k Sessions,
+    pub(crate) policy: &'k dyn Placement,
+    pub(crate) clock: &'k dyn Clock,
+    pub(crate) lease_ms: u64,
+}
+
+impl Windows<'_> {
+    /// The window that `from` is in. The session has a lease on `key`, and its user may read it; that the
+    /// session maps it is noted already.
+    pub(crate) fn map(
         &self,
-        session: &Session,
         segments: &Arc<UserSegments>,
         key: InodeKey,
         from: FileBlock,
-    ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
-        // Before anything is looked at: whatever replaces these blocks from here on tells the session.
-        if !self.locked().table.note_mapped(session.id, key) {
-            return Err(crate::error::no(libc::EAGAIN));
-        }
+    ) -> Result<(Vec<MappedExtent>, bool), StoreError> {
         let start = from.0 / WINDOW_BLOCKS * WINDOW_BLOCKS;
-        let read = self.store.get_key(key).and_then(|inode| {
-            let extents = self.store.map(key.ino, FileBlock(start), EXTENTS_MAX)?;
-            Ok((inode.attr, extents))
-        });
-        let (attr, extents) = read.map_err(|error| self.refused(&error))?;
+        let attr = self.store.get_key(key)?.attr;
+        let extents = self.store.map(key.ino, FileBlock(start), EXTENTS_MAX)?;
         let place = self.place_of_window(segments, &attr, start, &extents);
         for extent in &extents {
             if let Some((first, end)) = within(extent, start) {
-                self.placer
-                    .policy
+                self.policy
                     .used(key, FileBlock(start + first), end - first, Use::Mapped);
             }
         }
@@ -94,10 +94,16 @@ impl KernelFs {
             {
                 // Under the lock under which blocks are said to be replaced: a horizon of before would free
                 // what is killed after it was looked at.
-                let sessions = self.locked();
+                let sessions = self.sessions.table.lock();
                 segments.release(sessions.reader_horizon());
             }
-            let found = segments.find(attr.key, start / WINDOW_BLOCKS, need, len, self.now_ms());
+            let found = segments.find(
+                attr.key,
+                start / WINDOW_BLOCKS,
+                need,
+                len,
+                self.clock.monotonic_ms(),
+            );
             match found {
                 Found::At(at) => return Some(at),
                 Found::Fill(fill) => {
@@ -149,8 +155,8 @@ impl KernelFs {
     /// moved.
     fn forget_windows(&self, segments: &UserSegments, old: &[(u64, InodeKey)]) {
         let files: BTreeSet<InodeKey> = old.iter().map(|(_, key)| *key).collect();
-        let until_ms = self.now_ms() + self.env.config.lease_ms;
-        let mut sessions = self.locked();
+        let until_ms = self.clock.monotonic_ms() + self.lease_ms;
+        let mut sessions = self.sessions.table.lock();
         let sessions = &mut *sessions;
         let tx = self.store.newest_tx();
         let users: Vec<_> = sessions

@@ -5,9 +5,12 @@
 //! resume: the policy looks at the pool as it is.
 
 use crate::digest::Applied;
-use crate::kernel::KernelFs;
+use crate::kernel::{Change, Faults, KernelFs, SpaceLimits};
+use crate::ops::digest::TakeOver;
+use crate::placement::jobs::Placer;
 use crate::placement::{Catalog, Cause, Job, Move, PlacementStatus};
-use std::sync::atomic::Ordering;
+use crate::session::table::Sessions;
+use std::sync::atomic::{AtomicBool, Ordering};
 use varve_format::inode::{Content, Inode, InodeSlot};
 use varve_format::{Extent, FileBlock, Ino, InodeKey, Tier, TxId};
 use varve_store::{DataTarget, OP_ROOM, Store, StoreError};
@@ -75,20 +78,47 @@ enum Ended {
     Alone,
 }
 
-impl KernelFs {
-    /// One step of placement: what the policy wants moved now, bounded by `placement_step_blocks`. Answers
-    /// how many blocks were moved. Durable when this returns. Background threads call it; a deterministic
-    /// test calls it instead of them.
-    pub fn place(&self) -> u64 {
-        if self.lifecycle.stopping.load(Ordering::Acquire) || self.store.latched().is_some() {
+/// What moving data between tiers takes.
+pub(crate) struct Mover<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    placer: &'k Placer,
+    space: &'k SpaceLimits,
+    stopping: &'k AtomicBool,
+    /// `placement_step_blocks`.
+    step_blocks: u64,
+    faults: Faults<'k>,
+    take_over: TakeOver<'k>,
+}
+
+impl<'k> Mover<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            store: &kernel.store,
+            sessions: &kernel.sessions,
+            placer: &kernel.placer,
+            space: &kernel.space,
+            stopping: &kernel.lifecycle.stopping,
+            step_blocks: kernel.env.config.placement_step_blocks,
+            faults: kernel.faults(),
+            take_over: TakeOver::of(kernel),
+        }
+    }
+
+    /// See [`KernelFs::place`].
+    pub(crate) fn place(&self) -> u64 {
+        if self.stopping.load(Ordering::Acquire) || self.store.latched().is_some() {
             return 0;
         }
         let Some(_turn) = self.placer.turn.try_lock() else {
             return 0;
         };
-        let catalog = StoreCatalog(&self.store);
-        let step = self.env.config.placement_step_blocks;
-        let jobs = self.placer.policy.plan(&self.store.space(), &catalog, step);
+        let catalog = StoreCatalog(self.store);
+        let jobs = self
+            .placer
+            .policy
+            .plan(&self.store.space(), &catalog, self.step_blocks);
         let mut total = 0;
         let mut shown = Vec::with_capacity(jobs.len());
         for mut job in jobs {
@@ -117,7 +147,7 @@ impl KernelFs {
             }
             Ok(blocks) => (blocks, None),
             Err(error) => {
-                self.note_error(&error);
+                self.faults.note_error(&error);
                 (0, Some(format!("waiting: {error}")))
             }
         }
@@ -140,7 +170,7 @@ impl KernelFs {
             return 0;
         }
         let unreleased = self.store.pending_frees().blocks;
-        if unreleased > self.env.config.placement_step_blocks * UNRELEASED_STEPS {
+        if unreleased > self.step_blocks * UNRELEASED_STEPS {
             job.waiting = Some(format!(
                 "waiting: sessions may still read {unreleased} freed blocks"
             ));
@@ -167,7 +197,7 @@ impl KernelFs {
 
     fn carry_moves(&self, job: &mut Job) -> u64 {
         let (mut at, mut total, mut most) = (0, 0, TX_MOVES);
-        while at < job.moves.len() && !self.lifecycle.stopping.load(Ordering::Acquire) {
+        while at < job.moves.len() && !self.stopping.load(Ordering::Acquire) {
             match self.carry_some(job, &job.moves[at..], most) {
                 Ended::Done { moves, blocks } => {
                     at += moves.max(1);
@@ -181,7 +211,7 @@ impl KernelFs {
                 }
                 Ended::Bad(error) => {
                     if error.stops_writing() {
-                        self.note_error(&error);
+                        self.faults.note_error(&error);
                         job.waiting = Some(format!("waiting: {error}"));
                         break;
                     }
@@ -199,7 +229,7 @@ impl KernelFs {
 
     /// One transaction.
     fn carry_some(&self, job: &Job, moves: &[Move], most: usize) -> Ended {
-        let change = self.begin_change();
+        let change = Change::begin(self.store, self.sessions);
         let ended = self.move_some(job, moves, most);
         let (done, tx) = match ended {
             Ok(done) => done,
@@ -214,7 +244,7 @@ impl KernelFs {
             .map(|(moved, _)| moved.key)
             .collect();
         remapped.dedup();
-        let changes = self.take_over(&Applied {
+        let changes = self.take_over.take_over(&Applied {
             tx,
             remapped,
             ..Applied::default()

@@ -2,13 +2,14 @@
 //! permission bits.
 
 use crate::error::no;
-use crate::kernel::KernelFs;
-use crate::placement::Use;
+use crate::kernel::{Faults, KernelFs};
+use crate::ops::map::Windows;
+use crate::placement::{Placement, Use};
 use crate::session::state::Session;
-use std::sync::Arc;
-use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX, SessionId};
+use crate::session::table::Sessions;
+use varve_format::{BLOCK_BYTES, ExtentFlags, FileBlock, FileKind, InodeAttr, InodeKey, NAME_MAX};
 use varve_ipc::{DATA_MAX, DirEntry, IpcError, MappedExtent, StatFs};
-use varve_store::StoreError;
+use varve_store::{SpaceStats, Store, StoreError};
 
 /// Most entries of one answer to `ReadDir`.
 const ENTRIES_MAX: u32 = 1024;
@@ -24,15 +25,32 @@ const SEARCH: u32 = 1;
 /// Read permission.
 const READ: u32 = 4;
 
-impl KernelFs {
-    /// What a client is told whose read failed. One sector that cannot be read is one file's damage: the pool
-    /// goes on.
-    fn unreadable(&self, error: &StoreError) -> IpcError {
-        if error.is_failed_read() {
-            // The device has counted it.
-            crate::error::refuse(error)
-        } else {
-            self.refused(error)
+/// What reading takes.
+pub(crate) struct Reads<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    policy: &'k dyn Placement,
+    faults: Faults<'k>,
+    windows: Windows<'k>,
+}
+
+impl<'k> Reads<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        let (store, sessions) = (kernel.store(), &kernel.sessions);
+        let policy = &*kernel.placer.policy;
+        Self {
+            store,
+            sessions,
+            policy,
+            faults: kernel.faults(),
+            windows: Windows {
+                store,
+                sessions,
+                policy,
+                clock: &*kernel.env.clock,
+                lease_ms: kernel.env.config.lease_ms,
+            },
         }
     }
 
@@ -43,12 +61,12 @@ impl KernelFs {
         if !session.knows(key) {
             return Err(no(libc::ESTALE));
         }
-        if self.locked().table.mode(session.id, key).is_some() {
+        if self.sessions.table.lock().table.mode(session.id, key).is_some() {
             return Ok(());
         }
         Err(match self.store.get_key(key) {
             Ok(_) => no(libc::EAGAIN),
-            Err(error) => self.refused(&error),
+            Err(error) => self.faults.refused(&error),
         })
     }
 
@@ -56,7 +74,7 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.unreadable(&error))?
+            .map_err(|error| self.faults.unreadable(&error))?
             .attr;
         if session.rights(&attr) & READ == 0 {
             return Err(no(libc::EACCES));
@@ -80,7 +98,7 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(dir)
-            .map_err(|error| self.unreadable(&error))?
+            .map_err(|error| self.faults.unreadable(&error))?
             .attr;
         if !attr.is_dir() {
             return Err(no(libc::ENOTDIR));
@@ -93,7 +111,7 @@ impl KernelFs {
             let parent = self
                 .store
                 .get(attr.parent)
-                .map_err(|error| self.unreadable(&error))?
+                .map_err(|error| self.faults.unreadable(&error))?
                 .attr;
             session.learn(parent.key);
             return Ok(Some(parent));
@@ -101,20 +119,13 @@ impl KernelFs {
         let found = self
             .store
             .dir_lookup(dir.ino, name)
-            .map_err(|error| self.unreadable(&error))?;
+            .map_err(|error| self.faults.unreadable(&error))?;
         let Some(item) = found else { return Ok(None) };
         session.learn(item.key);
         match self.store.get_key(item.key) {
             Ok(inode) => Ok(Some(inode.attr)),
-            Err(error) => Err(self.unreadable(&error)),
+            Err(error) => Err(self.faults.unreadable(&error)),
         }
-    }
-
-    pub(crate) fn get_attr(&self, session: &Arc<Session>, key: InodeKey) -> Result<InodeAttr, IpcError> {
-        if !session.knows(key) {
-            return Err(no(libc::ESTALE));
-        }
-        self.attr_of(session, key)
     }
 
     pub(crate) fn read_dir(
@@ -133,12 +144,18 @@ impl KernelFs {
         let items = self
             .store
             .dir_iter(dir.ino, cookie, max)
-            .map_err(|error| self.unreadable(&error))?;
+            .map_err(|error| self.faults.unreadable(&error))?;
         let mut entries = Vec::with_capacity(items.len());
         for item in items {
             // Attributes need search permission on the directory, which the next lookup checks.
-            let told =
-                attrs && session.privileged && !self.locked().table.written_by_other(session.id, item.key);
+            let told = attrs
+                && session.privileged
+                && !self
+                    .sessions
+                    .table
+                    .lock()
+                    .table
+                    .written_by_other(session.id, item.key);
             let attr = if told {
                 self.store.get_key(item.key).ok().map(|inode| inode.attr)
             } else {
@@ -162,14 +179,14 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.unreadable(&error))?
+            .map_err(|error| self.faults.unreadable(&error))?
             .attr;
         if attr.kind() != FileKind::Symlink {
             return Err(no(libc::EINVAL));
         }
         self.store
             .read_link(key.ino)
-            .map_err(|error| self.unreadable(&error))
+            .map_err(|error| self.faults.unreadable(&error))
     }
 
     pub(crate) fn xattrs(&self, session: &Session, key: InodeKey) -> Result<Xattrs, IpcError> {
@@ -177,13 +194,13 @@ impl KernelFs {
         let attr = self
             .store
             .get_key(key)
-            .map_err(|error| self.unreadable(&error))?
+            .map_err(|error| self.faults.unreadable(&error))?
             .attr;
         let readable = session.rights(&attr) & READ != 0;
         let list = self
             .store
             .xattr_list(key.ino)
-            .map_err(|error| self.unreadable(&error))?;
+            .map_err(|error| self.faults.unreadable(&error))?;
         let mut out = Vec::with_capacity(list.len());
         let mut bytes = 0;
         for (name, _) in list {
@@ -197,7 +214,7 @@ impl KernelFs {
             let value = self
                 .store
                 .xattr_get(key.ino, &name)
-                .map_err(|error| self.unreadable(&error))?;
+                .map_err(|error| self.faults.unreadable(&error))?;
             let Some(value) = value else { continue };
             bytes += name.len() + value.len();
             if bytes > XATTR_BYTES_MAX {
@@ -217,22 +234,22 @@ impl KernelFs {
     ) -> Result<(Vec<MappedExtent>, bool), IpcError> {
         self.leased(session, key)?;
         self.readable(session, key)?;
-        if let Some(segments) = &session.segments {
-            return self.map_window(session, segments, key, from);
-        }
         // Before the tree is read: whatever replaces these blocks from here on tells the session.
-        if !self.locked().table.note_mapped(session.id, key) {
+        if !self.sessions.table.lock().table.note_mapped(session.id, key) {
             return Err(no(libc::EAGAIN));
+        }
+        if let Some(segments) = &session.segments {
+            let window = self.windows.map(segments, key, from);
+            return window.map_err(|error| self.faults.refused(&error));
         }
         let max = max.clamp(1, EXTENTS_MAX) as usize;
         let extents = self
             .store
             .map(key.ino, from, max)
-            .map_err(|error| self.unreadable(&error))?;
+            .map_err(|error| self.faults.unreadable(&error))?;
         let complete = extents.len() < max;
         for extent in &extents {
-            self.placer
-                .policy
+            self.policy
                 .used(key, extent.file_block, extent.len.into(), Use::Mapped);
         }
         let mapped = extents.into_iter().map(|extent| MappedExtent {
@@ -267,34 +284,32 @@ impl KernelFs {
         let got = self
             .store
             .read(key.ino, offset, &mut data)
-            .map_err(|error| self.unreadable(&error))?;
+            .map_err(|error| self.faults.unreadable(&error))?;
         data.truncate(got);
         let (first, end) = (offset / BLOCK_BYTES, (offset + got as u64).div_ceil(BLOCK_BYTES));
-        self.placer
-            .policy
-            .used(key, FileBlock(first), end - first, Use::Read);
+        self.policy.used(key, FileBlock(first), end - first, Use::Read);
         Ok(data)
     }
+}
 
-    pub(crate) fn stat_fs(&self, asks: SessionId) -> StatFs {
-        let space = self.store.space();
-        let blocks = space.tiers.iter().map(|tier| tier.total).sum();
-        let blocks_free: u64 = space.tiers.iter().map(|tier| tier.free + tier.pending).sum();
-        StatFs {
-            blocks,
-            blocks_free: blocks_free.min(blocks),
-            blocks_available: self.promisable_to(asks).min(blocks_free),
-            inodes_used: space.inodes_used,
-            inodes_free: space.inodes_free,
-        }
+/// What `statfs` says to who may be promised so many blocks.
+pub(crate) fn stat_fs(space: &SpaceStats, promisable: u64) -> StatFs {
+    let blocks = space.tiers.iter().map(|tier| tier.total).sum();
+    let blocks_free: u64 = space.tiers.iter().map(|tier| tier.free + tier.pending).sum();
+    StatFs {
+        blocks,
+        blocks_free: blocks_free.min(blocks),
+        blocks_available: promisable.min(blocks_free),
+        inodes_used: space.inodes_used,
+        inodes_free: space.inodes_free,
     }
+}
 
-    /// Whether the store still knows the inode.
-    pub(crate) fn exists(&self, key: InodeKey) -> Result<bool, StoreError> {
-        match self.store.get_key(key) {
-            Ok(_) => Ok(true),
-            Err(StoreError::NoInode(_)) => Ok(false),
-            Err(error) => Err(error),
-        }
+/// Whether the store still knows the inode.
+pub(crate) fn exists(store: &Store, key: InodeKey) -> Result<bool, StoreError> {
+    match store.get_key(key) {
+        Ok(_) => Ok(true),
+        Err(StoreError::NoInode(_)) => Ok(false),
+        Err(error) => Err(error),
     }
 }

@@ -1,17 +1,17 @@
-//! Space credits: what is promised before anything is logged. Owns granting, the search for space when it is
-//! short, and how unused credits come back. What a log entry costs is `varve_format::charge`; how a client
-//! spends is libfs's (`data/credits.rs`).
+//! Reservations: space that is promised before anything is logged. Owns granting, the search for space when
+//! it is short, and how unused reserved blocks come back. What a log entry costs is `varve_format::charge`;
+//! how a client spends is libfs's (`data/reservations.rs`).
 //!
 //! # Invariants
-//! 1. *What is promised is there.* The store's reservation is the sum of all sessions' credits and of what
-//!    operations under way hold (mediated ones, moves between tiers), and never more than what is free beyond
-//!    the reserve. A session's word is at least what it has left, plus the charge of what is in its log and
-//!    not digested.
-//! 2. *A live session's word goes down by its own say or by a digest alone.* A client takes credits out of
-//!    its stock first and then says so: what it spends meanwhile is not among them. The daemon never takes
-//!    any away; a client that does not answer is sealed, and its word goes when its log is digested. What one
-//!    claims beyond its word does nothing; what it then logs without credit is not covered, as with any
-//!    client that logs without asking: see 5.
+//! 1. *What is promised is there.* The store's reservation is the sum of all that sessions have reserved and
+//!    of what operations under way hold (forwarded ones, moves between tiers), and never more than what is
+//!    free beyond the reserve. A session's word is at least what it has left, plus the charge of what is in
+//!    its log and not digested.
+//! 2. *A live session's word goes down by its own say or by a digest alone.* A client takes reserved blocks
+//!    out of its stock first and then says so: what it spends meanwhile is not among them. The daemon never
+//!    takes any away; a client that does not answer is sealed, and its word goes when its log is digested.
+//!    What one claims beyond its word does nothing; what it then logs without a reservation is not covered,
+//!    as with any client that logs without asking: see 5.
 //! 3. *ENOSPC is returned only after an exclusive reclaim pass*: free all orphans, digest all logs, wait for
 //!    readers of freed blocks, then recall unused reservations from every session, the own included; one that
 //!    does not answer is sealed and digested. Each answer says of how many blocks the client knew that were
@@ -19,12 +19,12 @@
 //!    way have consumed is used. Without a search it is told to a session that already has all that it may
 //!    have, and to one that could not search within `wait_ms` and then finds too little.
 //! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes
-//!    back goes to whom it came back for. A client's answer takes no turn, so one that waits for credits
-//!    itself answers all the same. A search waits for clients at most `lease_ms`, as for leases, then for the
-//!    digests of those that it has sealed; all clients are asked at once. Who waits is not late with its own
-//!    leases meanwhile.
+//!    back goes to whom it came back for. A client's answer takes no turn, so one that waits for a
+//!    reservation itself answers all the same. A search waits for clients at most `lease_ms`, as for leases,
+//!    then for the digests of those that it has sealed; all clients are asked at once. Who waits is not late
+//!    with its own leases meanwhile.
 //! 5. *Unpaid work takes nothing that is promised.* What a log holds beyond its session's word is digested
-//!    out of space that nobody was promised, or refused (`digest::apply`).
+//!    out of space that nobody was promised, or refused (`digest::commit`).
 
 use crate::error::no;
 use crate::kernel::KernelFs;
@@ -38,15 +38,16 @@ use varve_format::SessionId;
 use varve_ipc::IpcError;
 use varve_store::StoreError;
 
-/// A session that asks for credits is given this part of them at least, before its log is digested for more.
-const CREDITS_PARTS: u32 = 8;
+/// A session that asks for a reservation is given this part of them at least, before its log is digested for
+/// more.
+const RESERVE_PARTS: u32 = 8;
 /// At most this part of what is left goes to who asks, unless it needs more: the others need not be asked to
 /// give it back then.
 const SHARE: u64 = 4;
 /// The same after a digest: rather more than one for each of the last few.
 const SHARE_DIGESTED: u64 = 2;
-/// How often it is looked whether a digest, or others, have given credits back.
-const CREDITS_NAP: Duration = Duration::from_micros(100);
+/// How often it is looked whether a digest, or others, have given reserved blocks back.
+const RESERVE_NAP: Duration = Duration::from_micros(100);
 /// The same when it takes long.
 const LONG_NAP: Duration = Duration::from_millis(2);
 /// The same for what is kept until the grace time is over.
@@ -112,8 +113,8 @@ impl Drop for Work<'_> {
 }
 
 impl KernelFs {
-    /// `Request::Credits`.
-    pub(crate) fn credits(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
+    /// `Request::Reserve`.
+    pub(crate) fn reserve(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
             return Err(no(libc::EROFS));
         }
@@ -128,44 +129,44 @@ impl KernelFs {
             Some(granted) => granted,
             None => {
                 let _work = self.work_for(session);
-                let grant = || self.grant_credits(session, blocks, least, SHARE_DIGESTED);
+                let grant = || self.grant_reservation(session, blocks, least, SHARE_DIGESTED);
                 self.has_room_for(session, u64::from(least))?;
                 self.find_space(session, u64::from(least), &grant)?
             }
         };
-        self.digest_before_credits_end(session);
+        self.digest_before_reservation_ends(session);
         Ok(granted)
     }
 
-    /// Credits without asking others; `None`: there are too few, or somebody looks for some.
+    /// A reservation without asking others; `None`: there are too few, or somebody looks for some.
     fn grant_beside(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<Option<u32>, IpcError> {
         let grant = |least, share| match self.space.turn.try_read() {
-            Some(_beside) => self.grant_credits(session, blocks, least, share),
+            Some(_beside) => self.grant_reservation(session, blocks, least, share),
             None => Ok(None),
         };
         // Rather some from the digest than the last few, and the next message for the next few.
-        let some = least.max(blocks / CREDITS_PARTS);
+        let some = least.max(blocks / RESERVE_PARTS);
         if let Some(granted) = grant(some, SHARE)? {
             return Ok(Some(granted));
         }
-        // A digest gives used credits back, and makes superseded blocks free.
-        if !self.await_credits(session, some) {
+        // A digest gives used reserved blocks back, and makes superseded blocks free.
+        if !self.await_reservation(session, some) {
             self.digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
         }
         grant(least, SHARE_DIGESTED)
     }
 
-    /// `least` to `blocks` credits, if there are so many, and more than `least` only out of a `share`th of
-    /// what is left.
-    fn grant_credits(
+    /// `least` to `blocks` blocks are reserved, if there are so many, and more than `least` only out of a
+    /// `share`th of what is left.
+    fn grant_reservation(
         &self,
         session: &Session,
         blocks: u32,
         least: u32,
         share: u64,
     ) -> Result<Option<u32>, IpcError> {
-        let has = session.credits.load(Ordering::Acquire);
+        let has = session.reserved.load(Ordering::Acquire);
         let most = self.env.config.credits_max_blocks.saturating_sub(has);
         let left = self.promisable();
         let most = most.min(left).min((left / share).max(least.into()));
@@ -194,7 +195,7 @@ impl KernelFs {
             return Ok(false);
         }
         session.granted.fetch_add(blocks, Ordering::AcqRel);
-        session.credits.fetch_add(blocks, Ordering::AcqRel);
+        session.reserved.fetch_add(blocks, Ordering::AcqRel);
         Ok(true)
     }
 
@@ -241,7 +242,7 @@ impl KernelFs {
         let mut others = 0;
         for member in self.locked().entries.values() {
             if member.session.id != id {
-                others += member.session.credits.load(Ordering::Acquire);
+                others += member.session.reserved.load(Ordering::Acquire);
             }
         }
         self.promisable() + others
@@ -262,7 +263,7 @@ impl KernelFs {
         let began = self.env.clock.moment();
         let most = Duration::from_millis(self.env.config.wait_ms);
         let bound = self.env.config.credits_max_blocks;
-        let fits = || session.credits.load(Ordering::Acquire) + least <= bound;
+        let fits = || session.reserved.load(Ordering::Acquire) + least <= bound;
         // Its other threads may go on taking what comes back.
         for _ in 0..OWN_ROUNDS {
             if fits() {
@@ -274,7 +275,7 @@ impl KernelFs {
             self.digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
             if !fits() {
-                self.recall_credits(Some(session.id), &fits);
+                self.reclaim_reservations(Some(session.id), &fits);
             }
         }
         Err(no(libc::ENOSPC))
@@ -290,7 +291,7 @@ impl KernelFs {
         let own = || self.digest_session(session, None).map(drop);
         let recall = || {
             if self.could_come_back(least) {
-                self.recall_credits(None, &|| self.promisable() >= least);
+                self.reclaim_reservations(None, &|| self.promisable() >= least);
             }
             Ok(())
         };
@@ -356,10 +357,10 @@ impl KernelFs {
 
     /// Has sessions (this one, or all) give back what they do not use, and waits until it is `enough` or all
     /// have answered.
-    fn recall_credits(&self, from: Option<SessionId>, enough: &dyn Fn() -> bool) {
+    fn reclaim_reservations(&self, from: Option<SessionId>, enough: &dyn Fn() -> bool) {
         let began = self.env.clock.moment();
         let most = Duration::from_millis(2 * self.env.config.lease_ms);
-        let asked = self.ask_for_credits(from);
+        let asked = self.ask_for_reservations(from);
         // A test's clock may stand still.
         while self.env.clock.moment() - began < most {
             self.seal_doomed();
@@ -374,7 +375,7 @@ impl KernelFs {
                 return;
             }
             let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
     }
 
@@ -401,7 +402,7 @@ impl KernelFs {
             self.seal_doomed();
             self.finish_sealed();
             let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
         Ok(())
     }
@@ -412,7 +413,7 @@ impl KernelFs {
         let each = sessions
             .entries
             .values()
-            .map(|member| member.session.credits.load(Ordering::Acquire));
+            .map(|member| member.session.reserved.load(Ordering::Acquire));
         each.sum()
     }
 
@@ -421,13 +422,13 @@ impl KernelFs {
         self.promisable() + self.promised() >= least
     }
 
-    /// Asks sessions that may have some (this one, or all) for unused credits; which.
-    fn ask_for_credits(&self, from: Option<SessionId>) -> Vec<SessionId> {
+    /// Asks sessions that may have some (this one, or all) for unused reserved blocks; which.
+    fn ask_for_reservations(&self, from: Option<SessionId>) -> Vec<SessionId> {
         let until_ms = self.now_ms() + self.env.config.lease_ms;
         let mut sessions = self.locked();
         let entries = sessions.entries.values().map(|member| &member.session);
         let has = entries.filter(|session| {
-            from.is_none_or(|id| id == session.id) && session.credits.load(Ordering::Acquire) > 0
+            from.is_none_or(|id| id == session.id) && session.reserved.load(Ordering::Acquire) > 0
         });
         let asked: Vec<_> = has.map(|session| session.id).collect();
         for id in &asked {
@@ -436,8 +437,8 @@ impl KernelFs {
         asked
     }
 
-    /// `Request::CreditsBack`.
-    pub(crate) fn credits_back(&self, session: &Session, blocks: u64, of: u64) {
+    /// `Request::ReturnReservation`.
+    pub(crate) fn return_reservation(&self, session: &Session, blocks: u64, of: u64) {
         let mut sessions = self.locked();
         self.store.unreserve(session.spend(blocks));
         let knows_all = of >= session.granted.load(Ordering::Acquire);
@@ -450,10 +451,10 @@ impl KernelFs {
         }
     }
 
-    /// Has a session's log digested that holds more credits than it could still get: else it would write
-    /// until there are none, and then wait until all of that is digested.
-    fn digest_before_credits_end(&self, session: &Session) {
-        let has = session.credits.load(Ordering::Acquire);
+    /// Has a session's log digested that holds more reserved blocks than it could still get: else it would
+    /// write until there are none, and then wait until all of that is digested.
+    fn digest_before_reservation_ends(&self, session: &Session) {
+        let has = session.reserved.load(Ordering::Acquire);
         let left = self.env.config.credits_max_blocks.saturating_sub(has);
         if has > left.min(self.store.space().available) && self.lifecycle.background.load(Ordering::Acquire) {
             self.locked().to_digest.ask(session.id);
@@ -461,18 +462,18 @@ impl KernelFs {
         }
     }
 
-    /// Waits for a digest that is under way to give `least` credits back: it does so record by record.
-    /// `false`: none is under way.
-    fn await_credits(&self, session: &Session, least: u32) -> bool {
+    /// Waits for a digest that is under way to give `least` reserved blocks back: it does so record by
+    /// record. `false`: none is under way.
+    fn await_reservation(&self, session: &Session, least: u32) -> bool {
         let began = self.env.clock.moment();
         while session.reader.try_lock().is_none() {
-            let has = session.credits.load(Ordering::Acquire);
+            let has = session.reserved.load(Ordering::Acquire);
             let left = self.env.config.credits_max_blocks.saturating_sub(has);
             if left.min(self.store.space().available) >= u64::from(least) {
                 return true;
             }
             let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(CREDITS_NAP, LONG_NAP));
+            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
         false
     }

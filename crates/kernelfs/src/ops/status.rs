@@ -1,17 +1,19 @@
 //! State and counters for operators. Counts and shows; decides nothing.
 
-use crate::KernelFs;
-use crate::health::{LogsStatus, MediumStatus};
+use crate::counters::Counters;
+use crate::health::{Health, LogsStatus, MediumStatus};
+use crate::kernel::{Env, KernelFs};
 use crate::leases::{LeaseDetail, WaitStatus};
 use crate::placement::PlacementStatus;
-use crate::session::table::{Phase, SessionEntry, SessionTable};
+use crate::placement::jobs::Placer;
+use crate::session::table::{Phase, SessionEntry, SessionTable, Sessions};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::{SessionId, Tier};
 use varve_media::DeviceState;
-use varve_store::{DemotionStats, Passes};
+use varve_store::{DemotionStats, Passes, SpaceStats, Store};
 
 /// One tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -206,18 +208,34 @@ pub struct SessionDetail {
 /// Most leases that [`SessionDetail`] names.
 pub const LEASES_SHOWN: usize = 1000;
 
-impl KernelFs {
-    /// Sessions that have been sealed since the daemon started.
-    pub(crate) fn sealed_until_now(&self) -> u64 {
-        self.counters.seals.load(Ordering::Relaxed)
+/// What a status is read from.
+pub(crate) struct View<'k> {
+    store: &'k Store,
+    sessions: &'k Sessions,
+    placer: &'k Placer,
+    health: &'k Health,
+    counters: &'k Counters,
+    env: &'k Env,
+}
+
+impl<'k> View<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            store: &kernel.store,
+            sessions: &kernel.sessions,
+            placer: &kernel.placer,
+            health: &kernel.health,
+            counters: &kernel.counters,
+            env: &kernel.env,
+        }
     }
 
-    /// One session at the moment; `None`: there is none of that number.
-    #[must_use]
-    pub fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
+    /// See [`KernelFs::session_detail`].
+    pub(crate) fn session_detail(&self, id: SessionId) -> Option<SessionDetail> {
         let used = self.log_fill();
-        let now_ms = self.now_ms();
-        let sessions = self.locked();
+        let now_ms = self.env.clock.monotonic_ms();
+        let sessions = self.sessions.table.lock();
         let member = sessions.entries.get(&id)?;
         let waits = sessions.table.waits(now_ms);
         let (waiting, others): (Vec<_>, Vec<_>) = waits.into_iter().partition(|wait| wait.session == id.0);
@@ -235,11 +253,7 @@ impl KernelFs {
         })
     }
 
-    /// State and counters at the moment.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let space = self.store.space();
+    fn tiers(&self, space: &SpaceStats) -> Vec<TierStatus> {
         let devices = self.store.devices();
         let block = varve_format::BLOCK_BYTES;
         let mut tiers = Vec::new();
@@ -263,20 +277,15 @@ impl KernelFs {
                 moved_out_bytes: get(&self.placer.moved_out[tier as usize]) * block,
             });
         }
-        let placement = self.placer.jobs();
-        let used = self.log_fill();
-        let counters = &self.counters;
-        let sessions = self.locked();
-        let mut listed: Vec<_> = sessions
-            .entries
-            .values()
-            .map(|member| session_status(&sessions, member, &used))
-            .collect();
-        listed.sort_unstable_by_key(|session| session.id);
+        tiers
+    }
+
+    /// What is done in the background besides placement.
+    fn jobs(&self, sessions: &SessionTable) -> Vec<String> {
         let mut jobs = if sessions.unheld.is_empty() {
             Vec::new()
         } else {
-            let grace = if self.in_grace() {
+            let grace = if self.env.in_grace() {
                 " (waiting: grace time for clients that come back)"
             } else {
                 ""
@@ -286,17 +295,39 @@ impl KernelFs {
                 sessions.unheld.len()
             )]
         };
-        if get(&counters.no_space_ms) > 0 {
+        if get(&self.counters.no_space_ms) > 0 {
             jobs.push(
-                "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate files)".into(),
+                "digesting logs (waiting: the tiers, or the host's disk, have no space; delete or truncate \
+                files)"
+                    .into(),
             );
         }
-        if get(&counters.no_space_ms) == 0 && !sessions.unfinished.is_empty() {
+        if get(&self.counters.no_space_ms) == 0 && !sessions.unfinished.is_empty() {
             jobs.push(format!(
-                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or cannot be read; `fsck` names it)",
+                "digesting {} logs of ended sessions (waiting: something that they rest on is damaged, or \
+                cannot be read; `fsck` names it)",
                 sessions.unfinished.len()
             ));
         }
+        jobs
+    }
+
+    /// See [`KernelFs::status`].
+    pub(crate) fn status(&self) -> Status {
+        let space = self.store.space();
+        let tiers = self.tiers(&space);
+        let placement = self.placer.jobs();
+        let used = self.log_fill();
+        let counters = &self.counters;
+        let now_ms = || self.env.clock.monotonic_ms();
+        let sessions = self.sessions.table.lock();
+        let mut listed: Vec<_> = sessions
+            .entries
+            .values()
+            .map(|member| session_status(&sessions, member, &used))
+            .collect();
+        listed.sort_unstable_by_key(|session| session.id);
+        let mut jobs = self.jobs(&sessions);
         jobs.extend(placement.iter().map(ToString::to_string));
         Status {
             pool: self
@@ -306,12 +337,12 @@ impl KernelFs {
                 .map(|byte| format!("{byte:02x}"))
                 .collect(),
             pid: std::process::id(),
-            uptime_ms: self.now_ms().saturating_sub(self.env.started_ms),
+            uptime_ms: now_ms().saturating_sub(self.env.started_ms),
             newest_tx: self.store.newest_tx().0,
             latched: self.store.latched().map(|reason| reason.to_string()),
-            journal_state: state_text(&devices.journal.state()),
+            journal_state: state_text(&self.store.devices().journal.state()),
             tiers,
-            media: self.health.media_status(&self.store),
+            media: self.health.media_status(self.store),
             logs: self.health.logs_status(),
             checks: self.store.passes(),
             reserved_blocks: space.reserved,
@@ -336,9 +367,9 @@ impl KernelFs {
                 mediated: get(&counters.forwarded),
                 seals: get(&counters.seals),
                 rows: sessions.rows.len() as u64,
-                contended: sessions.table.contended(self.now_ms()) as u64,
+                contended: sessions.table.contended(now_ms()) as u64,
             },
-            waiting: sessions.table.waits(self.now_ms()),
+            waiting: sessions.table.waits(now_ms()),
             jobs,
             placement,
         }
@@ -347,7 +378,9 @@ impl KernelFs {
     /// How much of each log waits to be digested; a log that is being digested is left out.
     fn log_fill(&self) -> HashMap<SessionId, u64> {
         let sessions: Vec<_> = self
-            .locked()
+            .sessions
+            .table
+            .lock()
             .entries
             .values()
             .map(|member| Arc::clone(&member.session))
@@ -367,6 +400,10 @@ impl KernelFs {
         }
         fill
     }
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
 }
 
 fn session_status(
@@ -395,7 +432,7 @@ fn session_status(
         holds: sessions.holds.count(session.id) as u64,
         waits: sessions.table.waiting(session.id) as u64,
         asked_back: sessions.table.asked_back(session.id) as u64,
-        credits: session.credits.load(Ordering::Relaxed),
+        credits: session.reserved.load(Ordering::Relaxed),
         log_state: session.log_trouble.text(),
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use varve_format::seeded::{Bug, armed};
 use varve_format::session::{SessionRow, SessionState};
-use varve_format::{Generation, Ino, InodeKey, LastForwarded, LogSeq, Seal, SessionId, TxId};
+use varve_format::{Generation, Ino, InodeKey, LastForwarded, LeaseNo, LogSeq, Seal, SessionId, TxId};
 use varve_ipc::{ClientKind, Page, Peer, Upcall, Watched};
 use varve_store::{InodeSlot, StoreError};
 
@@ -188,19 +188,7 @@ impl KernelFs {
         };
         if !session.read_only {
             self.write_rows(&free_numbers(&numbers))?;
-            let mut rows = rows.into_iter().peekable();
-            while rows.peek().is_some() {
-                let mut tx = self.store.begin()?;
-                while tx.room_at_least(varve_store::OP_ROOM + 1) > varve_store::OP_ROOM
-                    && let Some(lease) = rows.next()
-                {
-                    match tx.grant_remove(lease) {
-                        Ok(()) | Err(StoreError::NoGrant(_)) => {}
-                        Err(error) => return Err(error),
-                    }
-                }
-                tx.commit()?;
-            }
+            self.remove_grants(rows)?;
             let mut tx = self.store.begin()?;
             last_forwarded = tx
                 .session(session.id)?
@@ -215,10 +203,41 @@ impl KernelFs {
         }
         drop(row_changes);
         self.logs.remove(session.id);
+        let kept = keep.then_some((seal, last_forwarded));
+        let changes = self.drop_session(session, kept, &removed);
+        self.write_rows(&changes)
+    }
+
+    /// Removes grants from media, in as few transactions as they need.
+    fn remove_grants(&self, rows: Vec<LeaseNo>) -> Result<(), StoreError> {
+        let mut rows = rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let mut tx = self.store.begin()?;
+            while tx.room_at_least(varve_store::OP_ROOM + 1) > varve_store::OP_ROOM
+                && let Some(lease) = rows.next()
+            {
+                match tx.grant_remove(lease) {
+                    Ok(()) | Err(StoreError::NoGrant(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            tx.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Takes a session out of the tables; its client may come back if its seal and what was forwarded last
+    /// are `kept`. Answers changes of rows that are not in `removed`: of grants that were under way when it
+    /// was sealed.
+    fn drop_session(
+        &self,
+        session: &Session,
+        kept: Option<(&Seal, LastForwarded)>,
+        removed: &BTreeSet<LeaseNo>,
+    ) -> Vec<RowChange> {
         let now_ms = self.now_ms();
         let mut guard = self.locked();
         let sessions = &mut *guard;
-        // Grants that were under way when the session was sealed.
         let late = sessions.rows.of_session(session.id);
         let late_numbers = if late.len() > removed.len() {
             sessions.rows.numbers(session.id)
@@ -235,8 +254,8 @@ impl KernelFs {
         if sessions.entries.len() <= 1 {
             sessions.alone_since_ms = now_ms;
         }
-        if keep {
-            sessions.ended.push(Ended {
+        match kept {
+            Some((seal, last_forwarded)) => sessions.ended.push(Ended {
                 id: session.id,
                 token: session.token,
                 uid: session.peer.uid,
@@ -247,9 +266,8 @@ impl KernelFs {
                 row: !session.read_only,
                 known: Some(session.known()),
                 continues: session.continues(),
-            });
-        } else {
-            sessions.unheld.extend(sessions.holds.drop_session(session.id));
+            }),
+            None => sessions.unheld.extend(sessions.holds.drop_session(session.id)),
         }
         self.store.set_reader_horizon(sessions.reader_horizon());
         session.upcalls.close();
@@ -261,7 +279,7 @@ impl KernelFs {
             .map(RowChange::Remove);
         let mut changes = free_numbers(&late_numbers);
         changes.extend(late);
-        self.write_rows(&changes)
+        changes
     }
 
     /// The connection of a session is gone. Its client may still live and resume on another one, within the
@@ -429,6 +447,36 @@ impl KernelFs {
             self.locked()
                 .note_believed(self.env.clock.moment(), over.map(|row| row.id));
         }
+        let numbers = self.take_up_grants(&rows)?;
+        let sealed = self.revive_all(rows, limit)?;
+        let revived = sealed
+            .iter()
+            .map(|(session, _)| (session.id, Arc::clone(session)));
+        self.locked().revived = revived.collect();
+        for (session, seal) in sealed {
+            match self.finish_session(&session, &seal, true, limit) {
+                Ok(()) => {}
+                Err(error) if error.stops_writing() => return Err(error),
+                Err(error) => {
+                    tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
+                    self.store.note_damage(&error);
+                    self.keep_leases(&session)?;
+                    self.locked().unfinished.push((session, seal, true));
+                }
+            }
+        }
+        self.locked().revived.clear();
+        self.clear_left(numbers)?;
+        if !armed(Bug::OrphansLeftAtStart) {
+            let orphans = self.store.orphans()?;
+            self.locked().unheld.extend(orphans);
+        }
+        Ok(())
+    }
+
+    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers
+    /// that were reserved for the former.
+    fn take_up_grants(&self, rows: &[SessionRow]) -> Result<Vec<Ino>, StoreError> {
         let ending: BTreeSet<_> = rows
             .iter()
             .filter(|row| !matches!(row.state, SessionState::Ended(_)))
@@ -445,8 +493,18 @@ impl KernelFs {
         }
         self.write_rows(&left)?;
         for id in &ending {
-            numbers.extend(self.locked().rows.numbers(*id));
+            let reserved = self.locked().rows.numbers(*id);
+            numbers.extend(reserved.into_iter().map(|(ino, _)| ino));
         }
+        Ok(numbers)
+    }
+
+    /// The sessions that have not ended, with their seals, oldest first.
+    fn revive_all(
+        &self,
+        rows: Vec<SessionRow>,
+        limit: BaseLimit,
+    ) -> Result<Vec<(Arc<Session>, Seal)>, StoreError> {
         let mut sealed = Vec::new();
         for row in rows {
             let seal = match &row.state {
@@ -468,23 +526,11 @@ impl KernelFs {
         // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was
         // digested.
         sealed.sort_by_key(|(session, _)| session.id);
-        let revived = sealed
-            .iter()
-            .map(|(session, _)| (session.id, Arc::clone(session)));
-        self.locked().revived = revived.collect();
-        for (session, seal) in sealed {
-            match self.finish_session(&session, &seal, true, limit) {
-                Ok(()) => {}
-                Err(error) if error.stops_writing() => return Err(error),
-                Err(error) => {
-                    tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
-                    self.store.note_damage(&error);
-                    self.keep_leases(&session)?;
-                    self.locked().unfinished.push((session, seal, true));
-                }
-            }
-        }
-        self.locked().revived.clear();
+        Ok(sealed)
+    }
+
+    /// Frees numbers that were reserved and removes logs that nobody has any more.
+    fn clear_left(&self, numbers: Vec<Ino>) -> Result<(), StoreError> {
         let unfinished: BTreeSet<_> = self
             .locked()
             .unfinished
@@ -495,7 +541,7 @@ impl KernelFs {
         // them, until all are digested.
         if unfinished.is_empty() {
             let mut free = Vec::new();
-            for (ino, _) in numbers {
+            for ino in numbers {
                 if let InodeSlot::Reserved(generation) = self.store.slot(ino)? {
                     free.push(RowChange::FreeNumber(InodeKey { ino, generation }));
                 }
@@ -506,10 +552,6 @@ impl KernelFs {
             if !unfinished.contains(&id) {
                 self.logs.remove(id);
             }
-        }
-        if !armed(Bug::OrphansLeftAtStart) {
-            let orphans = self.store.orphans()?;
-            self.locked().unheld.extend(orphans);
         }
         Ok(())
     }

@@ -1,39 +1,35 @@
 //! Mounts say what is watched in their kernels; sessions are told by their pages, and ask for the inodes.
 
 use crate::error::no;
-use crate::kernel::KernelFs;
 use crate::session::state::Session;
-use crate::session::table::SessionTable;
+use crate::session::table::{SessionTable, Sessions};
 use varve_format::SessionId;
 use varve_ipc::{ClientKind, IpcError, WATCHED_MAX, Watched};
 
-impl KernelFs {
-    /// What a mount says. Every session's page says so when this returns.
-    ///
-    /// # Errors
-    /// EPERM for a session that is no mount's, or an ordinary user's; E2BIG for more inodes than may be
-    /// named.
-    pub(crate) fn set_watched(&self, session: &Session, watched: Watched) -> Result<(), IpcError> {
-        if session.kind != ClientKind::Shim || !session.privileged {
-            return Err(no(libc::EPERM));
-        }
-        if watched.numbers.len() > WATCHED_MAX {
-            return Err(no(libc::E2BIG));
-        }
-        let mut sessions = self.locked();
-        // One that was sealed meanwhile has said its last.
-        if sessions.live(session.id).is_none() {
-            return Err(IpcError::Sealed);
-        }
-        sessions.note_watched(session.id, watched);
-        Ok(())
+/// What a mount says. Every session's page says so when this returns.
+///
+/// # Errors
+/// EPERM for a session that is no mount's, or an ordinary user's; E2BIG for more inodes than may be named.
+pub(crate) fn set_watched(sessions: &Sessions, session: &Session, watched: Watched) -> Result<(), IpcError> {
+    if session.kind != ClientKind::Shim || !session.privileged {
+        return Err(no(libc::EPERM));
     }
+    if watched.numbers.len() > WATCHED_MAX {
+        return Err(no(libc::E2BIG));
+    }
+    let mut sessions = sessions.table.lock();
+    // One that was sealed meanwhile has said its last.
+    if sessions.live(session.id).is_none() {
+        return Err(IpcError::Sealed);
+    }
+    sessions.note_watched(session.id, watched);
+    Ok(())
+}
 
-    /// What is watched, and since which change.
-    pub(crate) fn watched(&self) -> (u64, Watched) {
-        let sessions = self.locked();
-        (sessions.watches.generation(), sessions.watches.watched().clone())
-    }
+/// What is watched, and since which change.
+pub(crate) fn watched(sessions: &Sessions) -> (u64, Watched) {
+    let sessions = sessions.table.lock();
+    (sessions.watches.generation(), sessions.watches.watched().clone())
 }
 
 impl SessionTable {

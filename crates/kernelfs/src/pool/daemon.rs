@@ -200,7 +200,8 @@ pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
             varve_format::superblock::FORMAT_VERSION
         )),
         StoreError::JournalDamaged { .. } => KernelError::Pool(format!(
-            "{error}. The pool is not opened, so that nothing gets worse. Look with `varve fsck {}`, and restore {} from a backup if you have one",
+            "{error}. The pool is not opened, so that nothing gets worse. Look with `varve fsck {}`, and \
+            restore {} from a backup if you have one",
             pool.dir().display(),
             pool.journal_path().display()
         )),

@@ -152,7 +152,8 @@ pub(super) fn open(pool: &HostPool) -> Result<Devices, KernelError> {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(KernelError::Pool(format!(
-                    "{} is not there: it is a part of the pool {}. Put it back (or attach the device); without it the pool cannot be opened",
+                    "{} is not there: it is a part of the pool {}. Put it back (or attach the device); \
+                    without it the pool cannot be opened",
                     path.display(),
                     pool.dir().display()
                 )));
@@ -197,7 +198,8 @@ pub fn fill_holes(pool: &HostPool, devices: &Devices) -> Result<(), KernelError>
     devices.nvm.allocate(0, devices.nvm.len_bytes()).map_err(|error| {
         if error.is_no_space() {
             KernelError::Pool(format!(
-                "{} has holes ({} are missing), as a copy may have, and its host has no space to fill them: free some space there",
+                "{} has holes ({} are missing), as a copy may have, and its host has no space to fill them: \
+                free some space there",
                 path.display(),
                 size::show(missing)
             ))
@@ -283,13 +285,18 @@ fn remarks_on(infos: &[DeviceInfo]) -> Vec<String> {
     let mut lines: Vec<String> = buffered
         .map(|info| {
             format!(
-                "{}: its file system does not take O_DIRECT (or `o_direct = false`); data goes through the page cache",
+                "{}: its file system does not take O_DIRECT (or `o_direct = false`); data goes through the \
+                page cache",
                 info.name
             )
         })
         .collect();
     if infos.iter().any(|info| info.backend.contains("pread/pwrite")) {
-        lines.push("io_uring is not available here (disabled by the kernel, a sandbox or `io_uring = false`); SSD and HDD are read and written by pread and pwrite".into());
+        lines.push(
+            "io_uring is not available here (disabled by the kernel, a sandbox or `io_uring = \
+            false`); SSD and HDD are read and written by pread and pwrite"
+                .into(),
+        );
     }
     lines
 }
@@ -310,7 +317,8 @@ fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), 
                 return Ok(());
             }
             Err(KernelError::Pool(format!(
-                "NVM and journal need {} at {}, which has {} free (SSD and HDD are sparse and take space as they fill). Use a \
+                "NVM and journal need {} at {}, which has {} free (SSD and HDD are sparse and take space as \
+                they fill). Use a \
                  smaller --nvm, or free some space",
                 size::show(need),
                 pool.dir().display(),
@@ -324,7 +332,11 @@ fn check_space(pool: &HostPool, nvm_bytes: u64, journal_len: u64) -> Result<(), 
 fn check_node(path: &Path) -> Result<(), KernelError> {
     let meta = std::fs::metadata(path).map_err(|error| {
         KernelError::io(
-            format!("{} (a size makes a sparse file in the pool; a path must be a file or block device that is there)", path.display()),
+            format!(
+                "{} (a size makes a sparse file in the pool; a path must be a file or block device that \
+                is there)",
+                path.display()
+            ),
             error,
         )
     })?;
@@ -365,7 +377,8 @@ fn check_empty(device: &dyn BlockDevice) -> Result<(), KernelError> {
         _ => format!("`dd if=/dev/zero of={name} bs=1M count=1`"),
     };
     Err(KernelError::Pool(format!(
-        "{name} is not empty: its first {} are not all zero. If nothing on it is needed, wipe it first ({wipe})",
+        "{name} is not empty: its first {} are not all zero. If nothing on it is needed, wipe it first \
+        ({wipe})",
         size::show(PROBE_BYTES as u64)
     )))
 }

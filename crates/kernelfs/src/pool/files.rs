@@ -148,7 +148,8 @@ impl HostPool {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return refuse(format!(
-                    "{0} holds no pool ({TOML} is not there); make one with `varve mkfs {0}` or `varve up {0}`",
+                    "{0} holds no pool ({TOML} is not there); make one with `varve mkfs {0}` or `varve up \
+                    {0}`",
                     at.display()
                 ));
             }
@@ -164,7 +165,8 @@ impl HostPool {
             Some(version) if version == i64::from(LAYOUT_VERSION) => {}
             Some(version) if version > i64::from(LAYOUT_VERSION) => {
                 return Err(wrong(format!(
-                    "this pool is of format version {version}, this program knows version {LAYOUT_VERSION}: use a newer varve"
+                    "this pool is of format version {version}, this program knows version {LAYOUT_VERSION}: \
+                    use a newer varve"
                 )));
             }
             _ => {
@@ -299,7 +301,8 @@ impl HostPool {
     pub fn durability(&self) -> &'static str {
         match self.spec.nvm {
             NvmSpec::File(_) => {
-                "every call survives a crash of any program; a power cut too once fsynced, and at most 1 s is lost otherwise"
+                "every call survives a crash of any program; a power cut too once fsynced, and at most 1 s \
+                is lost otherwise"
             }
             NvmSpec::Shm(_) => {
                 "memory only: survives a crash of any program, but is LOST at power-off or reboot"
@@ -326,7 +329,8 @@ impl HostPool {
             return Ok(());
         }
         refuse(format!(
-            "{dir} is a memory-only pool (--nvm shm:…) and its memory is gone: its content ended with the last reboot, or when \
+            "{dir} is a memory-only pool (--nvm shm:…) and its memory is gone: its content ended with the \
+            last reboot, or when \
              {live} was removed. `varve up --recreate {dir}` makes it again, empty, with the same sizes",
             dir = self.dir.display(),
             live = self.live.display()
@@ -495,7 +499,8 @@ fn make_in(dir: &Path, spec: &PoolSpec) -> Result<HostPool, KernelError> {
     }
     if dir.join(TOML).exists() {
         return refuse(format!(
-            "{0} holds a pool already; `varve up {0}` starts it. To make another one use another directory, or remove this one",
+            "{0} holds a pool already; `varve up {0}` starts it. To make another one use another directory, \
+            or remove this one",
             dir.display()
         ));
     }

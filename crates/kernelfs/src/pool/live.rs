@@ -83,7 +83,8 @@ pub fn ensure(live: &Path) -> Result<(), KernelError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(KernelError::Pool(format!(
-                "{parent} is not there: the logs of running sessions are kept in memory files. Mount a tmpfs there \
+                "{parent} is not there: the logs of running sessions are kept in memory files. Mount a \
+                tmpfs there \
                  (`mount -t tmpfs tmpfs {parent}`), or name another one with `live = \"DIR\"` in varve.toml",
                 parent = parent.display()
             )));
@@ -95,7 +96,8 @@ pub fn ensure(live: &Path) -> Result<(), KernelError> {
     let own_uid = rustix::process::geteuid().as_raw();
     if !meta.is_dir() || meta.uid() != own_uid || meta.mode() & 0o077 != 0 {
         return Err(KernelError::Pool(format!(
-            "{} is not a directory of this user with mode 0700; somebody else made it. Remove it and try again",
+            "{} is not a directory of this user with mode 0700; somebody else made it. Remove it and try \
+            again",
             live.display()
         )));
     }
@@ -118,7 +120,8 @@ pub fn fit(config: &Config, nvm_bytes: u64, live: &Path) -> Result<(Config, Opti
     let least = CHUNK_BYTES + varve_ipc::page::PAGE_BYTES as u64;
     if space.available_bytes < least {
         return Err(KernelError::Pool(format!(
-            "{} has {} free of {}; a session needs at least {} there for its log. Free some, or make it larger \
+            "{} has {} free of {}; a session needs at least {} there for its log. Free some, or make it \
+            larger \
              (`mount -o remount,size=1G {}`; for a container `--shm-size=1g`)",
             parent.display(),
             size::show(space.available_bytes),
@@ -163,8 +166,10 @@ pub fn check_memory_pool(live: &Path, nvm_bytes: u64, journal_bytes: u64) -> Res
         return Ok(());
     }
     Err(KernelError::Pool(format!(
-        "an NVM of {} in memory needs {} at {} (with journal and logs), which has {} free of {}. Use a smaller \
-         --nvm shm:SIZE, or --nvm SIZE for a plain file, or make it larger (`mount -o remount,size=SIZE {}`; for a \
+        "an NVM of {} in memory needs {} at {} (with journal and logs), which has {} free of {}. Use a \
+        smaller \
+         --nvm shm:SIZE, or --nvm SIZE for a plain file, or make it larger (`mount -o remount,size=SIZE \
+         {}`; for a \
          container `--shm-size=SIZE`)",
         size::show(nvm_bytes),
         size::show(need),

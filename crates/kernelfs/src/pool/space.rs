@@ -7,8 +7,8 @@ use varve_format::{BLOCK_BYTES, Tier};
 use varve_media::host::host_capacity;
 use varve_store::{SpaceStats, TierStats};
 
-/// Left to the host: logs that grow, footers, blocks that wait to be freed, and credits that sessions took
-/// before they became scarce.
+/// Left to the host: logs that grow, footers, blocks that wait to be freed, and reserved blocks that sessions
+/// took before they became scarce.
 const MARGIN_BYTES: u64 = 96 << 20;
 
 /// A tier that is a sparse file.

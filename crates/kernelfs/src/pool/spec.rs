@@ -36,7 +36,8 @@ impl NvmSpec {
         let text = text.trim();
         if text.starts_with(['/', '.']) {
             return Err(format!(
-                "NVM `{text}`: persistent-memory devices are not supported yet; write SIZE or shm:SIZE, for example 1G or shm:1G"
+                "NVM `{text}`: persistent-memory devices are not supported yet; write SIZE or shm:SIZE, for \
+                example 1G or shm:1G"
             ));
         }
         let (memory, size) = match text.strip_prefix("shm:") {

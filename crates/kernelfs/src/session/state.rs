@@ -118,8 +118,8 @@ pub(crate) struct Session {
     /// Held while rows of ended leases are written.
     pub(crate) row_changes: Mutex<()>,
     /// Blocks reserved and not used up. Grows under the core's lock only.
-    pub(crate) credits: AtomicU64,
-    /// Blocks that it was ever granted. Changes as `credits` grows.
+    pub(crate) reserved: AtomicU64,
+    /// Blocks that it was ever granted. Changes as `reserved` grows.
     pub(crate) granted: AtomicU64,
     /// What it held when its connection went counts until then; 0: as long as its process lives.
     pub(crate) holds_until_ms: AtomicU64,
@@ -224,7 +224,7 @@ impl Session {
             }),
             turn: Turn::default(),
             row_changes: Mutex::new(()),
-            credits: AtomicU64::new(0),
+            reserved: AtomicU64::new(0),
             granted: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
@@ -345,7 +345,7 @@ impl Session {
     pub(crate) fn spend(&self, blocks: u64) -> u64 {
         let mut spent = 0;
         let _ = self
-            .credits
+            .reserved
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |have| {
                 spent = have.min(blocks);
                 Some(have - spent)

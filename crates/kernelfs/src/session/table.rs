@@ -34,11 +34,11 @@ pub(crate) struct SessionEntry {
     pub(crate) shared: bool,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
-    /// Whether its unused credits are waited for.
+    /// Whether its unused reserved blocks are waited for.
     pub(crate) reclaim: Reclaim,
 }
 
-/// How far a session is with giving unused credits back.
+/// How far a session is with returning unused reserved blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Reclaim {
     /// Nobody has asked, or it has answered for all that it was granted.
@@ -287,7 +287,7 @@ impl SessionTable {
         }
     }
 
-    /// Asks a session for the credits that it does not use, unless it was asked already.
+    /// Asks a session for the reserved blocks that it does not use, unless it was asked already.
     pub(crate) fn reclaim(&mut self, id: SessionId, until_ms: u64) {
         if let Some(member) = self.entries.get_mut(&id)
             && member.phase == Phase::Live
@@ -298,14 +298,15 @@ impl SessionTable {
         }
     }
 
-    /// Whether credits of these sessions may still come back; asks those again that have answered too soon.
+    /// Whether reserved blocks of these sessions may still come back; asks those again that have answered too
+    /// soon.
     pub(crate) fn reclaims(&mut self, asked: &[SessionId], now_ms: u64) -> bool {
         let mut under_way = false;
         for id in asked {
             let Some(member) = self.entries.get(id) else {
                 continue;
             };
-            let has = member.session.credits.load(Ordering::Acquire) > 0;
+            let has = member.session.reserved.load(Ordering::Acquire) > 0;
             under_way |= match (member.phase, member.reclaim) {
                 // All of them when its log is digested; one that cannot be is tried later.
                 (Phase::Sealing, _) => has && !self.unfinished.iter().any(|(session, ..)| session.id == *id),

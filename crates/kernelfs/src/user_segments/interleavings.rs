@@ -125,7 +125,7 @@ struct Told {
 }
 
 impl Stage {
-    /// As `KernelFs::map_window`: who maps is noted before anything is looked at.
+    /// As `Reads::map_extents`: who maps is noted before anything is looked at.
     fn map(&self, client: usize, of: usize) -> Option<u64> {
         lock(&self.sessions).mapped[of][client] = true;
         {
@@ -148,7 +148,7 @@ impl Stage {
         }
     }
 
-    /// As `KernelFs::forget_windows`: to make room.
+    /// As `Windows::forget_windows`: to make room.
     fn forget(&self, old: &[(u64, InodeKey)]) {
         let announced: Vec<_> = {
             let mut sessions = lock(&self.sessions);

@@ -261,7 +261,7 @@ impl Link for Daemon {
                 };
                 Ok(Response::Extents(vec![run], true))
             }
-            Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
+            Request::Reserve { blocks, .. } => Ok(Response::Reserved(blocks)),
             Request::Digest { .. } => {
                 self.digest(&mut book);
                 Ok(Response::Digested(LogSeq(book.digested)))

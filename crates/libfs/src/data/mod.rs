@@ -3,11 +3,11 @@
 //! callers hold the lease that an operation needs.
 
 mod cache;
-mod credits;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
 mod nvm;
 mod read;
+mod reservations;
 mod seek;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,9 +21,9 @@ use crate::inode::overlay::LOG_BYTES_MAX;
 use crate::log::{Log, LogHost, LogOptions, Slot, Stamp};
 use crate::sync::Mutex;
 use cache::ReadCache;
-use credits::Stock;
 use crossbeam_channel::Sender;
 use nvm::Nvm;
+use reservations::Stock;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
@@ -41,7 +41,7 @@ pub struct DataPlane {
     log_max_bytes: u64,
     /// The map is asked for a window at a time: what it names is copied for us when we ask.
     windowed: bool,
-    /// Space credits not bound to a lane.
+    /// Reserved blocks that no lane has.
     stock: Mutex<Stock>,
     /// One thread at a time asks for more.
     asking: Mutex<()>,
@@ -99,7 +99,7 @@ impl DataPlane {
         self.log.as_ref().ok_or(Errno(libc::EROFS))
     }
 
-    /// Takes log space for `bytes` (sums of `entry_size`) and credits for `blocks` (sums of `charge`). Call
+    /// Takes log space for `bytes` (sums of `entry_size`) and reserves `blocks` (sums of `charge`). Call
     /// it before locking inodes; then [`Slot::append`] under the locks.
     ///
     /// # Errors

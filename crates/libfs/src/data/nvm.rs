@@ -68,8 +68,8 @@ impl Nvm {
         })
     }
 
-    /// A block had its checksum. It may be used again for something else meanwhile: that was written by the daemon
-    /// since it started, as whatever is written while the session lives.
+    /// A block had its checksum. It may be used again for something else meanwhile: that was written by the
+    /// daemon since it started, as whatever is written while the session lives.
     fn set_seen(&self, block: u64) {
         if let Some(word) = self
             .seen

@@ -135,7 +135,7 @@ impl DataPlane {
         if data.len() > DIRECT_MAX {
             return self.write_large(inode, Place::End, data, clear);
         }
-        // The offset is known only under the lock: credits for the worst one.
+        // The offset is known only under the lock: what the worst one costs is reserved.
         let worst = Place::End.worst(inode.key, data);
         let slot = self.begin(entry_size(data.len()), worst)?;
         touch(data);
@@ -242,8 +242,8 @@ impl DataPlane {
         committed.check((at, data.len()))
     }
 
-    /// The offset of a write under the inode's lock. An append pays back the credits that its real offset
-    /// does not cost.
+    /// The offset of a write under the inode's lock. An append pays back the reserved blocks that its real
+    /// offset does not cost.
     #[inline]
     fn settle(
         &self,
@@ -353,8 +353,8 @@ impl DataPlane {
         committed.check((offset, data.len()))
     }
 
-    /// Copies the entries of one transaction to the log, each with the credits that it costs at most. Of one
-    /// that fails none are kept.
+    /// Copies the entries of one transaction to the log, each with the reserved blocks that it costs at most.
+    /// Of one that fails none are kept.
     fn stage_parts<'d>(
         &self,
         slot: &mut Slot<'_>,

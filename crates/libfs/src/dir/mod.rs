@@ -95,7 +95,7 @@ impl<'n> Locked<'n> {
     }
 }
 
-/// Takes log space and credits for one operation. Before any lock.
+/// Takes log space and reserves blocks for one operation. Before any lock.
 pub(crate) fn begin<'s, T>(session: &'s Session, op: &LogOp<'_>) -> OpResult<Slot<'s>, T> {
     let body_len = with_body(op, <[u8]>::len);
     session

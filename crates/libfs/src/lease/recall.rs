@@ -185,8 +185,8 @@ impl Withdrawals {
         }
     }
 
-    /// Says that a lease is free that never came here. If the daemon holds it against us after all, everything
-    /// that we may have logged under it counts.
+    /// Says that a lease is free that never came here. If the daemon holds it against us after all,
+    /// everything that we may have logged under it counts.
     fn give_back_unknown(&mut self, key: InodeKey, number: LeaseNo, around: &dyn Surroundings) {
         self.unknown.push(ReleaseItem {
             key,

@@ -44,8 +44,8 @@ struct Own {
     /// Highest number written.
     last_seq: AtomicU64,
     busy: AtomicBool,
-    /// Space credits of this lane, in blocks.
-    credits: AtomicU64,
+    /// Blocks reserved for this lane.
+    reserved: AtomicU64,
 }
 
 impl Lane {
@@ -56,17 +56,17 @@ impl Lane {
         }
     }
 
-    /// Its space credits, in blocks.
-    pub(super) fn credits(&self) -> u64 {
-        self.own.credits.load(Ordering::Relaxed)
+    /// Blocks reserved for it.
+    pub(super) fn reserved(&self) -> u64 {
+        self.own.reserved.load(Ordering::Relaxed)
     }
 
-    /// Takes its space credits away.
-    pub(super) fn take_credits(&self) -> u64 {
+    /// Takes its reserved blocks away.
+    pub(super) fn take_reserved(&self) -> u64 {
         // Most lanes never had any.
-        match self.credits() {
+        match self.reserved() {
             0 => 0,
-            _ => self.own.credits.swap(0, Ordering::Relaxed),
+            _ => self.own.reserved.swap(0, Ordering::Relaxed),
         }
     }
 
@@ -266,17 +266,17 @@ impl<'l> Slot<'l> {
         self.index != slots::SHARED
     }
 
-    /// Space credits of this lane, in blocks: the slot's holder spends them, and others may take what is
+    /// Blocks reserved for this lane: the slot's holder spends them, and others may take what is
     /// left.
-    pub(crate) fn credits(&self) -> &AtomicU64 {
-        &self.lane.own.credits
+    pub(crate) fn reserved(&self) -> &AtomicU64 {
+        &self.lane.own.reserved
     }
 
-    /// Gives credits back that were consumed for what is not logged after all.
+    /// Gives reserved blocks back that were consumed for what is not logged after all.
     #[inline]
     pub(crate) fn pay_back(&self, blocks: u32) {
         if blocks > 0 {
-            self.credits().fetch_add(u64::from(blocks), Ordering::Relaxed);
+            self.reserved().fetch_add(u64::from(blocks), Ordering::Relaxed);
         }
     }
 

@@ -251,14 +251,14 @@ impl Log {
         &*self.region
     }
 
-    /// Space credits in all lanes, in blocks.
-    pub(crate) fn credits(&self) -> u64 {
-        self.lanes.iter().map(Lane::credits).sum()
+    /// Blocks reserved in all lanes.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.lanes.iter().map(Lane::reserved).sum()
     }
 
-    /// Takes the space credits of all lanes away. Who writes meanwhile has spent his before, or finds none.
-    pub(crate) fn take_credits(&self) -> u64 {
-        self.lanes.iter().map(Lane::take_credits).sum()
+    /// Takes the reserved blocks of all lanes away. Who writes meanwhile has spent his before, or finds none.
+    pub(crate) fn take_reserved(&self) -> u64 {
+        self.lanes.iter().map(Lane::take_reserved).sum()
     }
 
     /// Smallest number in flight in other lanes than `own`, at most `bound`. `bound` was loaded from

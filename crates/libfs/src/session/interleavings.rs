@@ -154,7 +154,7 @@ impl Link for Wire {
                     PageState::Sealed => Err(IpcError::Sealed),
                 }
             }
-            Request::Credits { blocks, .. } => Ok(Response::Credits(blocks)),
+            Request::Reserve { blocks, .. } => Ok(Response::Reserved(blocks)),
             Request::Bye => Ok(Response::Done),
             other => panic!("{other:?}"),
         }

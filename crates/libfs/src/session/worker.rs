@@ -152,7 +152,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
             // A failed answer means that the link is gone: the next upcall says so.
             let _ = session.link.call(Request::BarrierAck { tx });
         }
-        Upcall::ReclaimReservations => session.data.give_credits_back(),
+        Upcall::ReclaimReservations => session.data.return_reservation(),
         Upcall::Sharing => {
             let (run_out, link) = (session.shared(), Arc::clone(&session.link));
             // What the kernel believes takes a second to run out: leases are given back meanwhile.

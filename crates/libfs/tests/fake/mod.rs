@@ -784,14 +784,14 @@ impl Fake {
                 ))
             }
             Request::GrowLog { .. } => Ok(Response::LogBytes(LOG_BYTES)),
-            Request::Credits { blocks, .. } => {
+            Request::Reserve { blocks, .. } => {
                 let held = |state: &mut State| state.holds_space;
                 let held = self.changed.wait_timeout_while(state, WAIT, held).unwrap();
                 assert!(!held.1.timed_out(), "nobody lets the space go");
-                Ok(Response::Credits(blocks))
+                Ok(Response::Reserved(blocks))
             }
             Request::SyncAll => Ok(Response::Done),
-            Request::CreditsBack { blocks, of } => {
+            Request::ReturnReservation { blocks, of } => {
                 state.given_back.push((id, blocks, of));
                 drop(state);
                 self.changed.notify_all();

@@ -1,4 +1,5 @@
-//! A shared mapping of a file, with bounds. Knows address space; what makes the file durable is its owner's business.
+//! A shared mapping of a file, with bounds. Knows address space; what makes the file durable is its owner's
+//! business.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,8 @@ use crate::error::{DeviceName, MediaError, check_range};
 /// Mappings begin on a huge page, so that one can back them.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A file mapped shared at a fixed address, with room to grow. Addresses at or past `len_bytes` are never touched.
+/// A file mapped shared at a fixed address, with room to grow. Addresses at or past `len_bytes` are never
+/// touched.
 pub(crate) struct Mapping {
     name: DeviceName,
     base: NonNull<u8>,
@@ -25,8 +27,8 @@ pub(crate) struct Mapping {
     persist: Persist,
 }
 
-// SAFETY: the mapping lives as long as the value; it is only reached by raw copies, for which the callers of `Region` keep
-// writers apart; the length is atomic.
+// SAFETY: the mapping lives as long as the value; it is only reached by raw copies, for which the callers of
+// `Region` keep writers apart; the length is atomic.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -77,7 +79,8 @@ impl Mapping {
         } else {
             libc::MAP_SHARED
         };
-        // SAFETY: the range was reserved by this value just now and nobody else knows it; MAP_FIXED replaces the reservation.
+        // SAFETY: the range was reserved by this value just now and nobody else knows it; MAP_FIXED replaces
+        // the reservation.
         let mapped = unsafe {
             libc::mmap(
                 base.as_ptr().cast(),
@@ -92,7 +95,8 @@ impl Mapping {
             return Err(MediaError::setup(name, "map it", &io::Error::last_os_error()));
         }
         for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTDUMP] {
-            // SAFETY: exactly the range of this mapping. Only advice: failure (no huge pages here) changes nothing.
+            // SAFETY: exactly the range of this mapping. Only advice: failure (no huge pages here) changes
+            // nothing.
             unsafe { libc::madvise(base.as_ptr().cast(), reserved, advice) };
         }
         Ok(mapping)
@@ -119,14 +123,16 @@ impl Mapping {
         self.base
     }
 
-    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next. Advice only.
+    /// Faults the pages of a range in for writing, so that the first store to each is as fast as the next.
+    /// Advice only.
     pub(crate) fn populate(&self, off: u64, len: u64) {
         if !self.writable || len == 0 || check_range(&self.name, off, len, self.len_bytes()).is_err() {
             return;
         }
         let begin = off as usize / 4096 * 4096;
         let end = (off + len) as usize;
-        // SAFETY: page-aligned start, and the range was checked against the mapping. The call changes no content.
+        // SAFETY: page-aligned start, and the range was checked against the mapping. The call changes no
+        // content.
         unsafe {
             libc::madvise(
                 self.base.as_ptr().add(begin).cast(),
@@ -139,8 +145,8 @@ impl Mapping {
     /// Puts private memory, zero until it is stored to, in the file's place.
     pub(crate) fn retire(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-        // SAFETY: replaces exactly the range of this mapping, at once and by memory with the same rights, to which only raw copies are
-        // made, as before. If it fails the file stays mapped.
+        // SAFETY: replaces exactly the range of this mapping, at once and by memory with the same rights, to
+        // which only raw copies are made, as before. If it fails the file stays mapped.
         unsafe {
             libc::mmap(
                 self.base.as_ptr().cast(),
@@ -176,8 +182,8 @@ impl Mapping {
         Ok(())
     }
 
-    /// [`read`](Self::read) where another process may have shortened the file: what is gone reads as zeros. `false`: it cannot be done on this
-    /// machine, and `out` is as it was.
+    /// [`read`](Self::read) where another process may have shortened the file: what is gone reads as zeros.
+    /// `false`: it cannot be done on this machine, and `out` is as it was.
     pub(crate) fn read_guarded(&self, off: u64, out: &mut [u8]) -> Result<bool, MediaError> {
         let off = self.check(off, out.len())?;
         if !guard::is_ready() {
@@ -192,7 +198,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn write(&self, off: u64, src: &[u8]) -> Result<(), MediaError> {
         let off = self.check_write(off, src.len())?;
-        // SAFETY: the range lies in the writable mapping (both checked), to which no Rust reference is ever made.
+        // SAFETY: the range lies in the writable mapping (both checked), to which no Rust reference is ever
+        // made.
         unsafe { self.persist.copy_in(self.base.as_ptr().add(off), src) };
         Ok(())
     }

@@ -1,10 +1,11 @@
-//! The only place that stores to, flushes or fences memory that must survive: copy kernels with and without a checksum, the
-//! line flush and the fence. Knows addresses; refuses to know files, lengths of regions, or what the bytes mean.
+//! The only place that stores to, flushes or fences memory that must survive: copy kernels with and without a
+//! checksum, the line flush and the fence. Knows addresses; refuses to know files, lengths of regions, or
+//! what the bytes mean.
 //!
-//! Whole 64-byte lines go by non-temporal stores, so a fence is all they need. The checksum is taken from the registers that
-//! are stored: every byte of the source is loaded once. CRC-32C is folded with carry-less multiplication (Gopal et al., "Fast
-//! CRC Computation for Generic Polynomials Using PCLMULQDQ"); what is left in the accumulator is reduced by the `crc32`
-//! instruction.
+//! Whole 64-byte lines go by non-temporal stores, so a fence is all they need. The checksum is taken from the
+//! registers that are stored: every byte of the source is loaded once. CRC-32C is folded with carry-less
+//! multiplication (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ"); what is
+//! left in the accumulator is reduced by the `crc32` instruction.
 
 #[cfg(any(test, target_arch = "x86_64"))]
 mod fold;
@@ -75,7 +76,8 @@ impl Kernel {
 #[derive(Debug, Clone, Copy)]
 pub struct Persist {
     kernel: Kernel,
-    /// Lines written by ordinary stores are flushed from the cache: needed on `dax`, wasted on the page cache.
+    /// Lines written by ordinary stores are flushed from the cache: needed on `dax`, wasted on the page
+    /// cache.
     flush_lines: bool,
 }
 
@@ -98,10 +100,12 @@ impl Persist {
         self.kernel
     }
 
-    /// Copies `src` to `dst`. Visible when this returns, committed by the next [`fence`](Self::fence) of this thread.
+    /// Copies `src` to `dst`. Visible when this returns, committed by the next [`fence`](Self::fence) of this
+    /// thread.
     ///
     /// # Safety
-    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and that nobody holds a Rust reference to.
+    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and that nobody holds a
+    /// Rust reference to.
     #[inline]
     pub unsafe fn copy_in(self, dst: *mut u8, src: &[u8]) {
         // SAFETY: the caller's promise is passed on.
@@ -129,14 +133,16 @@ impl Persist {
         let (mut to, mut from, mut left) = (dst, src.as_ptr(), src.len());
         let head = to.align_offset(LINE_BYTES).min(left);
         if head > 0 {
-            // SAFETY: `head <= left`, so both ranges lie in the caller's; `head < 64`, since it is the way to the next line.
+            // SAFETY: `head <= left`, so both ranges lie in the caller's; `head < 64`, since it is the way to
+            // the next line.
             state = unsafe { self.partial_line::<CRC>(to, from, head, state) };
             // SAFETY: as above, the results lie inside the ranges or one past them.
             (to, from, left) = unsafe { (to.add(head), from.add(head), left - head) };
         }
         let lines = left / LINE_BYTES;
         if lines > 0 {
-            // SAFETY: `to` is line-aligned now and `lines` whole lines lie in both ranges; the kernel was found supported.
+            // SAFETY: `to` is line-aligned now and `lines` whole lines lie in both ranges; the kernel was
+            // found supported.
             state = unsafe { self.lines::<CRC>(to, from, lines, state) };
             let done = lines * LINE_BYTES;
             // SAFETY: `done <= left`.

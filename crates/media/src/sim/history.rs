@@ -1,10 +1,10 @@
 //! The ordered history of a simulated machine, and the contents that a crash at each point of it may leave.
 //!
 //! What a power cut may leave (a process kill leaves everything stored):
-//! - `Dax`: each 64-byte line written since the writing thread's last fence is as before, as after, or as after some of its
-//!   stores; within a line each aligned 8-byte word chooses for itself.
-//! - `File`: each 4 KiB page stored to since its last sync is as before, as after, or as at some moment between; or its 512-byte
-//!   sectors choose for themselves.
+//! - `Dax`: each 64-byte line written since the writing thread's last fence is as before, as after, or as
+//!   after some of its stores; within a line each aligned 8-byte word chooses for itself.
+//! - `File`: each 4 KiB page stored to since its last sync is as before, as after, or as at some moment
+//!   between; or its 512-byte sectors choose for themselves.
 //! - `Block`: each 512-byte sector written since the last flush is as after any of its writes, or none.
 //! - `Shm`: zeros.
 
@@ -62,7 +62,8 @@ pub(super) enum Event {
 pub enum Crash {
     /// Every process dies: all that was stored is there.
     Kill,
-    /// Every process dies in the middle of the next store, of which only the first words (the seed says how many) are there.
+    /// Every process dies in the middle of the next store, of which only the first words (the seed says how
+    /// many) are there.
     KillTorn(u64),
     /// The power fails; nothing that was not fenced, synced or flushed is there.
     PowerNone,
@@ -70,11 +71,12 @@ pub enum Crash {
     PowerAll,
     /// The power fails; the seed chooses what of the pending units is there.
     PowerSeeded(u64),
-    /// The power fails; pending unit `k` (in order of device and offset, see `Recording::pending_units`) is there iff bit `k mod 64` is
-    /// set. With at most 64 units, counting through the bits is exhaustive for whole units.
+    /// The power fails; pending unit `k` (in order of device and offset, see `Recording::pending_units`) is
+    /// there iff bit `k mod 64` is set. With at most 64 units, counting through the bits is exhaustive for
+    /// whole units.
     PowerUnits(u64),
-    /// The power fails; of everything pending each piece that is never torn (8 bytes of a line, a sector) chooses for itself, by the seed: all
-    /// that is pending is torn.
+    /// The power fails; of everything pending each piece that is never torn (8 bytes of a line, a sector)
+    /// chooses for itself, by the seed: all that is pending is torn.
     PowerWords(u64),
 }
 
@@ -221,8 +223,8 @@ impl Replay {
             .for_each(|pending| pending.apply(&mut self.durable[pending.device]));
     }
 
-    /// Commits a thread's stores to persistent memory, and what others stored earlier to the same words: memory is coherent, so
-    /// an older store can never come back over a newer one.
+    /// Commits a thread's stores to persistent memory, and what others stored earlier to the same words:
+    /// memory is coherent, so an older store can never come back over a newer one.
     fn fence(&mut self, thread: u64) {
         let media = self.media.clone();
         let dax = |pending: &Pending| media[pending.device] == SimMedium::Dax;
@@ -382,8 +384,9 @@ impl Replay {
         }
     }
 
-    /// Each unit takes all stores before a cut of its own, so that what it holds is what it held at some moment. The seed also says how the
-    /// cuts hang together: where thousands of units are pending, independent ones would never leave one structure whole and another not.
+    /// Each unit takes all stores before a cut of its own, so that what it holds is what it held at some
+    /// moment. The seed also says how the cuts hang together: where thousands of units are pending,
+    /// independent ones would never leave one structure whole and another not.
     fn apply_seeded(&self, pages: &mut [Pages], seed: u64) {
         let stores = self.pending.len() as u64;
         let manner = mix(seed ^ 0x006d_616e) % 8;
@@ -407,7 +410,8 @@ impl Replay {
                     // Nearly all, or nearly nothing.
                     3 => all_or_none(!dice.is_multiple_of(16)),
                     4 => all_or_none(dice.is_multiple_of(16)),
-                    // Devices that are fast and slow: all of one and nothing of another, or as they were at some moment.
+                    // Devices that are fast and slow: all of one and nothing of another, or as they were at
+                    // some moment.
                     5 => all_or_none(device_seed.is_multiple_of(2)),
                     6 => mix(device_seed ^ 2) % (stores + 1),
                     7 => all_or_none((odd == Some((pending.device, at / unit))) == seed.is_multiple_of(2)),

@@ -73,7 +73,7 @@ pub(super) fn known(p: &Process, a: &Args) -> Answer {
     if p.table.is_unused() {
         return Answer::NotOurs;
     }
-    use crate::numbers::newer as n;
+    use crate::syscalls::newer as n;
     use libc as c;
     let fds: SmallVec<[i32; 2]> = match a.number() as c::c_long {
         c::SYS_kcmp if a.int(2) == KCMP_FILE => smallvec![a.int(3), a.int(4)],

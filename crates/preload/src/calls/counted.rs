@@ -3,10 +3,10 @@
 
 use super::{Answer, named_descriptor};
 use crate::process::Process;
+use crate::stats;
 use crate::sys::args::Args;
 use crate::sys::entry::outside;
-use crate::sys::kernel;
-use crate::{internal, stats};
+use crate::sys::{kernel, reentry};
 use std::ffi::CStr;
 
 const CWD: i32 = libc::AT_FDCWD;
@@ -103,7 +103,7 @@ fn concerns(process: &Process, args: &Args) -> bool {
 /// the kernel knows. Allocates nothing, since other threads may have been amid that when it began.
 pub(super) fn goes_to_mount(process: &Process, args: &Args) -> bool {
     let is_of_mount = |fd: i32| {
-        fd >= 0 && !internal::is_own(fd) && kernel::device_at(fd, c"") == Some(process.config.device)
+        fd >= 0 && !reentry::is_own(fd) && kernel::device_at(fd, c"") == Some(process.config.device)
     };
     descriptors(args).into_iter().flatten().any(is_of_mount)
         || paths(args)

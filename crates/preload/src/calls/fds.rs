@@ -1,17 +1,17 @@
 //! Descriptors: closing, duplicating, their flags.
 
 use super::{Answer, carried, error, locks};
+use crate::Errno;
 use crate::process::Process;
 use crate::sys::args::Args;
-use crate::sys::kernel;
+use crate::sys::{kernel, reentry};
 use crate::walk::{Stop, fail};
-use crate::{Errno, internal};
 
 const BAD: Answer = Answer::Made(error(Errno(libc::EBADF)));
 
 pub(super) fn close(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
-    if internal::is_own(fd) {
+    if reentry::is_own(fd) {
         return BAD;
     }
     if !p.table.has(fd) {
@@ -52,7 +52,7 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
     // Around the library's own.
     let mut from = first;
     let mut result = 0;
-    for fd in internal::own()
+    for fd in reentry::own()
         .into_iter()
         .map(|fd| fd as u32)
         .filter(|fd| (first..=last).contains(fd))
@@ -97,7 +97,7 @@ fn dup_above(p: &Process, fd: i32, from: usize, cloexec: bool) -> Answer {
 
 pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     let (fd, to) = (a.int(0), a.int(1));
-    if internal::is_own(to) || internal::is_own(fd) {
+    if reentry::is_own(to) || reentry::is_own(fd) {
         return BAD;
     }
     if fd != to {
@@ -153,7 +153,7 @@ const fn no_lease(kind: i32) -> i32 {
 
 pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
-    if internal::is_own(fd) {
+    if reentry::is_own(fd) {
         return BAD;
     }
     let Some(ofd) = p.table.get(fd) else {

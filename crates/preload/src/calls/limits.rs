@@ -3,9 +3,9 @@
 
 use super::Answer;
 use crate::Errno;
-use crate::internal::Limits;
 use crate::sys::args::Args;
 use crate::sys::kernel;
+use crate::sys::reentry::Limits;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes; all ones where there is no limit.

@@ -1,4 +1,5 @@
-//! Locks: the kernel's, on a descriptor of the mount that stands beside the description. So all ways to the file see the same locks.
+//! Locks: the kernel's, on a descriptor of the mount that stands beside the description. So all ways to the
+//! file see the same locks.
 
 use super::{Answer, error};
 use crate::ofd::Ofd;
@@ -60,7 +61,8 @@ pub(super) fn fcntl(p: &Process, a: &Args, ofd: &Arc<Ofd>) -> Answer {
     Answer::Served(result)
 }
 
-/// A descriptor of `ofd` is closed: with any descriptor of a file go all POSIX locks that the process has on it.
+/// A descriptor of `ofd` is closed: with any descriptor of a file go all POSIX locks that the process has on
+/// it.
 pub(super) fn closing(p: &Process, ofd: &Ofd) {
     if !p.any_locked.load(Ordering::Acquire) {
         return;
@@ -73,7 +75,8 @@ pub(super) fn closing(p: &Process, ofd: &Ofd) {
         p.any_locked.store(false, Ordering::Release);
     }
     drop(locked);
-    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do. Of a real one the program's own close does.
+    // Closing any descriptor of the file in the kernel lets the locks go: a duplicate will do. Of a real one
+    // the program's own close does.
     if let Some(side) = &*holder.side.lock() {
         let copy = kernel::fcntl(side.0, libc::F_DUPFD_CLOEXEC, 0);
         if copy >= 0 {

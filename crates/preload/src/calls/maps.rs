@@ -2,7 +2,7 @@
 
 use super::{Answer, error};
 use crate::Errno;
-use crate::copies::{Asked, Maps};
+use crate::mmap_copies::{Asked, Maps};
 use crate::ofd::Ofd;
 use crate::process::Process;
 use crate::sys::args::Args;

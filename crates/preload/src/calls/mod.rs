@@ -15,7 +15,6 @@ mod open;
 mod programs;
 mod watched;
 
-pub(crate) use self::open::open_flags;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop};
@@ -214,7 +213,7 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
 }
 
 fn choose(p: &'static Process, a: &Args) -> Answer {
-    use crate::numbers::newer as n;
+    use crate::syscalls::newer as n;
     use libc as c;
     if let Some(answer) = watched::watched(p, a) {
         return answer;
@@ -395,7 +394,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_rt_sigaction => crate::sys::signals::sigaction(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_rt_sigprocmask => crate::sys::signals::sigprocmask(a).map_or(Answer::NotOurs, Answer::Made),
         c::SYS_prctl => {
-            crate::internal::named(a);
+            crate::sys::reentry::named(a);
             Answer::NotOurs
         }
         _ => Answer::NotOurs,

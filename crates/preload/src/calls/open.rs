@@ -2,7 +2,7 @@
 
 use super::Answer;
 use crate::Errno;
-use crate::ofd::Ofd;
+use crate::ofd::{Ofd, open_flags};
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop, Walked, bare, fail};
@@ -12,26 +12,6 @@ use varve_libfs::{Cred, OpenFile, OpenFlags};
 
 /// How often `open` looks again when the name comes and goes.
 const LOOKS_MAX: usize = 100;
-
-/// What LibFS is asked for; `None` if `flags` name no mode of access.
-pub(crate) fn open_flags(flags: i32) -> Option<OpenFlags> {
-    let (read, write) = match flags & libc::O_ACCMODE {
-        libc::O_RDONLY => (true, false),
-        libc::O_WRONLY => (false, true),
-        libc::O_RDWR => (true, true),
-        _ => return None,
-    };
-    Some(OpenFlags {
-        read,
-        write,
-        append: flags & libc::O_APPEND != 0,
-        truncate: flags & libc::O_TRUNC != 0,
-        sync: flags & libc::O_SYNC == libc::O_SYNC,
-        dsync: flags & libc::O_DSYNC != 0,
-        direct: flags & libc::O_DIRECT != 0,
-        no_atime: flags & libc::O_NOATIME != 0,
-    })
-}
 
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
     if flags & libc::O_PATH != 0 {

@@ -3,8 +3,8 @@
 use super::{Answer, error};
 use crate::config;
 use crate::process::Process;
+use crate::process::forking::ForkGuard;
 use crate::sys::args::Args;
-use crate::sys::forking::Held;
 use crate::sys::{kernel, thread};
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ pub(super) fn fork(p: &'static Process, a: &Args) -> Answer {
     if thread::with(|thread| thread.forking.get()) {
         return Answer::NotOurs;
     }
-    let held = Held::new(p);
+    let held = ForkGuard::new(p);
     let result = a.call();
     if result == 0 {
         held.in_child(p);

@@ -13,8 +13,8 @@ use std::ffi::CString;
 
 /// The answer to a call that concerns something watched; `None`: it is served as ever.
 pub(super) fn watched(p: &Process, a: &Args) -> Option<Answer> {
-    // First: to ask what is watched may take a message, whose answer the library's own threads read. Those tell
-    // their name by a call that comes here.
+    // First: to ask what is watched may take a message, whose answer the library's own threads read. Those
+    // tell their name by a call that comes here.
     if !makes_events(a.number() as libc::c_long) {
         return None;
     }

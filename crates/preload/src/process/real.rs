@@ -2,11 +2,12 @@
 //! offset handed over; and the other way, when a program takes files back. Knows no call.
 
 use super::{Process, ended};
+use crate::Errno;
 use crate::config::{self, Alone};
-use crate::ofd::{KernelFd, Ofd};
-use crate::sys::together::Left;
+use crate::ofd::Ofd;
+use crate::sys::reentry::{self, KernelFd};
+use crate::sys::shared_offset::Left;
 use crate::sys::{kernel, thread};
-use crate::{Errno, internal};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -369,9 +370,9 @@ impl Process {
         // With any descriptor of a file that is closed go the locks on it: it is not moved to a high number
         // then.
         let fd = if self.has_locks(ofd.key()) {
-            KernelFd(internal::note(fd as i32))
+            KernelFd(reentry::note(fd as i32))
         } else {
-            KernelFd(internal::adopt(fd as i32))
+            KernelFd(reentry::adopt(fd as i32))
         };
         if kernel::identity(fd.0) == Some((self.config.device, ofd.key().number())) {
             Ok(fd)
@@ -400,7 +401,7 @@ impl Process {
         if fd < 0 {
             return Ok(None);
         }
-        let fd = KernelFd(internal::adopt(fd as i32));
+        let fd = KernelFd(reentry::adopt(fd as i32));
         kernel::fcntl(fd.0, libc::F_SETFL, (flags & KEPT) as usize);
         let is_it = kernel::identity(fd.0) == Some((self.config.device, attr.key.number()));
         Ok(is_it.then_some(fd))

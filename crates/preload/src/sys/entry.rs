@@ -1,9 +1,9 @@
-//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system call itself.
+//! Where stubs arrive: keeps the registers, asks `handle`, and says whether the stub is to make the system
+//! call itself.
 
 use super::args::{Args, Frame};
-use super::{kernel, thread};
-use crate::numbers::NUMBERS;
-use crate::{calls, internal, process};
+use super::{handlers, kernel, reentry, thread};
+use crate::syscalls::NUMBERS;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// For each number whether the stub asks at all. Bytes are written before any stub is reachable.
@@ -17,8 +17,9 @@ pub struct Verdict {
     raw: usize,
 }
 
-// `syscall` keeps every register but rax, rcx and r11, so this does too. The C library is built for the baseline, so of the vector
-// registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return: make the call.
+// `syscall` keeps every register but rax, rcx and r11, so this does too. The C library is built for the
+// baseline, so of the vector registers only xmm0 to xmm15 can hold anything across a call. r11 = 1 on return:
+// make the call.
 std::arch::global_asm!(
     ".pushsection .text.varve_entry,\"ax\",@progbits",
     ".p2align 4",
@@ -128,32 +129,31 @@ const fn done(result: isize) -> Verdict {
 
 /// One system call of the program, or of LibFS in it.
 extern "C" fn handle(frame: *mut Frame) -> Verdict {
-    // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody makes.
+    // SAFETY: `varve_entry` hands its own frame, and the arguments are those of a system call that somebody
+    // makes.
     let args = unsafe { Args::new(frame) };
     if is_inside() {
-        return internal::call(&args).map_or(RAW, done);
+        return reentry::call(&args).map_or(RAW, done);
     }
-    if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
-        if let Some(process) = process::current() {
-            inside(|| {
-                let _ =
-                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::lent(process, &args)));
-            });
-        }
-        return RAW;
-    }
-    let Some(process) = process::current() else {
+    let Some(handlers) = handlers::get() else {
         return RAW;
     };
+    if thread::with(|thread| thread.vfork_of.get()) != 0 && !back_from_vfork() {
+        inside(|| {
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (handlers.lent)(&args)));
+        });
+        return RAW;
+    }
     let guard = Inside::enter();
     // A panic here would unwind into code that knows no unwinding.
-    let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| calls::dispatch(process, &args)))
+    let answer = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (handlers.program)(&args)))
         .unwrap_or(Some(-(libc::EIO as isize)));
     drop(guard);
     answer.map_or(RAW, done)
 }
 
-/// After a `vfork` the child runs on this thread's memory with its own process id: its calls are the kernel's, whatever the tables say.
+/// After a `vfork` the child runs on this thread's memory with its own process id: its calls are the
+/// kernel's, whatever the tables say.
 #[cold]
 fn back_from_vfork() -> bool {
     thread::with(|thread| {
@@ -194,7 +194,8 @@ pub fn is_inside() -> bool {
     thread::with(|thread| thread.internal.get() || thread.inside.get() > 0)
 }
 
-/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a child.
+/// Makes this thread the library's own until the answer is dropped, by the same thread or its copy in a
+/// child.
 #[must_use]
 pub fn stay_inside() -> Inside {
     Inside::enter()
@@ -206,7 +207,8 @@ pub fn inside<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with nothing locked.
+/// Runs `wait` as if this thread were outside: signal handlers may run meanwhile. For calls that block, with
+/// nothing locked.
 pub fn outside<T>(wait: impl FnOnce() -> T) -> T {
     thread::with(|thread| {
         let depth = thread.inside.replace(0);

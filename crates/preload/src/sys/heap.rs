@@ -1,14 +1,17 @@
-//! The library's own heap. It never calls the program's `malloc`: a signal handler that calls `write` may have interrupted just that, and a `fork` in
-//! another thread may hold its locks.
+//! The library's own heap. It never calls the program's `malloc`: a signal handler that calls `write` may
+//! have interrupted just that, and a `fork` in another thread may hold its locks.
 //!
-//! [dlmalloc] under one lock; before it, small blocks that were given back lie in slots, from which the next of their size is taken. Threads share
-//! slots; one that finds its slot busy goes to the lock. A slot keeps a few blocks of each size only, so what threads that end leave behind is little.
+//! [dlmalloc] under one lock; before it, small blocks that were given back lie in slots, from which the next
+//! of their size is taken. Threads share slots; one that finds its slot busy goes to the lock. A slot keeps a
+//! few blocks of each size only, so what threads that end leave behind is little.
 //!
 //! # Invariants
-//! 1. Nobody waits for the lock who holds it: who takes it is [inside](super::entry::inside), so signals wait; nothing that is called under it
-//!    allocates (its pages come by plain system calls); and who forks holds it until the child is there ([`hold`]).
+//! 1. Nobody waits for the lock who holds it: who takes it is [inside](super::entry::inside), so signals
+//!    wait; nothing that is called under it allocates (its pages come by plain system calls); and who forks
+//!    holds it until the child is there ([`hold`]).
 //! 2. Nobody waits for a slot.
-//! 3. A block's slot list and its place in dlmalloc are chosen by its layout alone, which is the same when it is given back.
+//! 3. A block's slot list and its place in dlmalloc are chosen by its layout alone, which is the same when it
+//!    is given back.
 
 use super::{entry, kernel, thread};
 use dlmalloc::{Allocator, Dlmalloc};
@@ -95,7 +98,8 @@ fn with_large<T>(work: impl FnOnce(&mut Dlmalloc<Pages>) -> T) -> T {
     entry::inside(|| work(&mut LARGE.lock().unwrap_or_else(PoisonError::into_inner).0))
 }
 
-/// The lock, held: the memory of a child that is made meanwhile is sound. Whoever holds it must not allocate; signals wait.
+/// The lock, held: the memory of a child that is made meanwhile is sound. Whoever holds it must not allocate;
+/// signals wait.
 pub fn hold() -> Hold {
     let inside = entry::stay_inside();
     Hold {
@@ -111,7 +115,8 @@ pub struct Hold {
     _inside: entry::Inside,
 }
 
-/// In a child, whose only thread this is: slots that other threads of the parent were busy with are as good as new. What was in them is lost.
+/// In a child, whose only thread this is: slots that other threads of the parent were busy with are as good
+/// as new. What was in them is lost.
 pub fn after_fork() {
     for slot in &SMALL {
         if slot.busy.load(Ordering::Relaxed) {
@@ -154,7 +159,8 @@ impl Slot {
         }
     }
 
-    /// Works on the list of one size in this thread's slot, unless somebody else does: a thread that shares it, or one that this signal handler interrupted.
+    /// Works on the list of one size in this thread's slot, unless somebody else does: a thread that shares
+    /// it, or one that this signal handler interrupted.
     fn with<T>(class: usize, work: impl FnOnce(&mut List) -> Option<T>) -> Option<T> {
         let number = thread::with(|thread| match thread.slot.get() {
             0 => {
@@ -196,8 +202,8 @@ const fn bytes(class: usize) -> usize {
 
 struct Heap;
 
-// SAFETY: dlmalloc hands out blocks that nobody else has, of the size and alignment that were asked for; lists hold such blocks, of their class, that nobody uses, and
-// hand each out once.
+// SAFETY: dlmalloc hands out blocks that nobody else has, of the size and alignment that were asked for;
+// lists hold such blocks, of their class, that nobody uses, and hand each out once.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class(layout) else {

@@ -2,18 +2,20 @@
 //! code of the crate.
 
 pub mod args;
+pub mod atfork;
 pub mod entry;
-pub mod forking;
+pub mod handlers;
 pub mod heap;
 pub mod kernel;
 pub mod noted;
 pub mod pages;
 pub mod patch;
 pub mod ranges;
+pub mod reentry;
 pub mod shared;
+pub mod shared_offset;
 pub mod signals;
 pub mod sites;
 pub mod start;
 pub mod thread;
-pub mod together;
 pub mod user;

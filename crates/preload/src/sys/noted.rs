@@ -1,5 +1,6 @@
-//! The places that `sites` finds in a library, noted in a file for the processes that start later: to look takes milliseconds, and a
-//! process may be shorter. Whatever is not as expected there is not believed, and looked for again.
+//! The places that `sites` finds in a library, noted in a file for the processes that start later: to look
+//! takes milliseconds, and a process may be shorter. Whatever is not as expected there is not believed, and
+//! looked for again.
 
 use super::sites::{self, Site};
 use crate::config;
@@ -112,8 +113,8 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     written
 }
 
-/// As [`sites::find`], or what an earlier process found in the same library for the same question: `wanted` and `unknown` are the same for all
-/// processes of one version of this library.
+/// As [`sites::find`], or what an earlier process found in the same library for the same question: `wanted`
+/// and `unknown` are the same for all processes of one version of this library.
 #[must_use]
 pub fn find(name: &[u8], code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> Vec<Site> {
     let path = path_for(name);

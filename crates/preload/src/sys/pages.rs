@@ -7,9 +7,8 @@
 //! maps.
 
 use super::kernel;
+use super::reentry::{self, KernelFd};
 use crate::Errno;
-use crate::internal;
-use crate::ofd::KernelFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -120,7 +119,7 @@ impl Faults {
             kernel::close(device as i32);
             fd
         };
-        let fd = KernelFd(internal::adopt(result(fd)? as i32));
+        let fd = KernelFd(reentry::adopt(result(fd)? as i32));
         let mut api = Api {
             api: API,
             features: FEATURES,
@@ -267,7 +266,7 @@ impl CopyFile {
             flags,
             0o600,
         ))?;
-        let fd = KernelFd(internal::adopt(made as i32));
+        let fd = KernelFd(reentry::adopt(made as i32));
         let (uid, gid) = (about.st_uid, about.st_gid);
         let about = kernel::stat(fd.0).ok_or(Errno(libc::ESTALE))?;
         if about.st_mode & libc::S_IFMT != libc::S_IFREG

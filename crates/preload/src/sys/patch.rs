@@ -1,4 +1,5 @@
-//! Replaces the places of `sites` in the libraries that are loaded by jumps to stubs, which ask `entry` first.
+//! Replaces the places of `sites` in the libraries that are loaded by jumps to stubs, which ask `entry`
+//! first.
 
 use super::kernel;
 use super::noted;
@@ -123,8 +124,8 @@ fn stub(here: usize, site_at: usize, site: &Site, original: &[u8], entry: usize)
     code
 }
 
-/// Replaces what can be replaced in `library`. Answers how many places were replaced.
-/// Changes nothing, and answers `None`, if the memory cannot be made writable (a security policy) or no stubs fit near it.
+/// Replaces what can be replaced in `library`. Answers how many places were replaced. Changes nothing, and
+/// answers `None`, if the memory cannot be made writable (a security policy) or no stubs fit near it.
 ///
 /// # Safety
 /// No other thread may run code of the library meanwhile. `entry` is the address of the code that stubs call.

@@ -1,5 +1,6 @@
-//! Where in the program's memory maps lie that this process fills itself. Asked by calls of the program that may hold the locks of its allocator,
-//! and for every buffer that it hands over: so nothing here allocates, and where there are no maps it is one load.
+//! Where in the program's memory maps lie that this process fills itself. Asked by calls of the program that
+//! may hold the locks of its allocator, and for every buffer that it hands over: so nothing here allocates,
+//! and where there are no maps it is one load.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -75,7 +76,8 @@ pub fn add(start: usize, end: usize) -> bool {
     })
 }
 
-/// Takes `start..end` out of all. Where there is no room for the two parts that are left of one, it stays whole.
+/// Takes `start..end` out of all. Where there is no room for the two parts that are left of one, it stays
+/// whole.
 pub fn cut(start: usize, end: usize) {
     alone(|all, count| {
         let mut at = all[..*count].partition_point(|range| range.1 <= start);

@@ -10,7 +10,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Maps the `count` counters of `file`; `None` if it is not there or too short. The mapping stays until the process ends.
+    /// Maps the `count` counters of `file`; `None` if it is not there or too short. The mapping stays until
+    /// the process ends.
     #[must_use]
     pub fn open(file: &Path, count: usize) -> Option<Self> {
         let file = std::fs::File::options().read(true).write(true).open(file).ok()?;
@@ -33,7 +34,8 @@ impl Counters {
         if at == libc::MAP_FAILED {
             return None;
         }
-        // SAFETY: mapped for good, page-aligned, as long as said; other processes touch it by atomic additions only.
+        // SAFETY: mapped for good, page-aligned, as long as said; other processes touch it by atomic
+        // additions only.
         let slots = unsafe { std::slice::from_raw_parts(at.cast::<AtomicU64>(), count) };
         Some(Self { slots })
     }
@@ -46,9 +48,9 @@ impl Counters {
 
 /// What a pointer to a record that processes share leads to.
 pub fn leaked_in(
-    pointer: &std::sync::atomic::AtomicPtr<super::together::Record>,
-) -> Option<&'static super::together::Record> {
-    // SAFETY: only records of `together` are stored, which are mapped for good.
+    pointer: &std::sync::atomic::AtomicPtr<super::shared_offset::Record>,
+) -> Option<&'static super::shared_offset::Record> {
+    // SAFETY: only records of `shared_offset` are stored, which are mapped for good.
     unsafe { pointer.load(Ordering::Acquire).as_ref() }
 }
 

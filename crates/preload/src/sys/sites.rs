@@ -1,9 +1,11 @@
-//! Where a library's code calls the kernel, and whether such a place can be replaced by a jump. Pure: bytes in, places out.
+//! Where a library's code calls the kernel, and whether such a place can be replaced by a jump. Pure: bytes
+//! in, places out.
 //!
-//! A jump takes five bytes and `syscall` two, so a neighbour must move with it. Two neighbours are known well enough to move without a
-//! disassembler: the comparison of the result with -4095 (or a copy of the result) behind it, and the load of a constant number before it. No jump in the library may
-//! lead to the second of the two instructions; every displacement in the code is looked at, also those that are no instruction, so that
-//! the error is only ever on the safe side.
+//! A jump takes five bytes and `syscall` two, so a neighbour must move with it. Two neighbours are known well
+//! enough to move without a disassembler: the comparison of the result with -4095 (or a copy of the result)
+//! behind it, and the load of a constant number before it. No jump in the library may lead to the second of
+//! the two instructions; every displacement in the code is looked at, also those that are no instruction, so
+//! that the error is only ever on the safe side.
 
 /// A place that can be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +52,8 @@ impl Site {
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if one stands at the start of `code`.
+/// Length of a comparison of the result with -4096 or -4095, or of a copy of it to r8 to r15, if one stands
+/// at the start of `code`.
 fn follower(code: &[u8]) -> usize {
     match code {
         [0x48, 0x3d, 0x00 | 0x01, 0xf0, 0xff, 0xff, ..] => 6,
@@ -61,15 +64,16 @@ fn follower(code: &[u8]) -> usize {
     }
 }
 
-/// The constant loaded by a `mov` just before offset `at`. What may be a prefix before it makes it doubtful: it could load another register.
+/// The constant loaded by a `mov` just before offset `at`. What may be a prefix before it makes it doubtful:
+/// it could load another register.
 fn load_before(code: &[u8], at: usize) -> Option<u32> {
     let before = code.get(at.checked_sub(6)?..at)?;
     let number = u32::from_le_bytes(before[2..].try_into().ok()?);
     (before[0] & 0xf0 != 0x40 && before[1] == 0xb8 && number < 1024).then_some(number)
 }
 
-/// Calls `found` with the offset of every byte that `is` true of. Every process that starts waits for this: a block of bytes is asked at once,
-/// without a branch.
+/// Calls `found` with the offset of every byte that `is` true of. Every process that starts waits for this: a
+/// block of bytes is asked at once, without a branch.
 fn each(code: &[u8], is: impl Fn(u8) -> bool, mut found: impl FnMut(usize)) {
     const BLOCK: usize = 64;
     let (blocks, rest) = code.as_chunks::<BLOCK>();
@@ -87,8 +91,8 @@ fn each(code: &[u8], is: impl Fn(u8) -> bool, mut found: impl FnMut(usize)) {
     }
 }
 
-/// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or with one that is not known.
-/// Second: offsets of those that are wanted and cannot be replaced.
+/// The places in `code` that may be replaced and call the kernel with a number for which `wanted` is true, or
+/// with one that is not known. Second: offsets of those that are wanted and cannot be replaced.
 #[must_use]
 pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Site>, Vec<usize>) {
     let mut at: Vec<usize> = Vec::new();
@@ -138,7 +142,8 @@ pub fn find(code: &[u8], wanted: impl Fn(u32) -> bool, unknown: bool) -> (Vec<Si
     (sites, left)
 }
 
-/// Loads of four registers from a structure, by which glibc makes one call in all threads. A byte in it looks like a short jump behind the call.
+/// Loads of four registers from a structure, by which glibc makes one call in all threads. A byte in it looks
+/// like a short jump behind the call.
 const LOADS: [u8; 14] = [
     0x48, 0x8b, 0x73, 0x10, 0x48, 0x8b, 0x7b, 0x08, 0x48, 0x8b, 0x53, 0x18, 0x8b, 0x03,
 ];

@@ -1,8 +1,8 @@
-//! What happens when the library is loaded, and in a child after `fork`.
+//! What happens when the library is loaded. Knows what is set up above by one function.
 
-use super::{entry, forking, patch, signals};
-use crate::config::Config;
-use crate::{numbers, process};
+use super::handlers::{self, Handlers};
+use super::{entry, patch, signals};
+use crate::syscalls;
 
 /// The value of a variable of the environment, which is wrong afterwards, so that no program that inherits it
 /// believes it. Before the program has threads.
@@ -25,46 +25,66 @@ pub fn take_variable(name: &str) -> Option<String> {
     }
 }
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
+/// Has the library start with `$begin`, which answers what is done with calls.
+macro_rules! at_load {
+    ($begin:path) => {
+        #[used]
+        #[unsafe(link_section = ".init_array")]
+        static START: extern "C" fn() = {
+            extern "C" fn start() {
+                // SAFETY: the loader runs constructors in one thread, before the program has any other.
+                unsafe { $crate::sys::start::run($begin) };
+            }
+            start
+        };
+    };
+}
+pub(crate) use at_load;
 
 /// Runs before the program's own code. Nothing of the library can be called before: it exports nothing.
-extern "C" fn start() {
+///
+/// # Safety
+/// For [`at_load`] alone: the process has one thread.
+pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     // A panic must not leave this function.
     let _ = std::panic::catch_unwind(|| {
-        let Some(config) = Config::from_environment() else {
-            return;
-        };
-        if !process::begin(config) || !forking::watch() {
-            return;
-        }
+        let Some(handlers) = begin() else { return };
+        handlers::set(handlers);
         // While there is one thread, it takes no time; with several the kernel waits for all processors, some
         // 10 ms.
         varve_ipc::page::register_for_membarrier();
         signals::begin();
-        let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
-        let all = numbers::all();
-        for number in &all {
+        for number in &syscalls::all() {
             entry::want(*number);
         }
-        let wanted = |number: u32| entry::is_wanted(number as usize);
-        let mut patched = false;
-        for library in patch::loaded() {
-            let name = library.name.as_slice();
-            let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
-            let entry = entry::address();
-            if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {
-                // SAFETY: the loader runs constructors in one thread, before the program has any other.
-                let done = unsafe { patch::patch(&library, entry, wanted, true) };
-                patched |= done.is_some_and(|count| count > 0);
-            } else if file.starts_with(b"libaio.so") || file.starts_with(b"liburing.so") {
-                // SAFETY: as above.
-                unsafe { patch::patch(&library, entry, |number| rings.contains(&number), false) };
-            }
-        }
-        if !patched {
-            process::switch_off();
+        // SAFETY: the caller vouches for one thread.
+        if !unsafe { patch_libraries() } {
+            (handlers.switch_off)();
         }
     });
+}
+
+/// Has the system calls of the C library come to us, and those that make rings in the libraries for them.
+/// False if the C library's cannot be reached.
+///
+/// # Safety
+/// Before the program has threads.
+unsafe fn patch_libraries() -> bool {
+    let rings = [libc::SYS_io_setup, libc::SYS_io_uring_setup].map(|number| number as u32);
+    let wanted = |number: u32| entry::is_wanted(number as usize);
+    let mut patched = false;
+    for library in patch::loaded() {
+        let name = library.name.as_slice();
+        let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
+        let entry = entry::address();
+        if file.starts_with(b"libc.so.") || file.starts_with(b"libc-2.") {
+            // SAFETY: the caller's word that there is one thread.
+            let done = unsafe { patch::patch(&library, entry, wanted, true) };
+            patched |= done.is_some_and(|count| count > 0);
+        } else if file.starts_with(b"libaio.so") || file.starts_with(b"liburing.so") {
+            // SAFETY: as above.
+            unsafe { patch::patch(&library, entry, |number| rings.contains(&number), false) };
+        }
+    }
+    patched
 }

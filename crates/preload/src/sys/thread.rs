@@ -23,7 +23,8 @@ pub struct Thread {
 
 thread_local! {
     static THREAD: Thread = const { Thread {
-        inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false), deferred: Cell::new(0),
+        inside: Cell::new(0), internal: Cell::new(false), vfork_of: Cell::new(0), forking: Cell::new(false),
+        deferred: Cell::new(0),
         hidden: Cell::new(0), slot: Cell::new(0),
     } };
 }

@@ -38,7 +38,7 @@ pub const MIN_MEMORY_BYTES: usize = 1 << 20;
 
 /// What to find, and with what.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct SearchSettings {
     /// Bytes of memory, at most; at least [`MIN_MEMORY_BYTES`].
     pub memory_bytes: usize,
     /// Blocks of a run that is told, at least. Runs of one block are not found.
@@ -61,7 +61,7 @@ pub struct Run {
 
 /// What a search came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct SearchOutcome {
     /// Runs told.
     pub runs: u64,
     /// Their blocks.
@@ -116,17 +116,17 @@ pub struct Progress {
     pub blocks: u64,
 }
 
-/// Tells all runs of at least [`Settings::min_run_blocks`], in order of their position. `progress` is called
-/// now and then, and ends the search if it says so.
+/// Tells all runs of at least [`SearchSettings::min_run_blocks`], in order of their position. `progress` is
+/// called now and then, and ends the search if it says so.
 ///
 /// # Errors
 /// See [`FindError`]. What was told until then is right.
 pub fn find(
     source: &mut dyn Checksums,
-    settings: &Settings,
+    settings: &SearchSettings,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     tell: &mut dyn FnMut(Run),
-) -> Result<Found, FindError> {
+) -> Result<SearchOutcome, FindError> {
     if settings.memory_bytes < MIN_MEMORY_BYTES {
         return Err(FindError::Memory(settings.memory_bytes));
     }
@@ -138,9 +138,9 @@ pub fn find(
     let mut search = pass::Search::new(spill, settings.memory_bytes, blocks);
     while search.next_pass(source, progress)? {}
     let (spill, passes) = search.into_spill();
-    let mut found = Found {
+    let mut found = SearchOutcome {
         passes,
-        ..Found::default()
+        ..SearchOutcome::default()
     };
     spill.merge(settings.memory_bytes, &mut |run| {
         if run.blocks >= settings.min_run_blocks {

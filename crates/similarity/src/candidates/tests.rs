@@ -44,9 +44,9 @@ fn random(seed: u64, blocks: u64) -> Vec<u32> {
 
 use crate::hash::mix;
 
-fn search(files: &mut Files, memory_bytes: usize, min_run_blocks: u64) -> (Vec<Run>, Found) {
+fn search(files: &mut Files, memory_bytes: usize, min_run_blocks: u64) -> (Vec<Run>, SearchOutcome) {
     let dir = tempfile::tempdir().expect("a directory");
-    let settings = Settings {
+    let settings = SearchSettings {
         memory_bytes,
         min_run_blocks,
         spill_dir: dir.path().to_owned(),
@@ -113,7 +113,7 @@ fn bounded_search_finds_what_the_unbounded_one_finds() {
     assert_eq!(unbounded.passes, 1);
     assert!(bounded.passes >= 3, "{bounded:?}");
     assert!(all == few, "{} runs and {}", all.len(), few.len());
-    assert_eq!(Found { passes: 1, ..bounded }, unbounded);
+    assert_eq!(SearchOutcome { passes: 1, ..bounded }, unbounded);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn bad_settings_and_sources_are_named() {
         }
     }
     let dir = tempfile::tempdir().expect("a directory");
-    let settings = Settings {
+    let settings = SearchSettings {
         memory_bytes: 10,
         min_run_blocks: 4,
         spill_dir: dir.path().to_owned(),
@@ -182,7 +182,7 @@ fn bad_settings_and_sources_are_named() {
     let mut go = |_| ControlFlow::Continue(());
     let small = find(&mut Backwards, &settings, &mut go, &mut |_| ());
     assert!(matches!(small, Err(FindError::Memory(10))));
-    let enough = Settings {
+    let enough = SearchSettings {
         memory_bytes: MIN_MEMORY_BYTES,
         ..settings
     };

@@ -6,6 +6,6 @@ mod state;
 mod walk;
 
 pub use oci::{is_layout, layers};
-pub use read::{Rate, estimate, profile};
+pub use read::{ReadRate, estimate, profile};
 pub use state::{Kept, Looked, Place, State, StateError};
 pub use walk::{Chosen, Filter, Found, walk};

@@ -15,14 +15,14 @@ use xxhash_rust::xxh3::Xxh3;
 
 /// Bytes a second that are read at most, over the time of a scan.
 #[derive(Debug)]
-pub struct Rate {
+pub struct ReadRate {
     bytes_per_second: Option<u64>,
     since: Instant,
     bytes: u64,
     waited: Duration,
 }
 
-impl Rate {
+impl ReadRate {
     /// So many bytes a second, or as fast as can be.
     pub fn new(bytes_per_second: Option<u64>) -> Self {
         Self {
@@ -73,7 +73,7 @@ pub(super) fn open(chosen: &Chosen) -> Result<OfFile> {
 }
 
 /// Calls `each` with the pieces of a file that are no holes: aligned to [`LARGEST`], with their offset.
-pub(super) fn pieces(file: &OfFile, rate: &mut Rate, each: &mut dyn FnMut(u64, &[u8])) -> Result<()> {
+pub(super) fn pieces(file: &OfFile, rate: &mut ReadRate, each: &mut dyn FnMut(u64, &[u8])) -> Result<()> {
     let mut buffer = vec![0; LARGEST];
     let mut at = 0;
     while let Some((from, to)) = file.next_data(at)? {
@@ -95,7 +95,7 @@ pub(super) fn pieces(file: &OfFile, rate: &mut Rate, each: &mut dyn FnMut(u64, &
 pub fn estimate(
     roots: &[PathBuf],
     filter: &Filter,
-    rate: &mut Rate,
+    rate: &mut ReadRate,
     estimator: &mut Estimator,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Found {
@@ -131,7 +131,7 @@ pub fn profile(
     name: &str,
     dir: &Path,
     filter: &Filter,
-    rate: &mut Rate,
+    rate: &mut ReadRate,
     limits: &Limits,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Profile> {

@@ -6,7 +6,7 @@
 //! which places, by postcard). The sums are durable before the index that tells of them; what lies behind
 //! them is cut off at the next start.
 
-use super::read::{Rate, open, pieces};
+use super::read::{ReadRate, open, pieces};
 use super::walk::Chosen;
 use crate::candidates::Checksums;
 use crate::hash::BLOCK_BYTES;
@@ -155,7 +155,11 @@ impl State {
     ///
     /// # Errors
     /// The inner one if the file cannot be read, the outer one if the state cannot be written.
-    pub fn look(&mut self, chosen: Chosen, rate: &mut Rate) -> Result<std::io::Result<Looked>, StateError> {
+    pub fn look(
+        &mut self,
+        chosen: Chosen,
+        rate: &mut ReadRate,
+    ) -> Result<std::io::Result<Looked>, StateError> {
         if let Some(n) = self.by_id.get(&chosen.id)
             && self.kept[*n].is(&chosen)
         {
@@ -351,7 +355,7 @@ fn decode(bytes: &[u8]) -> Option<Vec<Kept>> {
 mod tests {
     use super::super::walk::{Filter, walk};
     use super::*;
-    use crate::candidates::{self, MIN_MEMORY_BYTES, Settings};
+    use crate::candidates::{self, MIN_MEMORY_BYTES, SearchSettings};
     use crate::hash::mix;
 
     fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -361,7 +365,7 @@ mod tests {
 
     fn scan(state: &mut State, dir: &Path) -> Vec<Looked> {
         let mut looked = Vec::new();
-        let mut rate = Rate::new(None);
+        let mut rate = ReadRate::new(None);
         walk(&[dir.to_owned()], &Filter::default(), &mut |chosen| {
             let file = state.look(chosen, &mut rate).expect("the state is written");
             looked.push(file.expect("the file is read"));
@@ -372,7 +376,7 @@ mod tests {
     }
 
     fn duplicates(state: &mut State, spill: &Path) -> Vec<(PathBuf, u64, u64)> {
-        let settings = Settings {
+        let settings = SearchSettings {
             memory_bytes: MIN_MEMORY_BYTES,
             min_run_blocks: 2,
             spill_dir: spill.to_owned(),
@@ -429,7 +433,7 @@ mod tests {
         let mut state = State::open(&kept).expect("made");
         let mut first = true;
         walk(std::slice::from_ref(&data), &Filter::default(), &mut |chosen| {
-            let looked = state.look(chosen, &mut Rate::new(None)).expect("written");
+            let looked = state.look(chosen, &mut ReadRate::new(None)).expect("written");
             assert_eq!(looked.expect("read"), Looked::Read);
             if std::mem::take(&mut first) {
                 state.save().expect("saved");

@@ -37,6 +37,22 @@ impl Seen {
 
 /// Names against inodes: both ways.
 pub(super) fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findings: &mut Vec<Finding>) {
+    let children = count_names(inodes, names, findings);
+    let reached = reached_from_root(children);
+    if !inodes.contains_key(&ROOT_INO) {
+        findings.push(Finding::Table {
+            what: "there is no root directory".into(),
+        });
+    }
+    compare_counts(inodes, &reached, findings);
+}
+
+/// Counts the names of each inode; answers the directories in each directory.
+fn count_names(
+    inodes: &mut HashMap<Ino, Seen>,
+    names: &Names,
+    findings: &mut Vec<Finding>,
+) -> HashMap<Ino, Vec<Ino>> {
     let mut children: HashMap<Ino, Vec<Ino>> = HashMap::new();
     for (dir, name, key, kind) in names {
         let fits = inodes
@@ -66,6 +82,11 @@ pub(super) fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findin
             }
         }
     }
+    children
+}
+
+/// The directories that a path leads to.
+fn reached_from_root(mut children: HashMap<Ino, Vec<Ino>>) -> HashSet<Ino> {
     let mut reached = HashSet::from([ROOT_INO]);
     let mut queue = vec![ROOT_INO];
     while let Some(dir) = queue.pop() {
@@ -75,11 +96,11 @@ pub(super) fn check_names(inodes: &mut HashMap<Ino, Seen>, names: &Names, findin
             }
         }
     }
-    if !inodes.contains_key(&ROOT_INO) {
-        findings.push(Finding::Table {
-            what: "there is no root directory".into(),
-        });
-    }
+    reached
+}
+
+/// Compares what inodes say of their names with the names that there are.
+fn compare_counts(inodes: &HashMap<Ino, Seen>, reached: &HashSet<Ino>, findings: &mut Vec<Finding>) {
     let mut all: Vec<_> = inodes.iter().collect();
     all.sort_unstable_by_key(|(ino, _)| **ino);
     for (&ino, seen) in all {

@@ -86,7 +86,10 @@ impl Store {
                 BlockKind::SessionTable => report.lost(
                     Ino(0),
                     None,
-                    format!("session rows in NVM block {at}: what their logs held and was not digested, if anything"),
+                    format!(
+                        "session rows in NVM block {at}: what their logs held and was not digested, if \
+                        anything"
+                    ),
                 ),
                 BlockKind::GrantTable => report.lost(
                     Ino(0),

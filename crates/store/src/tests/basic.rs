@@ -380,9 +380,10 @@ fn damaged_data_is_reported_when_read_from_ssd() {
         block[77] ^= 1;
         ssd.write(offset, &block).unwrap();
         let result = rig.store.read(file, at * 4096, &mut [0; 10]);
-        assert!(
-            matches!(result, Err(StoreError::DataChecksum { tier: Tier::Ssd, block }) if block == extent.block)
-        );
+        assert!(matches!(
+            result,
+            Err(StoreError::DataChecksum { tier: Tier::Ssd, block }) if block == extent.block,
+        ));
         assert_eq!(rig.store.check_data().unwrap().len(), 1);
         let mut tx = rig.store.begin().unwrap();
         assert!(tx.write_bytes(file, &[(at * 4096 + 5, b"x")], SSD).is_err());

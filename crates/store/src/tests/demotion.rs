@@ -424,7 +424,10 @@ fn node_of_an_older_life_is_found_by_its_checksum() {
     let store = open(&world).unwrap();
     let found = store.check().unwrap();
     assert!(
-        matches!(&found[..], [crate::check::Finding::Tree { block: Some(block), .. }] if *block == BlockNo::on(tier, number)),
+        matches!(
+            &found[..],
+            [crate::check::Finding::Tree { block: Some(block), .. }] if *block == BlockNo::on(tier, number),
+        ),
         "{found:?}"
     );
     drop(store);

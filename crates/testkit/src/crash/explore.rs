@@ -446,7 +446,8 @@ impl Recorded {
             let near: Option<Arc<State>> = self.history.state(most);
             let lines = near.map_or_else(Vec::new, |state| target::difference(&state.tree, &got));
             return Err(format!(
-                "the tree is that of no moment; from the one after {most:?} operations it differs by:\n    {}",
+                "the tree is that of no moment; from the one after {most:?} operations it differs by:\n    \
+                {}",
                 lines.join("\n    ")
             ));
         };

@@ -274,7 +274,7 @@ impl Script {
         }
         stage.rig.check().map_err(say)?;
         let clients = stage.clients.iter().map(|client| &client.fs);
-        stage.rig.check_credits(clients).map_err(say)?;
+        stage.rig.check_reservations(clients).map_err(say)?;
         (0..sessions).for_each(|index| stage.note(index));
         Ok(Recorded {
             recording,

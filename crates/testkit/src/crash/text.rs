@@ -73,7 +73,8 @@ impl fmt::Display for Shape {
         } = self;
         write!(
             f,
-            "{medium:?} {policy:?} nvm={nvm_bytes} journal={journal_bytes} blocks={blocks_bytes} verify={verify_nvm}"
+            "{medium:?} {policy:?} nvm={nvm_bytes} journal={journal_bytes} blocks={blocks_bytes} \
+            verify={verify_nvm}"
         )
     }
 }
@@ -91,7 +92,8 @@ impl fmt::Display for Effort {
         } = self;
         write!(
             f,
-            "every-point={every_point} torn={torn} stride={stride} seeds={seeds} combinations={combinations} recovery={recovery_stride} seed={seed}"
+            "every-point={every_point} torn={torn} stride={stride} seeds={seeds} \
+            combinations={combinations} recovery={recovery_stride} seed={seed}"
         )
     }
 }

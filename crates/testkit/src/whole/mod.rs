@@ -449,7 +449,10 @@ impl Stage {
         let settled = locked(&self.shared).history.settle(|model| model.tree() == seen);
         settled.map_err(|nearest| {
             let lines = target::difference(&nearest.tree(), &seen).join("\n    ");
-            format!("the tree is not one that the calls can have led to; from the nearest it differs by:\n    {lines}")
+            format!(
+                "the tree is not one that the calls can have led to; from the nearest it differs \
+                by:\n    {lines}"
+            )
         })?;
         self.rig.check().map_err(say)
     }
@@ -521,7 +524,8 @@ pub fn run_seed(plan: &Plan, count: usize) -> Result<Stats, String> {
         };
         let list: Vec<_> = few.iter().map(|step| format!("    {step}")).collect();
         format!(
-            "VARVE_SEED={} ({plan:?}) failed at step {at}: {why}\n  shrunk to {} steps:\n{}\n  which fail with: {now}",
+            "VARVE_SEED={} ({plan:?}) failed at step {at}: {why}\n  shrunk to {} steps:\n{}\n  which fail \
+            with: {now}",
             plan.seed,
             few.len(),
             list.join("\n"),

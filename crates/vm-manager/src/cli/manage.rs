@@ -91,7 +91,8 @@ impl Session {
             Some(_) => {
                 let when = e.config.ingens.utilisation * 100.0;
                 out += &format!(
-                    "  huge pages: given when {when:.0} % of 2 MiB are in use, fairly, outside of page faults\n"
+                    "  huge pages: given when {when:.0} % of 2 MiB are in use, fairly, outside of page \
+                    faults\n"
                 );
             }
             None => out += "  huge pages: not managed\n",
@@ -150,7 +151,8 @@ impl Session {
             if t.collapsed + t.promoted + t.demoted + t.failed == 0 && self.engine.ingens.is_some() {
                 let least = self.engine.config.ingens.utilisation * 100.0;
                 out::note(&format!(
-                    "  nothing to do: no 2 MiB of the program's memory were {least:.0} % in use for long enough"
+                    "  nothing to do: no 2 MiB of the program's memory were {least:.0} % in use for long \
+                    enough"
                 ));
             }
             out::note(&format!(

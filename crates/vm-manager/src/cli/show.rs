@@ -52,7 +52,8 @@ pub(super) fn describe(s: &Snapshot) -> String {
     let _ = writeln!(out, "  tracker   {}", s.tracker);
     let _ = writeln!(
         out,
-        "  cost      looking {:.2} %, working {:.2} %, kdamond {:.2} % of a core; {:.2} bytes a page over {} pages",
+        "  cost      looking {:.2} %, working {:.2} %, kdamond {:.2} % of a core; {:.2} bytes a page over \
+        {} pages",
         s.scan_cpu_share * 100.0,
         s.work_cpu_share * 100.0,
         s.kdamond_cpu_share * 100.0,
@@ -62,7 +63,8 @@ pub(super) fn describe(s: &Snapshot) -> String {
     let t = &s.totals;
     let _ = writeln!(
         out,
-        "  so far    {} huge made, {} split, {} up, {} down, {} evicted, {} declined, {} looks, {} compactions ({:.1} s, {} MiB moved, {} huge pages gained)",
+        "  so far    {} huge made, {} split, {} up, {} down, {} evicted, {} declined, {} looks, {} \
+        compactions ({:.1} s, {} MiB moved, {} huge pages gained)",
         t.collapsed,
         t.split,
         t.promoted,
@@ -86,7 +88,8 @@ pub(super) fn describe(s: &Snapshot) -> String {
         let [inactive, active, promote, locked] = tier.lists;
         let _ = writeln!(
             out,
-            "  tier {i}    nodes {:?}, {} MiB free; {inactive} inactive, {active} active, {promote} promote, {locked} locked",
+            "  tier {i}    nodes {:?}, {} MiB free; {inactive} inactive, {active} active, {promote} \
+            promote, {locked} locked",
             tier.nodes,
             tier.free_bytes >> 20
         );

@@ -354,7 +354,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn state_machine_keeps_every_page_on_one_list_whatever_happens(ops in prop::collection::vec(op(), 1..120)) {
+    fn state_machine_keeps_every_page_on_one_list_whatever_happens(
+        ops in prop::collection::vec(op(), 1..120)
+    ) {
         let caps = [24, 40, 60];
         let config = MultiClockConfig { evict: true, ..exact() };
         let (mut m, mut mem) = (MultiClock::new(config, &caps), SimMemory::new(&caps));
@@ -373,7 +375,8 @@ proptest! {
                     let before = m.state(pk(p));
                     m.mark_page_accessed(pk(p), w);
                     if let Some(before) = before {
-                        prop_assert!(legal(before, m.state(pk(p)).unwrap()), "{before:?} -> {:?}", m.state(pk(p)));
+                        prop_assert!(legal(before, m.state(pk(p)).unwrap()), "{before:?} -> \
+                            {:?}", m.state(pk(p)));
                     }
                 }
                 Op::Lock(p, l) => m.set_unevictable(pk(p), l),

@@ -296,7 +296,8 @@ impl Tracker for Damon {
                 0 => "DAMON over physical addresses: sampled, one page a region; starts with the first look"
                     .to_owned(),
                 n => format!(
-                    "DAMON over physical addresses: sampled, one page a region; {n} regions now, the largest {} KiB",
+                    "DAMON over physical addresses: sampled, one page a region; {n} regions now, the \
+                    largest {} KiB",
                     self.largest / 1024
                 ),
             },

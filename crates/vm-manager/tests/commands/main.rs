@@ -214,8 +214,10 @@ fn status_of(manager: u32) -> Result<Option<Value>, Fault> {
 /// A policy that acts at once, in a file of its own.
 fn eager(dir: &Path, more: &str) -> Result<String, Fault> {
     let text = format!(
-        "scan_cpu_share = 0.5\nwork_cpu_share = 1.0\nsurvey_period_ms = 50\n{more}\n[ingens]\nperiod_ms = 50\n\
-         access_period_ms = 100\nscan_period_ms = 100\nscan_bytes = 1073741824\ncompaction = false\nlow_memory = 0.0\n"
+        "scan_cpu_share = 0.5\nwork_cpu_share = 1.0\nsurvey_period_ms = 50\n{more}\n[ingens]\nperiod_ms = \
+        50\n\
+         access_period_ms = 100\nscan_period_ms = 100\nscan_bytes = 1073741824\ncompaction = \
+         false\nlow_memory = 0.0\n"
     );
     let path = dir.join("eager.toml");
     std::fs::write(&path, text)?;

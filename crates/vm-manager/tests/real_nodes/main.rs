@@ -620,7 +620,8 @@ fn merged_memory_of_a_stranger_is_left_alone() -> Check {
     let answer = program.order("check")?;
     ensure(answer == "ok", || format!("contents: {answer}"))?;
     Ok(Some(format!(
-        "{shared}; after 60 turns of the policy {after}; taking 4 regions back: {outcomes:?}, {taken} merged right after"
+        "{shared}; after 60 turns of the policy {after}; taking 4 regions back: {outcomes:?}, {taken} \
+        merged right after"
     )))
 }
 
@@ -647,7 +648,8 @@ fn compaction_is_bounded_by_what_it_moved() -> Check {
             format!("compaction gave {outcomes:?}")
         })?;
         said.push(format!(
-            "bound {} MiB: {:.1} MiB moved in {:.0} ms, {} free huge pages gained, fragmentation {fmfi:.2} to {:.2}",
+            "bound {} MiB: {:.1} MiB moved in {:.0} ms, {} free huge pages gained, fragmentation {fmfi:.2} \
+            to {:.2}",
             bytes >> 20,
             (after.compaction_bytes - before.compaction_bytes) as f64 / f64::from(1 << 20),
             (after.compaction_s - before.compaction_s) * 1e3,

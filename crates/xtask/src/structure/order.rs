@@ -24,7 +24,8 @@ pub fn breaches(root: &Path, structure: &Structure, members: &[(Member, Crate)])
         if !used.contains(&at) {
             let Exception { krate, from, to, .. } = exception;
             found.push(format!(
-                "{FILE}: the exception of crate {krate}, {from} to {to}, is stale: no import runs up there. Remove it"
+                "{FILE}: the exception of crate {krate}, {from} to {to}, is stale: no import runs up there. \
+                Remove it"
             ));
         }
         if exception.reason.trim().is_empty() {
@@ -53,7 +54,8 @@ fn crate_breaches(root: &Path, structure: &Structure, members: &[(Member, Crate)
         for below in &order.uses {
             if height(below).is_none_or(|below| below >= at) {
                 found.push(format!(
-                    "{FILE}: crate \"{name}\" uses \"{below}\", which does not stand below it. Crates are listed from the \
+                    "{FILE}: crate \"{name}\" uses \"{below}\", which does not stand below it. Crates are \
+                    listed from the \
                      ground up: move one of the two, or put what both need into a crate below both"
                 ));
             }
@@ -69,7 +71,8 @@ fn crate_breaches(root: &Path, structure: &Structure, members: &[(Member, Crate)
         for dependency in &member.dependencies {
             if !order.uses.contains(&dependency.name) {
                 found.push(format!(
-                    "{manifest}:{}: crate \"{}\" depends on \"{}\", which {FILE} does not allow. Do without it, or add \
+                    "{manifest}:{}: crate \"{}\" depends on \"{}\", which {FILE} does not allow. Do without \
+                    it, or add \
                      \"{}\" to `uses` of this crate",
                     dependency.line, member.name, dependency.name, dependency.name
                 ));
@@ -109,7 +112,8 @@ fn unlisted_crate(root: &Path, structure: &Structure, member: &Member, source: &
     );
     let modules = ground_up(source);
     format!(
-        "{manifest}: crate \"{name}\" is not listed. Add it to {FILE}, {place} and before the crates that use it \
+        "{manifest}: crate \"{name}\" is not listed. Add it to {FILE}, {place} and before the crates that \
+        use it \
          (modules from the ground up as its imports are today; look at them):\n\n\
          [[crate]]\nname = \"{name}\"\nuses = {uses:?}\nmodules = {modules:?}\n",
         name = member.name
@@ -146,7 +150,8 @@ fn module_breaches(
             let after = order.modules.iter().rev().find(|listed| below.contains(listed));
             let after = after.map_or_else(|| "first".into(), |module| format!("after \"{module}\""));
             found.push(format!(
-                "{place}: module \"{module}\" is not listed. Add it to `modules` of crate \"{name}\" in {FILE}: {after}, or \
+                "{place}: module \"{module}\" is not listed. Add it to `modules` of crate \"{name}\" in \
+                {FILE}: {after}, or \
                  higher, below the modules that use it"
             ));
         }
@@ -176,14 +181,16 @@ fn upward(source: &Crate, import: &Import) -> String {
     let to = match to {
         Target::Root(item) => {
             return format!(
-                "{place}: module \"{from}\" uses `{item}` of the crate's root, which stands above all modules. Move `{item}` \
+                "{place}: module \"{from}\" uses `{item}` of the crate's root, which stands above all \
+                modules. Move `{item}` \
                  into a module below \"{from}\""
             );
         }
         Target::Module(to) => to,
     };
     let advice = format!(
-        "Move what both need into a module below both, or give \"{from}\" a trait or a value that \"{to}\" fills in; if \"{to}\" \
+        "Move what both need into a module below both, or give \"{from}\" a trait or a value that \"{to}\" \
+        fills in; if \"{to}\" \
          belongs below \"{from}\", change `modules` in {FILE}"
     );
     match way(&edges(source), to, from) {

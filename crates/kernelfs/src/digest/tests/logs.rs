@@ -296,7 +296,7 @@ fn full_pool_keeps_the_log_and_what_was_digested() {
     let mut machine = Machine::new();
     let keys = machine.numbers(2);
     let blocks = machine.store.space().available;
-    machine.leases.credits.set(Some(2 * blocks));
+    machine.leases.reserved.set(Some(2 * blocks));
     let fill = |key, len| LogOp::Fallocate {
         key,
         mode: FallocateMode::Allocate,
@@ -316,9 +316,9 @@ fn full_pool_keeps_the_log_and_what_was_digested() {
     assert_eq!(machine.digested(), LogSeq(3));
     assert_eq!(machine.data(keys[0]), b"fits");
     // Whoever logs more than he was granted waits for nothing.
-    machine.leases.credits.set(Some(100));
+    machine.leases.reserved.set(Some(100));
     let applied = machine.digest(1000).unwrap();
-    assert_eq!(applied[0].refused[0].1.why, Refusal::NoCredit);
+    assert_eq!(applied[0].refused[0].1.why, Refusal::NotReserved);
     assert_eq!(machine.digested(), LogSeq(4));
     machine.dump();
 }

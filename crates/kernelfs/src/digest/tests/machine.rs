@@ -27,7 +27,7 @@ pub(super) struct AllLeases {
     pub(super) held: RefCell<Vec<(SessionId, InodeKey)>>,
     pub(super) denied: RefCell<Vec<InodeKey>>,
     pub(super) rows: RefCell<Vec<GrantRow>>,
-    pub(super) credits: std::cell::Cell<Option<u64>>,
+    pub(super) reserved: std::cell::Cell<Option<u64>>,
 }
 
 impl Leases for AllLeases {
@@ -47,8 +47,8 @@ impl Leases for AllLeases {
         });
     }
 
-    fn credits(&self, _: SessionId) -> Option<u64> {
-        self.credits.get()
+    fn reserved(&self, _: SessionId) -> Option<u64> {
+        self.reserved.get()
     }
 
     fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {

@@ -22,8 +22,10 @@ impl Table {
         let mut due: Vec<_> = awaited
             .flat_map(|(key, holders)| holders.iter().map(move |holder| (key, *holder)))
             .filter(|(key, holder)| {
-                matches!(holder.phase, Phase::Held { since_ms } if now_ms >= since_ms + self.hold_ms(*key, holder, now_ms))
-                    && !Self::is_internal(holder.session)
+                matches!(
+                    holder.phase,
+                    Phase::Held { since_ms } if now_ms >= since_ms + self.hold_ms(*key, holder, now_ms),
+                ) && !Self::is_internal(holder.session)
                     && self.someone_wants(*key, holder.session, holder.mode)
             })
             .collect();

@@ -22,14 +22,14 @@ fn reserved(world: &World) -> u64 {
 fn ask(client: &Client, blocks: u64) -> Result<u64, IpcError> {
     let blocks = blocks as u32;
     let least = blocks;
-    match client.link.call(Request::Credits { blocks, least })? {
-        Response::Credits(granted) => Ok(u64::from(granted)),
+    match client.link.call(Request::Reserve { blocks, least })? {
+        Response::Reserved(granted) => Ok(u64::from(granted)),
         other => panic!("{other:?}"),
     }
 }
 
 fn back(client: &Client, blocks: u64, of: u64) {
-    let answer = client.link.call(Request::CreditsBack { blocks, of });
+    let answer = client.link.call(Request::ReturnReservation { blocks, of });
     assert_eq!(answer, Ok(Response::Done));
 }
 
@@ -111,7 +111,7 @@ fn nobody_is_asked_for_what_does_not_help() {
     let most = world.config.credits_max_blocks + 1;
     assert_eq!(ask(&b, most), NO_SPACE);
     for (blocks, least) in [(0, 0), (1, 2)] {
-        let answer = b.link.call(Request::Credits { blocks, least });
+        let answer = b.link.call(Request::Reserve { blocks, least });
         assert_eq!(answer, Err(IpcError::Errno(libc::EINVAL)));
     }
 }
@@ -121,13 +121,13 @@ fn who_asks_for_many_is_given_a_part_of_the_last_ones() {
     let world = World::new();
     let a = world.client();
     let all = available(&world);
-    let wish = Request::Credits {
+    let wish = Request::Reserve {
         blocks: 16_384,
         least: 1,
     };
     let mut before = all;
     while before > 20 {
-        let Response::Credits(granted) = a.link.call(wish.clone()).unwrap() else {
+        let Response::Reserved(granted) = a.link.call(wish.clone()).unwrap() else {
             panic!()
         };
         // Never less than a part of the wish while there is so much, and never more than half of what there
@@ -168,7 +168,7 @@ fn client_that_does_not_answer_is_sealed_in_time_and_what_it_logged_stays() {
     assert!(!stopped.is_live() && b.is_live());
     // It runs again: it has lost nothing.
     assert_eq!(
-        stopped.link.call(Request::CreditsBack { blocks: 5, of: 5 }),
+        stopped.link.call(Request::ReturnReservation { blocks: 5, of: 5 }),
         Err(IpcError::Sealed)
     );
     let resumed = stopped.resume(&world.kernel, vec![key]);
@@ -250,7 +250,7 @@ fn client_that_did_not_know_of_a_grant_is_asked_again() {
             back(&b, 0, half);
             while !over.load(Ordering::SeqCst) {
                 while a.is_live() && is_asked(&a) {
-                    let _ = a.link.call(Request::CreditsBack { blocks: 0, of: 0 });
+                    let _ = a.link.call(Request::ReturnReservation { blocks: 0, of: 0 });
                 }
                 world.clock.advance_ms(10);
                 std::thread::sleep(Duration::from_millis(1));
@@ -377,12 +377,12 @@ fn session_that_is_over_is_promised_nothing() {
     assert_eq!(ask(&a, 100), Ok(100));
     // Its request is under way.
     world.kernel.seal_session(a.id(), "a test");
-    let granted = world.kernel.credits(&session, 100, 1);
+    let granted = world.kernel.reserve(&session, 100, 1);
     assert_eq!(granted, Err(IpcError::Sealed));
     world.kernel.finish_sealed();
     assert_eq!(reserved(&world), 0);
-    assert_eq!(world.kernel.credits(&session, 100, 1), Err(IpcError::Sealed));
-    world.kernel.credits_back(&session, 50, 100);
+    assert_eq!(world.kernel.reserve(&session, 100, 1), Err(IpcError::Sealed));
+    world.kernel.return_reservation(&session, 50, 100);
     assert_eq!(reserved(&world), 0);
 }
 
@@ -403,7 +403,7 @@ fn who_gives_back_more_than_it_has_takes_nothing_from_others() {
     }
     assert_eq!(ask(&honest, 1000), Ok(1000));
     assert_eq!(available(&world), 0);
-    // What it logs without credits finds no space, and stalls nobody.
+    // What it logs without a reservation finds no space, and stalls nobody.
     let refused = world.kernel.status().digest.refused;
     (0..20).for_each(|number| take_blocks(&mut liar, key, number));
     world.kernel.digest_all().unwrap();

@@ -100,9 +100,9 @@ pub struct Fake {
     pub tier: Mutex<Tier>,
     pub log_max_bytes: u64,
     pub wait_ms: u64,
-    /// Answers `Credits` with ENOSPC below this many blocks left.
-    pub credits: AtomicU64,
-    /// What the client knew to have been granted when it gave credits back.
+    /// Answers `Reserve` with ENOSPC below this many blocks left.
+    pub unreserved: AtomicU64,
+    /// What the client knew to have been granted when it returned reserved blocks.
     pub vouched: AtomicU64,
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
@@ -127,7 +127,7 @@ impl Fake {
             tier: Mutex::new(Tier::Nvm),
             log_max_bytes,
             wait_ms,
-            credits: AtomicU64::new(u64::MAX),
+            unreserved: AtomicU64::new(u64::MAX),
             vouched: AtomicU64::new(0),
             obeys: AtomicBool::new(true),
             calls: Mutex::new(HashMap::new()),
@@ -332,20 +332,20 @@ impl Link for Fake {
                 self.log.grow(len).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
                 Ok(Response::LogBytes(len))
             }
-            Request::Credits { blocks, least } => {
-                count("credits");
-                let left = self.credits.load(Ordering::SeqCst);
+            Request::Reserve { blocks, least } => {
+                count("reserve");
+                let left = self.unreserved.load(Ordering::SeqCst);
                 if left < u64::from(least) {
                     return Err(IpcError::Errno(libc::ENOSPC));
                 }
                 let given = u64::from(blocks).min(left);
-                self.credits.fetch_sub(given, Ordering::SeqCst);
-                Ok(Response::Credits(given as u32))
+                self.unreserved.fetch_sub(given, Ordering::SeqCst);
+                Ok(Response::Reserved(given as u32))
             }
-            Request::CreditsBack { blocks, of } => {
+            Request::ReturnReservation { blocks, of } => {
                 count("back");
                 self.vouched.store(of, Ordering::SeqCst);
-                self.credits.fetch_add(blocks, Ordering::SeqCst);
+                self.unreserved.fetch_add(blocks, Ordering::SeqCst);
                 Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {

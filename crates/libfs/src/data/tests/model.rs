@@ -107,7 +107,9 @@ proptest! {
         let none = EntryFlags::empty();
         for (step, call) in calls.into_iter().enumerate() {
             note_blocks(&mut blocks, &call, model.len() as u64);
-            let fill = |len: usize| -> Vec<u8> { (0..len).map(|at| (at as u8 ^ step as u8).wrapping_mul(7) | 1).collect() };
+            let fill = |len: usize| -> Vec<u8> {
+                (0..len).map(|at| (at as u8 ^ step as u8).wrapping_mul(7) | 1).collect()
+            };
             match call {
                 Call::Write(at, len) => {
                     assert_eq!(rig.plane.write(&inode, at, &fill(len), none), Ok(len));
@@ -147,7 +149,9 @@ proptest! {
                         assert_eq!(&again[..got], &model[start..(start + len).min(model.len())]);
                     }
                 }
-                Call::Digest(back) => rig.fake.digest(rig.plane.log().unwrap().last_seq().0.saturating_sub(back)),
+                Call::Digest(back) => rig.fake.digest(
+                    rig.plane.log().unwrap().last_seq().0.saturating_sub(back)
+                ),
                 Call::Reclaim => rig.plane.reclaim(),
                 Call::Barrier => {
                     let freed = rig.fake.freed();

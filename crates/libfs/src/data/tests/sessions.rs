@@ -1,4 +1,4 @@
-//! What the data path does when space, credits or the session end, and with slow tiers.
+//! What the data path does when space, reservations or the session end, and with slow tiers.
 
 use super::{Rig, contents};
 use crate::errno::{Errno, OpError};
@@ -11,7 +11,7 @@ const NONE: EntryFlags = EntryFlags::empty();
 fn write_fails_with_enospc_before_it_is_logged_when_there_are_no_credits() {
     let rig = Rig::new(2, 2);
     let inode = Rig::inode(2);
-    rig.fake.credits.store(10, Ordering::SeqCst);
+    rig.fake.unreserved.store(10, Ordering::SeqCst);
     assert_eq!(rig.plane.write(&inode, 0, &[1; 8192], NONE), Ok(8192));
     assert_eq!(
         rig.plane.write(&inode, 0, &[1; 40960], NONE),
@@ -36,7 +36,7 @@ fn counted(rig: &Rig) -> u64 {
 
 /// Blocks that the session was given and counts as used.
 fn used(rig: &Rig) -> u64 {
-    u64::MAX - rig.fake.credits.load(Ordering::SeqCst) - rig.plane.credits_left()
+    u64::MAX - rig.fake.unreserved.load(Ordering::SeqCst) - rig.plane.reserved_left()
 }
 
 #[test]
@@ -73,11 +73,11 @@ fn session_uses_up_nothing_when_an_append_would_pass_the_largest_size() {
 fn session_uses_up_nothing_when_it_runs_out_of_credits_amid_a_write() {
     let rig = Rig::new(2, 4);
     let inode = Rig::inode(2);
-    rig.fake.credits.store(30, Ordering::SeqCst);
+    rig.fake.unreserved.store(30, Ordering::SeqCst);
     let done = rig.plane.write(&inode, 0, &vec![1; 200_000], NONE);
     assert_eq!(done, Err(OpError::Failed(Errno(libc::ENOSPC))));
     assert_eq!(
-        rig.fake.credits.load(Ordering::SeqCst) + rig.plane.credits_left(),
+        rig.fake.unreserved.load(Ordering::SeqCst) + rig.plane.reserved_left(),
         30
     );
     assert_eq!(rig.plane.write(&inode, 0, &[1; 60_000], NONE), Ok(60_000));
@@ -89,23 +89,23 @@ fn session_gives_back_what_it_does_not_use_and_asks_again() {
     let inode = Rig::inode(2);
     rig.fake.obeys.store(false, Ordering::SeqCst);
     let all = 20_000;
-    rig.fake.credits.store(all, Ordering::SeqCst);
+    rig.fake.unreserved.store(all, Ordering::SeqCst);
     rig.plane.write(&inode, 0, &[1; 4096], NONE).unwrap();
-    assert_eq!(rig.plane.credits_left(), 16_384 - counted(&rig));
+    assert_eq!(rig.plane.reserved_left(), 16_384 - counted(&rig));
     for asks in 1..4 {
-        rig.plane.give_credits_back();
-        assert_eq!(rig.plane.credits_left(), 0);
-        let left = rig.fake.credits.load(Ordering::SeqCst);
+        rig.plane.return_reservation();
+        assert_eq!(rig.plane.reserved_left(), 0);
+        let left = rig.fake.unreserved.load(Ordering::SeqCst);
         assert_eq!(left + counted(&rig), all, "what is in the log stays paid");
         // It answers for all that it was granted, whatever became of it.
         assert_eq!(rig.fake.vouched.load(Ordering::SeqCst), asks * 16_384);
         rig.plane.append(&inode, &[2; 100], NONE).unwrap();
-        assert_eq!(rig.fake.called("credits"), asks + 1);
+        assert_eq!(rig.fake.called("reserve"), asks + 1);
     }
     // There is nothing left to give.
-    rig.plane.give_credits_back();
-    rig.plane.give_credits_back();
-    assert_eq!(rig.fake.credits.load(Ordering::SeqCst) + counted(&rig), all);
+    rig.plane.return_reservation();
+    rig.plane.return_reservation();
+    assert_eq!(rig.fake.unreserved.load(Ordering::SeqCst) + counted(&rig), all);
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn what_a_session_gives_back_is_in_no_lane_and_in_no_log() {
     let rig = Rig::new(4, 16);
     rig.fake.obeys.store(false, Ordering::SeqCst);
     let all = 1 << 20;
-    rig.fake.credits.store(all, Ordering::SeqCst);
+    rig.fake.unreserved.store(all, Ordering::SeqCst);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (rig, over) = (&rig, &over);
         scope.spawn(move || {
             while !over.load(Ordering::SeqCst) {
-                rig.plane.give_credits_back();
+                rig.plane.return_reservation();
                 std::thread::yield_now();
             }
         });
@@ -143,10 +143,10 @@ fn what_a_session_gives_back_is_in_no_lane_and_in_no_log() {
         }
         over.store(true, Ordering::SeqCst);
     });
-    let given = all - rig.fake.credits.load(Ordering::SeqCst);
-    assert_eq!(given, counted(&rig) + rig.plane.credits_left());
-    rig.plane.give_credits_back();
-    assert_eq!(all - rig.fake.credits.load(Ordering::SeqCst), counted(&rig));
+    let given = all - rig.fake.unreserved.load(Ordering::SeqCst);
+    assert_eq!(given, counted(&rig) + rig.plane.reserved_left());
+    rig.plane.return_reservation();
+    assert_eq!(all - rig.fake.unreserved.load(Ordering::SeqCst), counted(&rig));
 }
 
 #[test]

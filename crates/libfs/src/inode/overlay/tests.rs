@@ -106,14 +106,22 @@ proptest! {
                             pieces.forget_block(block);
                         } else {
                             let within = (pos % BLOCK_BYTES) as u16;
-                            pieces.put(block, within, within + (stop - pos) as u16, addr + pos - at, LogSeq(seq));
+                            pieces.put(
+                                block,
+                                within,
+                                within + (stop - pos) as u16,
+                                addr + pos - at,
+                                LogSeq(seq),
+                            );
                         }
                         pos = stop;
                     }
                     model.put(at, end, seq, Some(addr));
                     model.next_addr += len.next_multiple_of(64) + 64;
                 }
-                Step::InPlace(block, blocks, delay) => late.push((now + delay, block, blocks, model.next_addr, seq)),
+                Step::InPlace(block, blocks, delay) => {
+                    late.push((now + delay, block, blocks, model.next_addr, seq));
+                }
                 Step::Zero(at, len) => {
                     pieces.zero(shift + at, shift + at + len, LogSeq(seq));
                     model.put(at, at + len, seq, None);

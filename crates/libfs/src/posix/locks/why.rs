@@ -9,7 +9,8 @@ use crate::errno::Errno;
 pub enum NoLocks {
     /// The pool is served inside this process, from no directory.
     #[error(
-        "files cannot be locked: locks are those of a pool's mount, and this pool has no directory that could be mounted"
+        "files cannot be locked: locks are those of a pool's mount, and this pool has no directory that \
+        could be mounted"
     )]
     NoPool,
     /// The table of mounts cannot be read.
@@ -24,7 +25,8 @@ pub enum NoLocks {
     },
     /// Nobody has mounted it, or not where this process sees it.
     #[error(
-        "files of {pool} cannot be locked: locks are those of the pool's mount, and it is not mounted; `varve up {pool}` or `varve mount {pool} DIR` mounts it"
+        "files of {pool} cannot be locked: locks are those of the pool's mount, and it is not mounted; \
+        `varve up {pool}` or `varve mount {pool} DIR` mounts it"
     )]
     NotMounted {
         /// The pool's directory.
@@ -32,7 +34,8 @@ pub enum NoLocks {
     },
     /// It has several mounts, which do not share locks.
     #[error(
-        "files of {pool} cannot be locked: it is mounted at {at:?}, mounts do not share locks, and none of them is {pool}/mnt; unmount all but one"
+        "files of {pool} cannot be locked: it is mounted at {at:?}, mounts do not share locks, and none of \
+        them is {pool}/mnt; unmount all but one"
     )]
     Several {
         /// The pool's directory.
@@ -42,7 +45,8 @@ pub enum NoLocks {
     },
     /// Another file system lies over it.
     #[error(
-        "files cannot be locked: something else is mounted over the mount at {at}; unmount that, or mount the pool elsewhere"
+        "files cannot be locked: something else is mounted over the mount at {at}; unmount that, or mount \
+        the pool elsewhere"
     )]
     Covered {
         /// Where it should be.

@@ -3,7 +3,8 @@
 /// x^32 + … of CRC-32C (Castagnoli), without its top term.
 const POLYNOMIAL: u32 = 0x1EDC_6F41;
 
-/// `x^exponent mod P`, bit-reflected and shifted by one, as the multiplication of reflected operands wants it.
+/// `x^exponent mod P`, bit-reflected and shifted by one, as the multiplication of reflected operands wants
+/// it.
 const fn power(exponent: u32) -> u64 {
     let mut value: u32 = 1;
     let mut step = 0;

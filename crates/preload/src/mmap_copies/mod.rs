@@ -1,30 +1,38 @@
-//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and what becomes of a map that is to be
-//! more than that. Decisions and alternatives: `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
+//! Maps that only read, of copies that this process keeps: where the copies are, how long they count, and
+//! what becomes of a map that is to be more than that. Decisions and alternatives:
+//! `docs/adr/0022-serve-read-only-mappings-from-private-copies.md`.
 //!
-//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A load of a page that is not shown waits
-//! (`userfaultfd`) until a thread of ours has read it through LibFS, stored it, and shown it.
+//! The pages of all such maps lie in one file of memory (`sys::pages`), which the daemon can empty too. A
+//! load of a page that is not shown waits (`userfaultfd`) until a thread of ours has read it through LibFS,
+//! stored it, and shown it.
 //!
 //! # Invariants
-//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of the file takes it out of all maps. It is
-//!    shown to nobody by being stored.
-//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session under which it was read has ended; then the daemon
-//!    has emptied the file, or does before it gives anybody one of the session's leases. For:
-//!    - it is read under a read lease that LibFS remembers: before the lease goes, [`drop_copies`](varve_libfs::Copies::drop_copies) counts the
-//!      file's `generation` on and takes its pages out, both under the lock;
+//! 1. A page is *shown* by one system call that fails if it is not in the file; whoever takes a page out of
+//!    the file takes it out of all maps. It is shown to nobody by being stored.
+//! 2. With `state` unlocked, a page that is in the file holds what the file holds now, unless the session
+//!    under which it was read has ended; then the daemon has emptied the file, or does before it gives
+//!    anybody one of the session's leases. For:
+//!    - it is read under a read lease that LibFS remembers: before the lease goes,
+//!      [`drop_copies`](varve_libfs::Copies::drop_copies) counts the file's `generation` on and takes its
+//!      pages out, both under the lock;
 //!    - it is stored under the lock, if the generation is the one of before the read;
-//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon empties the file after the page was
-//!      stored. If it did not, the page is taken out again. However long the thread stands between two of these steps (SIGSTOP), what it
-//!      has read too early is not shown;
-//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before they begin: nothing is stored
-//!      meanwhile, so no load can show what was there before once somebody has read what is there now.
-//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the directory that the daemon of *this*
-//!    session speaks of. Else its map is given to the mount.
+//!    - *store, then look at the session, then show*: if the session lived when it was looked at, the daemon
+//!      empties the file after the page was stored. If it did not, the page is taken out again. However long
+//!      the thread stands between two of these steps (SIGSTOP), what it has read too early is not shown;
+//!    - changes by this process hold the file's `changing` up while they last, and take its pages out before
+//!      they begin: nothing is stored meanwhile, so no load can show what was there before once somebody has
+//!      read what is there now.
+//! 3. The daemon finds the file by its name: a page is shown only if the file has its name still, in the
+//!    directory that the daemon of *this* session speaks of. Else its map is given to the mount.
 //! 4. An offset of the file is never used twice: what is late for a map that is gone finds nothing.
-//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no code of the library touches such a map while it
-//!    holds a lock of LibFS: buffers that lie in one are copied first (`sys::args`).
-//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system call may have put something else there.
+//! 5. The threads that serve loads touch no memory of the program, hold no lock while LibFS works, and no
+//!    code of the library touches such a map while it holds a lock of LibFS: buffers that lie in one are
+//!    copied first (`sys::args`).
+//! 6. Memory is given another map only if what is there is the file's still (`/proc/self/maps`): a raw system
+//!    call may have put something else there.
 //!
-//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked, never about a file of the mount.
+//! Locks: a description's `side` and all of LibFS before `state`. Under `state` only the kernel is asked,
+//! never about a file of the mount.
 
 mod book;
 mod fill;
@@ -32,16 +40,16 @@ mod fill;
 use self::book::{Book, Piece};
 use crate::Errno;
 use crate::ofd::Ofd;
-use crate::process::Process;
 use crate::sys::pages::{self, CopyFile, Faults, PAGE};
 use crate::sys::{kernel, ranges};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::walk::Here;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLockReadGuard};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use varve_format::InodeKey;
 use varve_ipc::{CopiesAt, heavy_barrier, light_barrier};
-use varve_libfs::Copies;
+use varve_libfs::{Copies, OpenFile};
 
 /// Most bytes of copies of one process, and the share of the memory file system that they may be.
 const BYTES_MAX: u64 = 1 << 30;
@@ -50,6 +58,30 @@ const SHARE: u64 = 16;
 const BYTES_LEAST: u64 = 16 << 20;
 /// How often a map that others unmap at the same time is looked for again when it is given away.
 const GIVES_MAX: u32 = 16;
+
+/// What the maps need of the process that has them.
+pub trait Host {
+    /// Where the daemon of this session looks for the file of copies; `None` if there is no session, or no
+    /// place.
+    fn copies_at(&self) -> Option<CopiesAt>;
+    /// The file of a description in this process' session.
+    ///
+    /// # Errors
+    /// [`Stop::Kernel`](crate::walk::Stop::Kernel) when it cannot be opened there.
+    fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile>;
+    /// Held while a map is made, against a fork.
+    fn gate(&self) -> RwLockReadGuard<'_, ()>;
+    /// The same file, open in the kernel: `fd` itself, or a descriptor that is kept with the description.
+    ///
+    /// # Errors
+    /// What opening it failed with.
+    fn side(&self, fd: i32, ofd: &Ofd) -> Result<i32, Errno>;
+    /// How threads that serve loads find the process and its maps.
+    fn finder(&self) -> Finder;
+}
+
+/// Finds the process and its maps, if there is one.
+pub type Finder = fn() -> Option<(&'static dyn Host, &'static Maps)>;
 
 /// A map as the program asks for it.
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +108,8 @@ struct Mapped {
     /// Where the next load is expected, and how much is read at once there.
     next: u64,
     window: usize,
-    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have come so far.
+    /// A page that was read ahead of loads and is stored, but not shown: a load of it says that they have
+    /// come so far.
     mark: Option<u64>,
 }
 
@@ -103,7 +136,8 @@ struct State {
     failed: Vec<Range<usize>>,
     /// What is being read: who loads from there waits for that, and nobody reads it once more.
     under_way: Vec<Range<usize>>,
-    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the lock, nor on a thread of LibFS.
+    /// What is no map any more. To drop it may close files, which may wait for the mount: never under the
+    /// lock, nor on a thread of LibFS.
     gone: Vec<Piece>,
 }
 
@@ -131,7 +165,8 @@ impl State {
         });
     }
 
-    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that could not be given to the mount.
+    /// Makes room for so many bytes more: the oldest go, and are read again if they are wanted. For maps that
+    /// could not be given to the mount.
     fn make_room(&mut self, bytes: u64, bytes_max: u64) {
         while self.stored_bytes + bytes > bytes_max
             && let Some(oldest) = self.stored.pop_front()
@@ -240,12 +275,12 @@ impl Maps {
     }
 
     /// The file of copies, made if this is the first that needs it; `None` if there is none to be had.
-    fn arena<'s>(&self, process: &Process, state: &'s mut State) -> Option<&'s mut Arena> {
+    fn arena<'s>(&self, host: &dyn Host, state: &'s mut State) -> Option<&'s mut Arena> {
         if !state.tried {
             state.tried = true;
-            state.arena = Self::make_arena(process);
+            state.arena = Self::make_arena(host);
         }
-        let at = process.fs().ok()?.copies_at()?;
+        let at = host.copies_at()?;
         let nothing = state.book.all().next().is_none();
         let arena = state.arena.as_mut()?;
         if arena.at != at || !arena.file.is_named() {
@@ -261,12 +296,12 @@ impl Maps {
         state.arena.as_mut()
     }
 
-    fn make_arena(process: &Process) -> Option<Arena> {
-        let at = process.fs().ok()?.copies_at()?;
+    fn make_arena(host: &dyn Host) -> Option<Arena> {
+        let at = host.copies_at()?;
         let faults = Arc::new(Faults::open().ok()?);
         let file = CopyFile::make(&at.dir, at.dir_is, &at.name, &faults).ok()?;
         let bytes_max = BYTES_MAX.min(file.room() / SHARE);
-        if bytes_max < BYTES_LEAST || !fill::start(&faults) {
+        if bytes_max < BYTES_LEAST || !fill::start(&faults, host.finder()) {
             return None;
         }
         Some(Arena {
@@ -279,8 +314,8 @@ impl Maps {
     }
 
     /// Maps a file for reading; `None`: the mount is to do it.
-    pub fn serve(&self, process: &Process, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
-        let file = process.file(ofd).ok()?;
+    pub fn serve(&self, host: &dyn Host, ofd: &Arc<Ofd>, asked: Asked) -> Option<usize> {
+        let file = host.file(ofd).ok()?;
         let size = file.getattr().ok()?.size_bytes;
         let len = asked.len.checked_next_multiple_of(PAGE)?;
         let end = asked.offset.checked_add(len as u64)?;
@@ -289,9 +324,9 @@ impl Maps {
             return None;
         }
         // A fork gives all maps to the mount first.
-        let gate = process.gate.read();
+        let gate = host.gate();
         let mut state = self.state.lock();
-        let arena = self.arena(process, &mut state)?;
+        let arena = self.arena(host, &mut state)?;
         let stored_at = arena.next;
         arena.next = stored_at
             .checked_add(len as u64)?
@@ -319,10 +354,11 @@ impl Maps {
         drop(state);
         drop(gate);
         if first {
-            // Against `change`: who did not see the map has written before anything is read for it, or looks again.
+            // Against `change`: who did not see the map has written before anything is read for it, or looks
+            // again.
             heavy_barrier();
         }
-        self.fill_at_once(process, start, len);
+        self.fill_at_once(host, start, len);
         Some(start)
     }
 
@@ -394,13 +430,13 @@ impl Maps {
     ///
     /// # Errors
     /// The mount's, or of the kernel; what could not be given stays as it was.
-    pub fn give(&self, process: &Process, range: &Range<usize>) -> Result<(), Errno> {
+    pub fn give(&self, host: &dyn Host, range: &Range<usize>) -> Result<(), Errno> {
         let mut result = Ok(());
         for _ in 0..GIVES_MAX {
             result = Ok(());
             let pieces = self.state.lock().book.within(range);
             for piece in &pieces {
-                result = result.and(self.give_piece(process, piece));
+                result = result.and(self.give_piece(host, piece));
             }
             if result != Err(Errno(libc::EAGAIN)) {
                 break;
@@ -410,18 +446,18 @@ impl Maps {
     }
 
     /// Gives all maps to the mount.
-    pub fn give_all(&self, process: &Process) {
+    pub fn give_all(&self, host: &dyn Host) {
         if ranges::any() {
-            let _ = self.give(process, &(0..usize::MAX));
+            let _ = self.give(host, &(0..usize::MAX));
         }
     }
 
     /// Gives all maps of a file to the mount.
-    pub fn give_file(&self, process: &Process, key: InodeKey) {
+    pub fn give_file(&self, host: &dyn Host, key: InodeKey) {
         if ranges::any() {
             let pieces: Vec<_> = self.state.lock().book.of(key).cloned().collect();
             for piece in &pieces {
-                let _ = self.give_piece(process, piece);
+                let _ = self.give_piece(host, piece);
             }
         }
     }
@@ -436,9 +472,9 @@ impl Maps {
         state.book.of(key).map(|piece| Arc::clone(&piece.ofd)).collect()
     }
 
-    fn give_piece(&self, process: &Process, piece: &Piece) -> Result<(), Errno> {
+    fn give_piece(&self, host: &dyn Host, piece: &Piece) -> Result<(), Errno> {
         // The mount may want a lease for each of these, and we give it back only without the lock.
-        let side = process.side(-1, &piece.ofd)?;
+        let side = host.side(-1, &piece.ofd)?;
         kernel::refresh(side);
         let len = piece.len();
         let from = pages::map_other(side, len, piece.protection, piece.shared, piece.offset)?;

@@ -1,5 +1,5 @@
-//! Space credits: asked for in bulk, kept by lane, consumed before an operation is logged; given back when
-//! the daemon asks for what is not used. Knows the formula's result only.
+//! Space reserved before anything is logged: asked for in bulk, kept by lane, consumed before an operation is
+//! logged; given back when the daemon asks for what is not used. Knows the formula's result only.
 //!
 //! Every block that was granted is in one place at a time: the common stock, a lane, the call that has
 //! consumed it, or the log. A call takes its blocks from its lane with one atomic operation, and from the
@@ -60,12 +60,12 @@ fn spend(lane: &AtomicU64, blocks: u64) -> bool {
 }
 
 impl DataPlane {
-    /// Consumes `blocks` from the lane's credits.
+    /// Consumes `blocks` from the blocks reserved for the lane.
     #[inline]
     pub(super) fn consume<T>(&self, slot: &Slot<'_>, blocks: u32) -> OpResult<(), T> {
         // Only a locked instruction keeps apart what is spent and what is given back; it comes before
         // anything is copied to the log.
-        if blocks == 0 || spend(slot.credits(), blocks.into()) {
+        if blocks == 0 || spend(slot.reserved(), blocks.into()) {
             return Ok(());
         }
         self.refill(slot, blocks.into())
@@ -74,14 +74,14 @@ impl DataPlane {
     #[cold]
     fn refill<T>(&self, slot: &Slot<'_>, blocks: u64) -> OpResult<(), T> {
         // What the lane has is this call's from now on: nobody takes it while the rest is asked for.
-        let have = slot.credits().swap(0, Ordering::Relaxed);
-        if self.stock.lock().pay(slot.credits(), have, blocks) {
+        let have = slot.reserved().swap(0, Ordering::Relaxed);
+        if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
         }
         // One asks at a time, and most likely for all: when many threads have none, each would have the
         // daemon look again and again.
         let _asking = lock_within(&*self.clock, &self.asking, ASKING_MOST);
-        if self.stock.lock().pay(slot.credits(), have, blocks) {
+        if self.stock.lock().pay(slot.reserved(), have, blocks) {
             return Ok(());
         }
         let granted = self.obtain(blocks.saturating_sub(have));
@@ -89,13 +89,13 @@ impl DataPlane {
             let mut stock = self.stock.lock();
             stock.blocks += u64::from(granted);
             stock.granted += u64::from(granted);
-            match stock.pay(slot.credits(), have, blocks) {
+            match stock.pay(slot.reserved(), have, blocks) {
                 true => Ok(()),
                 false => Err(OpError::Failed(Errno(libc::ENOSPC))),
             }
         });
         if paid.is_err() {
-            slot.credits().fetch_add(have, Ordering::Relaxed);
+            slot.reserved().fetch_add(have, Ordering::Relaxed);
         }
         paid
     }
@@ -114,30 +114,30 @@ impl DataPlane {
     }
 
     /// Blocks left: in the common stock and in the lanes. Exact while nobody writes.
-    pub(crate) fn credits_left(&self) -> u64 {
-        let lanes = self.log.as_ref().map_or(0, crate::log::Log::credits);
+    pub(crate) fn reserved_left(&self) -> u64 {
+        let lanes = self.log.as_ref().map_or(0, crate::log::Log::reserved);
         self.stock.lock().blocks + lanes
     }
 
     /// Gives back what is not used, because others need it. Waits for nobody; if the answer fails, the link
-    /// is gone, and the credits with it.
-    pub(crate) fn give_credits_back(&self) {
+    /// is gone, and the reservation with it.
+    pub(crate) fn return_reservation(&self) {
         let (blocks, of) = {
             let mut stock = self.stock.lock();
-            let lanes = self.log.as_ref().map_or(0, crate::log::Log::take_credits);
+            let lanes = self.log.as_ref().map_or(0, crate::log::Log::take_reserved);
             (std::mem::take(&mut stock.blocks) + lanes, stock.granted)
         };
-        let _ = self.call(Request::CreditsBack { blocks, of });
+        let _ = self.call(Request::ReturnReservation { blocks, of });
     }
 
     fn ask(&self, least: u64) -> Result<u32, IpcError> {
         let least = u32::try_from(least).map_err(|_| IpcError::Errno(libc::ENOSPC))?;
-        match self.call(Request::Credits {
+        match self.call(Request::Reserve {
             blocks: least.max(BULK_BLOCKS),
             least,
         })? {
-            Response::Credits(blocks) => Ok(blocks),
-            _ => Err(confused("Credits")),
+            Response::Reserved(blocks) => Ok(blocks),
+            _ => Err(confused("Reserve")),
         }
     }
 }

@@ -5,9 +5,10 @@
 //! `pthread_atfork`, and the system call itself goes through. For a raw system call, [`calls`](crate::calls)
 //! does the same: the C library locks nothing then.
 
-use super::{entry, heap, thread};
-use crate::internal::Limits;
-use crate::process::{self, Process};
+use super::{Process, after_fork, current};
+use crate::sys::atfork::at_fork;
+use crate::sys::reentry::Limits;
+use crate::sys::{entry, heap, thread};
 use parking_lot::RwLockWriteGuard;
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -15,14 +16,14 @@ use std::mem::ManuallyDrop;
 /// What the forking thread holds from before the fork until after it. The program's signal handlers, which
 /// may call us, wait until it holds nothing: that goes last.
 #[must_use]
-pub struct Held {
+pub struct ForkGuard {
     limits: Limits,
     heap: heap::Hold,
     gate: RwLockWriteGuard<'static, ()>,
     _inside: entry::Inside,
 }
 
-impl Held {
+impl ForkGuard {
     /// Makes everything ready for a child.
     pub fn new(process: &'static Process) -> Self {
         let inside = entry::stay_inside();
@@ -50,26 +51,26 @@ impl Held {
         std::mem::forget(gate);
         drop(heap);
         heap::after_fork();
-        process::after_fork(parent);
+        after_fork(parent);
     }
 }
 
 thread_local! {
     /// Nothing to drop with the thread.
-    static HELD: Cell<Option<ManuallyDrop<Held>>> = const { Cell::new(None) };
+    static HELD: Cell<Option<ManuallyDrop<ForkGuard>>> = const { Cell::new(None) };
 }
 
 extern "C" fn prepare() {
     if entry::is_inside() {
         return;
     }
-    if let Some(process) = process::current() {
-        HELD.set(Some(ManuallyDrop::new(Held::new(process))));
+    if let Some(process) = current() {
+        HELD.set(Some(ManuallyDrop::new(ForkGuard::new(process))));
         thread::with(|thread| thread.forking.set(true));
     }
 }
 
-fn take() -> Option<Held> {
+fn take() -> Option<ForkGuard> {
     thread::with(|thread| thread.forking.set(false));
     HELD.take().map(ManuallyDrop::into_inner)
 }
@@ -79,7 +80,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    if let (Some(held), Some(process)) = (take(), process::current()) {
+    if let (Some(held), Some(process)) = (take(), current()) {
         held.in_child(process);
     }
 }
@@ -87,6 +88,5 @@ extern "C" fn in_child() {
 /// Sets the handlers. False if the C library has no room for them.
 #[must_use]
 pub fn watch() -> bool {
-    // SAFETY: functions that live as long as the process; the library is never unloaded.
-    unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) == 0 }
+    at_fork(prepare, in_parent, in_child)
 }

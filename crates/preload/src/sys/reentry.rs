@@ -1,8 +1,8 @@
 //! Calls that LibFS itself makes in the process. Its descriptors are kept away from the program: at high
 //! numbers, and not to be closed.
 
-use crate::sys::args::Args;
-use crate::sys::{kernel, thread};
+use super::args::Args;
+use super::{kernel, thread};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 const SLOTS: usize = 256;
@@ -104,6 +104,17 @@ pub fn note(fd: i32) -> i32 {
 pub fn forget(fd: i32) {
     for slot in &OWN {
         let _ = slot.compare_exchange(fd, -1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// A descriptor of the kernel that is closed with its owner.
+#[derive(Debug)]
+pub struct KernelFd(pub i32);
+
+impl Drop for KernelFd {
+    fn drop(&mut self) {
+        forget(self.0);
+        kernel::close(self.0);
     }
 }
 

@@ -1,12 +1,13 @@
-//! What several processes know of one open file description: memory that `fork` shares. Owns the lock between them, and what happens when one of
-//! them dies with it.
+//! What several processes know of one open file description: memory that `fork` shares. Owns the lock between
+//! them, and what happens when one of them dies with it.
 
 use super::kernel;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Most descriptions that are shared at a time by a process and its descendants. Beyond, the kernel keeps the offset.
+/// Most descriptions that are shared at a time by a process and its descendants. Beyond, the kernel keeps the
+/// offset.
 const RECORDS: usize = 1 << 14;
 /// How often a lock is looked at before this waits.
 const LOOKS: usize = 200;
@@ -61,7 +62,8 @@ fn arena() -> Option<&'static [Record]> {
         if at <= 0 {
             return None;
         }
-        // SAFETY: mapped for good, page-aligned, zeros, which are free records; every process touches it by atomics only.
+        // SAFETY: mapped for good, page-aligned, zeros, which are free records; every process touches it by
+        // atomics only.
         Some(unsafe { std::slice::from_raw_parts(at as *const Record, RECORDS) })
     })
 }
@@ -127,7 +129,8 @@ impl Record {
                 Ok(_) => break,
                 Err(0) => continue,
                 Err(holder) if naps >= NAPS_BELIEVED && !kernel::runs(holder) => {
-                    // It was killed in the middle of a call: what it wrote without moving the offset is as if it had not come so far.
+                    // It was killed in the middle of a call: what it wrote without moving the offset is as if
+                    // it had not come so far.
                     let mine = self
                         .holder
                         .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed);

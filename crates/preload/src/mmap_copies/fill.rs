@@ -1,10 +1,10 @@
-//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of the steps is the module's above.
+//! How copies come into the file: at once for small maps, and by threads that wait for loads. The order of
+//! the steps is the module's above.
 
 use super::book::Piece;
-use super::{Maps, State, leave};
+use super::{Finder, Host, Maps, State, leave};
 use crate::Errno;
 use crate::ofd::Ofd;
-use crate::process::{self, Process};
 use crate::sys::kernel;
 use crate::sys::pages::{Faults, PAGE};
 use std::ops::Range;
@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_libfs::ReadUnder;
 
-/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first (LevelDB at the end of each table).
+/// Maps up to this long are filled when they are made. Of longer ones many a program looks at a part first
+/// (LevelDB at the end of each table).
 const AT_ONCE_MAX: usize = WINDOW;
 /// What is read around a load, and most of what is read ahead of loads that follow each other.
 const WINDOW: usize = 128 << 10;
@@ -89,36 +90,37 @@ enum Filled {
 }
 
 /// Starts the threads that serve loads. False if there is none.
-pub(super) fn start(faults: &Arc<Faults>) -> bool {
+pub(super) fn start(faults: &Arc<Faults>, find: Finder) -> bool {
     (0..THREADS)
         .filter(|_| {
             let faults = Arc::clone(faults);
-            // By the beginning of its name it is known as one of the library's: no signal of the program runs there.
+            // By the beginning of its name it is known as one of the library's: no signal of the program runs
+            // there.
             let thread = std::thread::Builder::new().name("varve-maps".into());
-            thread.spawn(move || serve_loads(&faults)).is_ok()
+            thread.spawn(move || serve_loads(&faults, find)).is_ok()
         })
         .count()
         > 0
 }
 
-fn serve_loads(faults: &Faults) {
+fn serve_loads(faults: &Faults, find: Finder) {
     let mut buffer = Vec::new();
     loop {
-        let failed = process::current().is_some_and(|process| process.copies.any_failed());
+        let failed = find().is_some_and(|(_, maps)| maps.any_failed());
         match faults.next(failed.then_some(AGAIN)) {
             Some(at) => {
-                let Some(process) = process::current() else {
+                let Some((host, maps)) = find() else {
                     continue;
                 };
-                let serve = || process.copies.serve_load(process, at, &mut buffer);
+                let serve = || maps.serve_load(host, at, &mut buffer);
                 // Whatever happens: who waits looks again, unless another thread sees to that.
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve)).unwrap_or(true) {
                     faults.wake(at..at + PAGE);
                 }
             }
             None if failed => {
-                if let Some(process) = process::current() {
-                    process.copies.try_failed_again();
+                if let Some((_, maps)) = find() {
+                    maps.try_failed_again();
                 }
             }
             None => {}
@@ -142,13 +144,13 @@ impl Maps {
     }
 
     /// Answers whether who waits is still to be woken.
-    fn serve_load(&self, process: &Process, at: usize, buffer: &mut Vec<u8>) -> bool {
+    fn serve_load(&self, host: &dyn Host, at: usize, buffer: &mut Vec<u8>) -> bool {
         let strange = self.state.lock().book.at(at).is_none();
         if strange {
             kernel::nap(STRANGE);
             return true;
         }
-        match self.fill(process, at, None, buffer) {
+        match self.fill(host, at, None, buffer) {
             Filled::UnderWay => false,
             Filled::Done { follows } => {
                 // It is shown, which has woken who waits.
@@ -187,14 +189,15 @@ impl Maps {
     }
 
     /// Fills a new map, if it is small.
-    pub(super) fn fill_at_once(&self, process: &Process, start: usize, len: usize) {
+    pub(super) fn fill_at_once(&self, host: &dyn Host, start: usize, len: usize) {
         if len <= AT_ONCE_MAX {
-            let _ = self.fill(process, start, Some(len), &mut Vec::new());
+            let _ = self.fill(host, start, Some(len), &mut Vec::new());
         }
     }
 
-    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown already.
-    fn fill(&self, process: &Process, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) -> Filled {
+    /// Reads what is at `at`, and `len` bytes from there on or as many as seem good, unless it is shown
+    /// already.
+    fn fill(&self, host: &dyn Host, at: usize, len: Option<usize>, buffer: &mut Vec<u8>) -> Filled {
         let (mut misses, mut turn, mut gave) = (0, None, false);
         let mut filled = Filled::Done { follows: None };
         loop {
@@ -217,7 +220,7 @@ impl Maps {
                 gave = true;
                 drop(state);
                 for piece in &most {
-                    let _ = self.give_piece(process, piece);
+                    let _ = self.give_piece(host, piece);
                 }
                 continue;
             }
@@ -262,10 +265,10 @@ impl Maps {
                 }
                 Outcome::NoRoom | Outcome::NoPlace => {
                     if matches!(outcome, Outcome::NoPlace) {
-                        self.give_all(process);
+                        self.give_all(host);
                     }
                     // What could not be given is there still.
-                    if self.give(process, &plan.at).is_err() {
+                    if self.give(host, &plan.at).is_err() {
                         self.state.lock().bar(&plan.at);
                     }
                     break;
@@ -358,7 +361,8 @@ impl State {
             .flatten()
     }
 
-    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored there, and no change is under way.
+    /// What is to be read at `at` before anybody loads it, if there is room for that, nothing is stored
+    /// there, and no change is under way.
     fn plan_ahead(&mut self, at: usize) -> Option<Plan> {
         let piece = self.book.at(at).filter(|piece| !piece.bars)?.clone();
         let mapped = self.mapped.get(&piece.key())?;
@@ -376,8 +380,9 @@ impl State {
         Some(mapped.plan(piece, range, true))
     }
 
-    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than there is room for would have pages read again and
-    /// again. Those whose pages came first are the mount's soonest: their logs are likeliest to be digested.
+    /// Maps that are to be given to the mount for `len` bytes more: whoever loads at random from more than
+    /// there is room for would have pages read again and again. Those whose pages came first are the mount's
+    /// soonest: their logs are likeliest to be digested.
     fn oldest_of(&self, len: usize) -> Vec<Piece> {
         let mut most: Vec<Piece> = Vec::new();
         let Some(arena) = &self.arena else { return most };

@@ -1,5 +1,5 @@
-//! Credits under a scheduler that tries interleavings: threads that write, and a daemon that asks for what is
-//! not used. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! Reservations under a scheduler that tries interleavings: threads that write, and a daemon that asks for
+//! what is not used. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use crate::data::DataPlane;
@@ -39,7 +39,7 @@ impl Link for Daemon {
     fn call(&self, request: Request) -> Result<Response, IpcError> {
         let mut book = self.book.lock();
         match request {
-            Request::Credits { least, .. } => {
+            Request::Reserve { least, .. } => {
                 let amount = book.free.min(GRANT);
                 if amount < u64::from(least) {
                     return Err(IpcError::Errno(libc::ENOSPC));
@@ -49,9 +49,9 @@ impl Link for Daemon {
                 drop(book);
                 // The answer is under way.
                 thread::yield_now();
-                Ok(Response::Credits(amount as u32))
+                Ok(Response::Reserved(amount as u32))
             }
-            Request::CreditsBack { blocks, of } => {
+            Request::ReturnReservation { blocks, of } => {
                 assert!(of <= book.granted);
                 book.free += blocks;
                 book.given_back += blocks;
@@ -77,7 +77,7 @@ impl Link for Daemon {
 
 /// Two threads write, of which each has a lane; what is not used goes back now and then. `free` blocks are
 /// there at first.
-fn credits_are_in_one_place(free: u64) {
+fn reserved_blocks_are_in_one_place(free: u64) {
     let world = SimWorld::new();
     let log = world.add_region("log", SimMedium::Dax, 8 * CHUNK_BYTES, 8 * CHUNK_BYTES);
     let daemon = Arc::new(Daemon {
@@ -115,13 +115,13 @@ fn credits_are_in_one_place(free: u64) {
         })
     });
     for _ in 0..2 {
-        data.give_credits_back();
+        data.return_reservation();
         thread::yield_now();
     }
     for writer in writers {
         writer.join().unwrap();
     }
-    data.give_credits_back();
+    data.return_reservation();
     let book = daemon.book.lock();
     let logged = daemon.logged.load(Ordering::SeqCst);
     assert_eq!(book.granted - book.given_back, COST * logged);
@@ -130,16 +130,16 @@ fn credits_are_in_one_place(free: u64) {
         free,
         "nothing is made, and nothing is lost"
     );
-    assert_eq!(data.credits_left(), 0);
+    assert_eq!(data.reserved_left(), 0);
 }
 
 #[test]
 fn credits_that_go_back_are_in_no_lane_no_call_and_no_log() {
-    let plenty = || credits_are_in_one_place(1000);
+    let plenty = || reserved_blocks_are_in_one_place(1000);
     shuttle::check_random(plenty, 3_000);
     shuttle::check_pct(plenty, 2_000, 3);
     // Some writes find none.
-    let few = || credits_are_in_one_place(4 * COST);
+    let few = || reserved_blocks_are_in_one_place(4 * COST);
     shuttle::check_random(few, 3_000);
     shuttle::check_pct(few, 2_000, 3);
 }
