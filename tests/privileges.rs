@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Pool, cannot_mount, varve};
+use common::{KernelsOwn, Pool, cannot_mount, varve};
 use nix::fcntl::{FallocateFlags, SpliceFFlags, copy_file_range, fallocate, splice};
 use nix::sys::sendfile::sendfile;
 use rustix::fs::XattrFlags;
@@ -46,6 +46,9 @@ const CHANGES: [&str; 15] = [
     "io_uring",
 ];
 
+/// A store through a shared map, which changes data without a call that could take anything away.
+const MAP: &str = "map";
+
 /// By the C library, as programs do; what goes past it goes past `varve run`.
 fn change(call: &str, path: &Path) -> std::io::Result<()> {
     let open = || OpenOptions::new().read(true).write(true).open(path);
@@ -76,17 +79,18 @@ fn change(call: &str, path: &Path) -> std::io::Result<()> {
             writer.write_all(b"x")?;
             Ok(splice(reader, None, open()?, None, 1, SpliceFFlags::empty()).map(drop)?)
         }
-        "io_uring" => by_ring(path),
+        "io_uring" => by_peer("uring", path),
+        MAP => by_peer("map", path),
         "chown" => std::os::unix::fs::chown(path, Some(USER), Some(USER)),
         other => panic!("no call {other}"),
     }
 }
 
-/// By a program that writes through a ring (`tests/preload/peer.c`), and says so where this kernel has none.
-fn by_ring(path: &Path) -> std::io::Result<()> {
+/// By a program that writes in another way (`tests/preload/peer.c`), and says so where this kernel has none.
+fn by_peer(way: &str, path: &Path) -> std::io::Result<()> {
     let peer = std::env::current_exe()?.with_file_name("peer");
     let mut child = Command::new(peer)
-        .arg("uring")
+        .arg(way)
         .arg(path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -96,7 +100,7 @@ fn by_ring(path: &Path) -> std::io::Result<()> {
     match String::from_utf8_lossy(&output.stdout).as_ref() {
         "ready\ndone\n" => Ok(()),
         said if said.starts_with("unavailable") => {
-            eprintln!("SKIPPED: no io_uring here");
+            eprintln!("SKIPPED: no {way} here");
             OpenOptions::new().write(true).open(path)?.write_all(b"x")
         }
         said => Err(Error::other(said.to_owned())),
@@ -320,6 +324,58 @@ fn privileges_of_a_file_are_gone_when_a_change_returns() {
         changed_program_has_no_rights(&place, when);
         drop(shared);
     }
+    place.pool.down();
+    place.pool.fsck_clean();
+}
+
+/// What a program of root's has left when a store through a shared map, by `uid`, is written back: mode bits, and
+/// whether it has capabilities.
+fn left_by_a_map(place: &Place, way: Way, uid: u32, dir: &Path) -> (PathBuf, (u32, bool)) {
+    let file = program(dir, &format!("mapped-{way:?}-{uid}"));
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o6777)).unwrap();
+    set_capability(&file);
+    assert_eq!(mode(&file), 0o6777);
+    place.change(way, uid, MAP, &file);
+    assert_eq!(std::fs::read(&file).unwrap()[0], b'x', "nothing was stored");
+    let left = (mode(&file), has_capability(&file));
+    (file, left)
+}
+
+/// No constant is right for set-id bits: whatever a file system of this machine's kernel does is. File capabilities
+/// may go where it keeps them (docs/reference/semantics.md), and never stay where it takes them.
+#[test]
+fn store_through_a_map_leaves_set_id_bits_as_the_kernels_own_file_systems_do() {
+    if cannot() {
+        return;
+    }
+    let mut place = Place::new();
+    let own = KernelsOwn::new(place.pool.outside());
+    for uid in [0, USER] {
+        let (_, expected) = left_by_a_map(&place, Way::Mount, uid, own.dir());
+        let says = |(mode, capability): (u32, bool)| format!("{mode:o}, capabilities: {capability}");
+        println!("a store by {uid} leaves on {}: {}", own.kind(), says(expected));
+        for when in ["alone", "in company"] {
+            let shared = (when == "in company").then(|| place.shared());
+            for way in [Way::Mount, Way::Run] {
+                let (file, found) = left_by_a_map(&place, way, uid, &place.pool.mnt());
+                println!("    {way:?}, {when}: {}", says(found));
+                assert_eq!(found.0, expected.0, "by {uid}, {way:?}, {when}");
+                assert!(
+                    found.1 <= expected.1,
+                    "by {uid}, {way:?}, {when}: capabilities stay"
+                );
+                let name = file.file_name().unwrap().to_string_lossy();
+                assert_eq!(
+                    place.seen_elsewhere(&name),
+                    found,
+                    "by {uid}, {way:?}, {when}: elsewhere"
+                );
+                std::fs::remove_file(&file).unwrap();
+            }
+            drop(shared);
+        }
+    }
+    drop(own);
     place.pool.down();
     place.pool.fsck_clean();
 }

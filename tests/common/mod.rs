@@ -373,6 +373,78 @@ impl Drop for Mounted {
     }
 }
 
+/// A directory on a file system that is in the kernel itself, to compare with, until this goes.
+pub struct KernelsOwn {
+    kind: &'static str,
+    dir: PathBuf,
+    _mounted: Option<Mounted>,
+    _made: tempfile::TempDir,
+}
+
+impl KernelsOwn {
+    /// ext4 in an image below `outside` where this user may mount one, or where temporary files lie on ext4;
+    /// else in memory. Everybody may come to it, nobody else uses it, and what is above it in its tree neither.
+    pub fn new(outside: &Path) -> Self {
+        if let Some(own) = Self::image(outside) {
+            return own;
+        }
+        const EXT4: rustix::fs::FsWord = 0xef53;
+        let plain = tempfile::tempdir_in(outside).expect("a directory");
+        if rustix::fs::statfs(plain.path()).is_ok_and(|fs| fs.f_type == EXT4) {
+            return Self::below("ext4", None, plain);
+        }
+        Self::below("tmpfs", None, memory_dir())
+    }
+
+    fn image(outside: &Path) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let made = tempfile::tempdir_in(outside).expect("a directory");
+        let (image, at) = (made.path().join("image"), made.path().join("at"));
+        std::fs::create_dir(&at).expect("a directory");
+        let file = std::fs::File::create(&image).expect("an image");
+        file.set_len(256 << 20).expect("a hole");
+        let well = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+        let mounted = well(Command::new("mkfs.ext4").arg("-q").arg(&image))
+            && well(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at));
+        mounted.then(|| {
+            let mounted = Mounted(at);
+            Self::below("ext4", Some(mounted), made)
+        })
+    }
+
+    fn below(kind: &'static str, mounted: Option<Mounted>, made: tempfile::TempDir) -> Self {
+        let open = |dir: &Path| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(dir, mode).expect("a mode");
+        };
+        open(made.path());
+        let top = mounted
+            .as_ref()
+            .map_or(made.path(), |mounted| mounted.0.as_path());
+        open(top);
+        let dir = top.join("a/b/c");
+        std::fs::create_dir_all(&dir).expect("directories");
+        Self {
+            kind,
+            dir,
+            _mounted: mounted,
+            _made: made,
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// Where.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
 /// One more mount of a pool, and so one more session, until this goes.
 pub struct SecondMount {
     at: PathBuf,

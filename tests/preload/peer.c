@@ -2,7 +2,8 @@
  *   calls   the C library's (served under `varve run`; through the mount when the program is static),
  *   raw     `syscall` instructions of its own, which the library does not see: opening too,
  *   uring   io_uring, set up when the file is open already,
- *   aio     Linux' asynchronous I/O, likewise.
+ *   aio     Linux' asynchronous I/O, likewise,
+ *   map     loads and stores in a shared map of pages that the file has.
  * Does what each line of its input says: `w OFFSET TEXT`, `r OFFSET LEN`, `many FIRST COUNT` (writes every second record from FIRST on, reads it back, and
  * fails if it is another one); answers a line, `unavailable` before all else where the kernel does not have the way. */
 #define _GNU_SOURCE
@@ -36,6 +37,15 @@ static long by_calls(int writes, char *text, size_t len, off_t at) {
 
 static long by_instructions(int writes, char *text, size_t len, off_t at) {
     return raw(writes ? SYS_pwrite64 : SYS_pread64, fd, (long)text, len, at, 0, 0);
+}
+
+static long by_map(int writes, char *text, size_t len, off_t at) {
+    long page = sysconf(_SC_PAGESIZE), first = at / page * page, bytes = at + len - first;
+    char *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, first);
+    if (map == MAP_FAILED) return -1;
+    if (writes) memcpy(map + (at - first), text, len);
+    else memcpy(text, map + (at - first), len);
+    return msync(map, bytes, MS_SYNC) || munmap(map, bytes) ? -1 : (long)len;
 }
 
 /* Where a file has no pages in its cache, Linux takes the length that it knows for such reads and asks nobody (docs/reference/semantics.md, "asynchronous
@@ -109,6 +119,7 @@ static int is_there(const char *way, const char *path) {
     if (fd < 0) exit(2);
     if (!strcmp(way, "calls")) transfer = by_calls;
     if (!strcmp(way, "raw")) transfer = by_instructions;
+    if (!strcmp(way, "map")) transfer = by_map;
     if (!strcmp(way, "uring")) {
         transfer = by_uring;
         return uring_is_there();

@@ -134,6 +134,12 @@ static void flags_and_descriptors_are_looked_at_first(void) {
     FAILS(syscall(SYS_openat2, AT_FDCWD, "plain", &how, sizeof how), EINVAL);
     FAILS(sendfile(-1, fd, NULL, 5), EBADF);
     FAILS(sendfile(only, fd, NULL, 5), EBADF);
+    /* Bytes that are not there do not overlap. */
+    off_t from = 0, behind = 5;
+    int own = open("tail", O_RDWR | O_CREAT, 0600);
+    CHECK(write(own, "hello", 5) == 5 && copy_file_range(own, &from, own, &behind, 1L << 40, 0) == 5 && size_of(own) == 10);
+    from = 0, behind = 9;
+    FAILS(copy_file_range(own, &from, own, &behind, 1L << 40, 0), EINVAL);
     FAILS(readahead(dir, 0, 10), EINVAL);
     FAILS(posix_fadvise(fd, 0, 0, 77) ? (errno = EINVAL, -1) : 0, EINVAL);
     CHECK(fcntl(fd, F_SETLEASE, F_RDLCK) == -1 && (errno == EAGAIN || errno == EINVAL));

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod answers;
 mod of_c;
 mod watches;
 

@@ -13,7 +13,7 @@ mod seek;
 pub(crate) mod tests;
 mod write;
 
-pub(crate) use write::{changed, cut_short, publish_data};
+pub(crate) use write::{changed, cut_short, publish_data, within_one_file};
 
 use crate::errno::{Errno, OpError, OpResult};
 use crate::inode::Inode;

@@ -504,11 +504,11 @@ impl DataPlane {
         len: u64,
         clear: EntryFlags,
     ) -> OpResult<u64> {
-        let overlap =
-            from_offset < to_offset.saturating_add(len) && to_offset < from_offset.saturating_add(len);
-        if from.key == to.key && overlap {
-            return Err(OpError::Failed(Errno(libc::EINVAL)));
-        }
+        let len = if from.key == to.key {
+            within_one_file(from.attr().size_bytes, from_offset, to_offset, len).map_err(OpError::Failed)?
+        } else {
+            len
+        };
         let mut buffer = vec![0; COPY_BYTES.min(len as usize)];
         let mut done = 0;
         while done < len {
@@ -533,6 +533,19 @@ impl DataPlane {
         }
         Ok(done)
     }
+}
+
+/// How many of `len` bytes a copy within one file of `size_bytes` is about: those that are there when it begins,
+/// since programs say a large length for "all that is left".
+///
+/// # Errors
+/// `EINVAL` when these are written over.
+pub(crate) fn within_one_file(size_bytes: u64, from: u64, to: u64, len: u64) -> Result<u64, Errno> {
+    let len = len.min(size_bytes.saturating_sub(from));
+    if from < to.saturating_add(len) && to < from.saturating_add(len) {
+        return Err(Errno(libc::EINVAL));
+    }
+    Ok(len)
 }
 
 /// Length of the next entry of a large write: all that is left, or up to a block boundary of the file.

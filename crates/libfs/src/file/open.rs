@@ -11,6 +11,7 @@ use varve_format::{
 use varve_ipc::{CopiesAt, Cred, LeaseMode};
 
 use crate::attrs::{OpenFlags, READ, WRITE, atime_is_due, may};
+use crate::data::within_one_file;
 use crate::dir::{attr_of, begin, commit};
 use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::file::attr::clears;
@@ -585,10 +586,11 @@ impl OpenFile {
         if !Arc::ptr_eq(&self.description.mount, &to.description.mount) {
             return Err(Errno(libc::EXDEV));
         }
-        let overlap = offset < to_offset.saturating_add(len) && to_offset < offset.saturating_add(len);
-        if self.key() == to.key() && overlap {
-            return Err(Errno(libc::EINVAL));
-        }
+        let len = if self.key() == to.key() {
+            within_one_file(self.getattr()?.size_bytes, offset, to_offset, len)?
+        } else {
+            len
+        };
         // By value, in pieces that each hold one lease at a time: neither file is held while the other is
         // waited for.
         let mut buffer = vec![0; (1 << 20).min(len as usize)];

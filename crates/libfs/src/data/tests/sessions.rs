@@ -300,6 +300,13 @@ fn copy_range_copies_between_files_and_refuses_overlap() {
     let refused = rig.plane.copy_range(&from, 0, &from, 100, 101, NONE);
     assert_eq!(refused, Err(OpError::Failed(Errno(libc::EINVAL))));
     assert_eq!(rig.plane.copy_range(&from, 0, &from, 4 << 20, 100, NONE), Ok(100));
+    // What is asked for beyond the end does not overlap, and what the copy adds is not copied again.
+    let (short, len) = (Rig::inode(4), 1 << 40);
+    rig.plane.write(&short, 0, b"hello", NONE).unwrap();
+    assert_eq!(rig.plane.copy_range(&short, 0, &short, 5, len, NONE), Ok(5));
+    assert!(contents(&rig.plane, &short) == b"hellohello");
+    let refused = rig.plane.copy_range(&short, 0, &short, 9, len, NONE);
+    assert_eq!(refused, Err(OpError::Failed(Errno(libc::EINVAL))));
 }
 
 #[test]
