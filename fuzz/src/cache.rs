@@ -48,7 +48,7 @@ fn mend(bytes: &mut [u8]) -> Option<usize> {
     let rest = bytes.len().checked_sub(head)?;
     let inline = u32::from_le_bytes(bytes[68..72].try_into().ok()?) as usize % (rest + 1);
     set_u32(bytes, 68, inline as u32);
-    if bytes[64] % 2 == 0 {
+    if bytes[64].is_multiple_of(2) {
         // Content that is as long as what lies beside the head, or longer.
         set_u32(bytes, 64, 0);
         let body = u64::from_le_bytes(bytes[40..48].try_into().ok()?) % (1 << 40);
