@@ -7,11 +7,13 @@
 //! and on seeded changes of it.
 #![forbid(unsafe_code)]
 
+mod cache;
 mod pool;
 mod ram;
 mod settings;
 mod trees;
 
+pub use cache::{cache_objects, cache_store};
 pub use pool::{pool_state, unit_footers, unit_rows};
 pub use settings::{messages, settings};
 pub use trees::{dir_nodes, extent_nodes};
@@ -45,6 +47,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("pool_state", pool_state),
     ("messages", messages),
     ("settings", settings),
+    ("cache_objects", cache_objects),
+    ("cache_store", cache_store),
 ];
 
 /// The superblock, with its checksum as it is and made right.

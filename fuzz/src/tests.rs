@@ -19,8 +19,8 @@ use varve_format::{
 use varve_ipc::{ClientKind, ForwardedOp, Hello, LeaseMode, Near, Request, Response, Want};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Targets that open a pool for each input, and how many times fewer inputs they get.
-const POOLS: [&str; 3] = ["unit_rows", "unit_footers", "pool_state"];
+/// Targets that open a pool or a store for each input, and how many times fewer inputs they get.
+const POOLS: [&str; 4] = ["unit_rows", "unit_footers", "pool_state", "cache_store"];
 const FEWER: u64 = 20;
 
 /// splitmix64.
@@ -363,6 +363,8 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
             let all = Pool::sound().state();
             vec![all[..72].to_vec(), all.to_vec()]
         }
+        "cache_objects" => crate::cache::segments(),
+        "cache_store" => crate::cache::pages(),
         other => panic!("no seeds of {other}"),
     }
 }

@@ -1,9 +1,10 @@
-//! How long a store with many objects takes to start after a stop and after a kill, and what is still there.
+//! How long a store with many objects takes to start after a stop and after a kill -9, and what is still there.
 //! `restart FILE [OBJECTS]`: makes a store of small objects in FILE (about 640 bytes each) and removes it at
 //! the end.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use varve_cache::device::{Device, FileDevice};
@@ -61,8 +62,12 @@ fn part(what: &str, path: &Path, objects: u64) {
             // What was written 5 s before the kill.
             std::thread::sleep(Duration::from_secs(5));
             cache.tick().expect("the device works");
-            put(&cache, objects * 2..objects * 2 + 2000);
-            std::process::abort();
+            println!("ready to be killed");
+            // Until it is.
+            for n in 0.. {
+                put(&cache, objects * 2 + n * 1000..objects * 2 + (n + 1) * 1000);
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }
@@ -97,7 +102,20 @@ fn main() {
     );
     cache.close().expect("the store closes");
     drop(cache);
-    run("crash");
+    let mut child = Command::new(&me)
+        .arg(path)
+        .args([&objects.to_string(), "crash"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut line = String::new();
+    let said = child.stdout.take().expect("it has a pipe");
+    BufReader::new(said)
+        .read_line(&mut line)
+        .expect("it says something");
+    std::thread::sleep(Duration::from_millis(200));
+    child.kill().expect("it runs");
+    child.wait().expect("it ran");
     let (cache, seconds, clean) = open(path);
     let (old, new) = (
         share(&cache, 0..objects),

@@ -178,6 +178,11 @@ impl Cache {
         self.shards[device].as_ref()
     }
 
+    /// Devices of the cache, missing ones too.
+    pub fn device_count(&self) -> usize {
+        self.shards.len()
+    }
+
     /// The stores of the devices that are there.
     pub fn shards(&self) -> impl Iterator<Item = &Arc<Shard>> {
         self.shards.iter().flatten()

@@ -8,6 +8,7 @@
 //! - [`index`]: what is kept in memory about the objects on disk. Pure: no I/O.
 //! - [`store`]: objects on one device. [`Cache`]: one or several of them, the interface to use.
 //! - [`device`]: what a store lies on: files, block devices, memory, test doubles.
+//! - `nonblocking` (feature `tokio`): the same interface for programs on tokio.
 //! - [`model`]: expected bits, seeks and requests a second (Tables 2.3, 2.4 and 2.7).
 //!
 //! # What it does not know
@@ -20,6 +21,8 @@ pub mod hash;
 pub mod index;
 pub mod measure;
 pub mod model;
+#[cfg(feature = "tokio")]
+pub mod nonblocking;
 pub mod policy;
 pub mod store;
 

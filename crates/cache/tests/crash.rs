@@ -5,10 +5,10 @@
 mod common;
 
 use common::{Random, body, format, key, options, plan};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use varve_cache::device::{CrashDevice, Device, MemoryDevice};
-use varve_cache::store::Opened;
+use varve_cache::store::{Area, Opened};
 use varve_cache::{Cache, Policy, PutOptions, Related, Scope};
 
 const LEN: u64 = 4 << 20;
@@ -306,6 +306,87 @@ fn flipped_bits_are_misses() {
             "{policy}: one flipped bit costs no more than what it hits"
         );
     }
+}
+
+/// Every structure of a store, by its name.
+fn structures(layout: &varve_cache::store::Superblock) -> Vec<(&'static str, Area)> {
+    let pages = |area: Area, from: u64, count: u64| Area {
+        off: area.off + from * 4096,
+        len: count * 4096,
+    };
+    let superblock = Area { off: 0, len: 8192 };
+    let [first, second] = layout.checkpoint;
+    vec![
+        ("superblock", pages(superblock, 0, 1)),
+        ("superblock, copy", pages(superblock, 1, 1)),
+        ("journal", layout.journal[0]),
+        ("journal, copy", layout.journal[1]),
+        ("checkpoint, head", pages(first, 0, 1)),
+        ("checkpoint, head copy", pages(first, 1, 1)),
+        ("checkpoint, pages", pages(first, 2, first.pages() - 2)),
+        ("other checkpoint, head", pages(second, 0, 1)),
+        ("other checkpoint, pages", pages(second, 2, second.pages() - 2)),
+        ("position file", layout.positions_file),
+        ("Disk Table", layout.table),
+        ("log", layout.log),
+    ]
+}
+
+#[test]
+fn flipped_bit_in_each_structure_costs_what_it_hits() {
+    let mut flips: BTreeMap<&'static str, (u64, usize, usize)> = BTreeMap::new();
+    for policy in Policy::ALL {
+        for seed in 0..2 {
+            let mut run = Run::new(policy, 4000 + seed);
+            let (device, cache, _) = open(&made(policy));
+            run.work(&cache, 600);
+            cache.purge(Scope::Tag(&[1])).unwrap();
+            run.step += 1;
+            run.history.purge(1, run.step);
+            run.work(&cache, 100);
+            cache.flush().unwrap();
+            run.history.durable = run.step + 1;
+            if seed == 1 {
+                cache.close().unwrap();
+            }
+            let image = device.kill();
+            let layout = *cache.shards().next().unwrap().layout();
+            for (name, area) in structures(&layout) {
+                // Pages that hold something.
+                let mut page = vec![0; 4096];
+                let used: Vec<u64> = (0..area.pages())
+                    .map(|n| area.off + n * 4096)
+                    .filter(|off| {
+                        image.read_at(*off, &mut page).unwrap();
+                        page.iter().any(|&byte| byte != 0)
+                    })
+                    .collect();
+                if used.is_empty() {
+                    continue;
+                }
+                for _ in 0..2 * rounds(3) {
+                    let damaged = image.copy();
+                    let off = used[run.random.below(used.len() as u64) as usize];
+                    // Half of them where a page's own words are.
+                    let within = [64, 4096][run.random.below(2) as usize];
+                    damaged.flip(off + run.random.below(within), run.random.below(8) as u8);
+                    let opened = Cache::open(vec![Arc::new(damaged) as Arc<dyn Device>], &options(), false);
+                    let (cache, opened) = opened.unwrap();
+                    assert!(
+                        !opened[0].gave_up,
+                        "{policy}: a bit of the {name} costs everything"
+                    );
+                    let (there, lasting) = run.look(&cache);
+                    let sum = flips.entry(name).or_default();
+                    *sum = (sum.0 + 1, sum.1 + there, sum.2 + lasting);
+                }
+            }
+        }
+    }
+    for (name, (count, there, lasting)) in &flips {
+        println!("{name:<24} {count:>5} flips; {there} of {lasting} objects were there");
+    }
+    assert_eq!(flips.len(), 12, "each structure was in use: {flips:?}");
 }
 
 #[test]

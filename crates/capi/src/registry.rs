@@ -4,6 +4,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use varve_cache::{Cache, Hit, PutStream};
 use varve_embed::PoolHere;
 use varve_ipc::DirEntry;
 use varve_libfs::Posix;
@@ -88,6 +89,10 @@ const fn missing(number: usize) -> i32 {
 pub(crate) static SESSIONS: Handles<Session> = Handles::new(1);
 pub(crate) static DIRS: Handles<Dir> = Handles::new(2);
 pub(crate) static GROUPS: Handles<Group> = Handles::new(3);
+pub(crate) static CACHES: Handles<Cache> = Handles::new(4);
+pub(crate) static CACHE_HITS: Handles<Hit> = Handles::new(5);
+/// `None`: it has ended while another thread looked at it.
+pub(crate) static CACHE_STREAMS: Handles<Mutex<Option<PutStream>>> = Handles::new(6);
 
 #[cfg(test)]
 mod tests {
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn number_is_good_until_it_is_taken_and_never_again() {
-        let handles = Handles::new(5);
+        let handles = Handles::new(15);
         let number = handles.add("one");
         assert_eq!(handles.get(number).map(|object| *object), Ok("one"));
         assert_eq!(handles.get(0).err(), Some(libc::EINVAL));

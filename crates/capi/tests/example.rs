@@ -31,11 +31,31 @@ fn example_in_c_runs_on_a_pool_of_its_own_and_on_one_that_is_served() {
 }
 
 #[test]
+fn example_of_the_cache_in_c_runs_on_files_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("example");
+    if !compile("examples/c/varve_cache_example.c", dir.path(), &program) {
+        return;
+    }
+    let store = dir.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let output = Command::new(&program).arg(&store).output().unwrap();
+    good(&output, "example of the cache");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("all went well\n"));
+}
+
+#[test]
 fn header_is_good_c_and_cpp_by_itself() {
+    for header in ["varve.h", "varve_cache.h"] {
+        check_header(header);
+    }
+}
+
+fn check_header(header: &str) {
     let dir = tempfile::tempdir().unwrap();
     for (language, standard) in [("c", "-std=c99"), ("c++", "-std=c++17")] {
         let out = dir.path().join("header.o");
-        let header = format!("{ROOT}/crates/capi/include/varve.h");
+        let header = format!("{ROOT}/crates/capi/include/{header}");
         let arguments = [
             "-x",
             language,
@@ -134,7 +154,9 @@ fn told(tool: &str, option: &str) -> Option<String> {
 #[test]
 fn library_exports_what_the_header_declares_and_is_asked_for_by_its_number() {
     let Some(symbols) = told("nm", "-D") else { return };
-    let header = std::fs::read_to_string(format!("{ROOT}/crates/capi/include/varve.h")).unwrap();
+    let header = ["varve.h", "varve_cache.h"]
+        .map(|header| std::fs::read_to_string(format!("{ROOT}/crates/capi/include/{header}")).unwrap())
+        .concat();
     let exported: Vec<&str> = symbols
         .lines()
         .filter_map(|line| line.split_once(" T "))

@@ -99,7 +99,7 @@ fn helper(options: &InstallOptions, root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Puts a library that is built under the prefix, with its links, the header and the pkg-config file.
+/// Puts a library that is built under the prefix, with its links, the headers and the pkg-config file.
 pub fn library(options: &InstallOptions, built: &Path) -> Result<(), String> {
     let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
     let template = capi.join("varve.pc.in");
@@ -107,7 +107,10 @@ pub fn library(options: &InstallOptions, built: &Path) -> Result<(), String> {
         std::fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
     put(built, &options.to("lib").join(SONAME))?;
     link(SONAME, &options.to("lib/libvarve.so"))?;
-    put(&capi.join("include/varve.h"), &options.to("include/varve.h"))?;
+    for header in ["varve.h", "varve_cache.h"] {
+        let include = format!("include/{header}");
+        put(&capi.join(&include), &options.to(&include))?;
+    }
     let file = options.to("lib/pkgconfig/varve.pc");
     make_parent(&file)?;
     std::fs::write(&file, pkg_config(&template, &options.prefix))

@@ -37,6 +37,11 @@ impl Hit {
         self.object.record.head.body_len
     }
 
+    /// Bytes of the metadata.
+    pub fn meta_len(&self) -> u64 {
+        self.object.record.head.meta_len.into()
+    }
+
     /// When it was put, seconds since 1970.
     pub fn written_s(&self) -> u64 {
         self.object.record.head.written_s
@@ -67,6 +72,18 @@ impl Hit {
         }
         let meta = u64::from(self.object.record.head.meta_len);
         self.content(range.start + meta..range.end + meta)
+    }
+
+    /// Fills `out` from byte `off` of the body on, as far as the body goes; how many bytes that were.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), but for `OutOfRange`.
+    pub fn read_at(&self, off: u64, out: &mut [u8]) -> Result<usize, StoreError> {
+        let start = off.min(self.body_len());
+        let end = start.saturating_add(out.len() as u64).min(self.body_len());
+        let bytes = self.read(start..end)?;
+        out[..bytes.len()].copy_from_slice(&bytes);
+        Ok(bytes.len())
     }
 
     /// The whole body.

@@ -240,7 +240,7 @@ impl Shard {
         self.write_pending()?;
         self.write_journal(writer)?;
         self.sync(writer)?;
-        writer.dirty = false;
+        (writer.dirty, writer.last_flush) = (false, Instant::now());
         let due = self.state.lock().waiting.len() >= self.waiting_max();
         if due {
             self.sweep()?;
@@ -260,7 +260,6 @@ impl Shard {
         writer.journal.durable = writer.journal.sequence;
         // Each page that was written promises this; see `write_journal`.
         writer.promised = writer.promised.max(promised);
-        writer.last_flush = Instant::now();
         Ok(())
     }
 
@@ -325,6 +324,7 @@ impl Shard {
         self.write_pending()?;
         self.write_journal(writer)?;
         self.sync(writer)?;
+        writer.last_flush = Instant::now();
         self.state.lock().frozen = true;
         let result = self.sweep().and_then(|()| self.checkpoint_frozen(writer, clean));
         self.state.lock().frozen = false;

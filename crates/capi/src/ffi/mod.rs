@@ -1,5 +1,5 @@
 //! The functions of `varve.h`: arguments are checked and turned into Rust's, results into the C library's way
-//! (−1 and `errno`). The one module of this crate with `unsafe` code; decides nothing.
+//! (−1 and `errno`). Has `unsafe` code; decides nothing.
 //!
 //! # Safety
 //! For every function: paths are NUL-terminated strings, buffers are as long as their lengths say, results
@@ -25,6 +25,8 @@ pub use names::*;
 pub use sessions::*;
 pub use transactions::*;
 
+pub(crate) use sessions::as_path;
+
 use crate::registry::{SESSIONS, Session};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
@@ -44,12 +46,12 @@ fn set_errno(errno: i32) {
 }
 
 /// Says something on standard error; `eprintln!` would panic when its reader has gone.
-fn note(text: &dyn std::fmt::Display) {
+pub(crate) fn note(text: &dyn std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "libvarve: {text}");
 }
 
 /// Runs a call: its value, or `failed` and `errno`. A panic ends here, as EIO.
-fn guard<T>(failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
+pub(crate) fn guard<T>(failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(value)) => value,
         Ok(Err(errno)) => {
@@ -64,7 +66,7 @@ fn guard<T>(failed: T, call: impl FnOnce() -> Outcome<T>) -> T {
 }
 
 /// [`guard`] for calls that return 0.
-fn zero(call: impl FnOnce() -> Outcome<()>) -> c_int {
+pub(crate) fn zero(call: impl FnOnce() -> Outcome<()>) -> c_int {
     guard(-1, || call().map(|()| 0))
 }
 
@@ -81,7 +83,7 @@ fn on(fs: *const varve_fs, call: impl FnOnce(&Posix) -> Outcome<()>) -> c_int {
 ///
 /// # Safety
 /// NULL, or a NUL-terminated string that stays as it is while the result is used.
-unsafe fn c_path<'a>(path: *const c_char) -> Outcome<&'a [u8]> {
+pub(crate) unsafe fn c_path<'a>(path: *const c_char) -> Outcome<&'a [u8]> {
     if path.is_null() {
         return Err(Errno(libc::EFAULT));
     }
@@ -103,7 +105,7 @@ fn checked_len<T>(buffer: *const T, len: usize) -> Outcome<()> {
 ///
 /// # Safety
 /// NULL, or `len` bytes that stay as they are while the result is used.
-unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outcome<&'a [u8]> {
+pub(crate) unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outcome<&'a [u8]> {
     checked_len(buffer, len)?;
     if len == 0 {
         return Ok(&[]);
@@ -117,7 +119,7 @@ unsafe fn input<'a>(buffer: *const libc::c_void, len: usize) -> Outcome<&'a [u8]
 ///
 /// # Safety
 /// NULL, or `len` bytes that nobody else uses while the result is used.
-unsafe fn output<'a>(buffer: *mut libc::c_void, len: usize) -> Outcome<&'a mut [u8]> {
+pub(crate) unsafe fn output<'a>(buffer: *mut libc::c_void, len: usize) -> Outcome<&'a mut [u8]> {
     checked_len(buffer, len)?;
     if len == 0 {
         return Ok(&mut []);
@@ -130,7 +132,7 @@ unsafe fn output<'a>(buffer: *mut libc::c_void, len: usize) -> Outcome<&'a mut [
 ///
 /// # Safety
 /// NULL, or memory for a `T`, aligned for it.
-unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
+pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Errno(libc::EFAULT));
     }

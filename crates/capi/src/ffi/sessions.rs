@@ -90,7 +90,7 @@ const fn check_flags(flags: u32) -> Result<(), Errno> {
     }
 }
 
-fn as_path(bytes: &[u8]) -> &Path {
+pub(crate) fn as_path(bytes: &[u8]) -> &Path {
     Path::new(OsStr::from_bytes(bytes))
 }
 

@@ -1,0 +1,247 @@
+//! The cache for programs on tokio (feature `tokio`): every call runs on a thread for blocking work, and at most so
+//! many at once as were asked for. Who finds none free waits without a thread: that is the back-pressure. A reader that
+//! is slow holds no thread between its pieces. Owns no state of the cache.
+
+use crate::{Cache, Hit, PutOptions, PutOutcome, PutStream, StoreError};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// Bytes of a piece of [`Body::next`].
+pub const PIECE_BYTES: u64 = 256 << 10;
+
+/// A cache whose calls may be awaited. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct AsyncCache {
+    cache: Arc<Cache>,
+    free: Arc<Semaphore>,
+    workers: usize,
+}
+
+/// [`PutOptions`] that go to another thread.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Metadata, given back with the object.
+    pub meta: Vec<u8>,
+    /// Tags by which it can be purged.
+    pub tags: Vec<Vec<u8>>,
+    /// A host by which it can be purged.
+    pub host: Option<Vec<u8>>,
+    /// From when on it is not served, seconds since 1970; 0: never.
+    pub expires_s: u64,
+}
+
+impl Attributes {
+    fn with<T>(&self, work: impl FnOnce(PutOptions<'_>) -> T) -> T {
+        let tags: Vec<&[u8]> = self.tags.iter().map(Vec::as_slice).collect();
+        work(PutOptions {
+            meta: &self.meta,
+            tags: &tags,
+            host: self.host.as_deref(),
+            expires_s: self.expires_s,
+        })
+    }
+}
+
+impl AsyncCache {
+    /// At most `workers` calls at once; as many as the devices serve well together.
+    pub fn new(cache: Arc<Cache>, workers: NonZeroUsize) -> Self {
+        let workers = workers.get().min(Semaphore::MAX_PERMITS);
+        Self {
+            cache,
+            free: Arc::new(Semaphore::new(workers)),
+            workers,
+        }
+    }
+
+    /// The cache itself, for calls that do not wait for devices.
+    pub const fn cache(&self) -> &Arc<Cache> {
+        &self.cache
+    }
+
+    /// Calls that run now.
+    pub fn running(&self) -> usize {
+        self.workers - self.free.available_permits()
+    }
+
+    /// Runs any work on the cache, when a worker is free: a purge, a flush, a group of related objects. It is done whole
+    /// once it began, even if nobody awaits it any more.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime; where `work` panics.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce(&Cache) -> T + Send + 'static) -> T {
+        let permit = Arc::clone(&self.free).acquire_owned().await;
+        let permit = permit.expect("nobody closes it");
+        let cache = Arc::clone(&self.cache);
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work(&cache);
+            drop(permit);
+            done
+        });
+        match done.await {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and with it whoever awaits this.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    /// Looks an object up, as [`Cache::get`].
+    pub async fn get(&self, key: impl Into<Vec<u8>>) -> Option<Object> {
+        let key = key.into();
+        let hit = self.run(move |cache| cache.get(&key)).await?;
+        Some(Object {
+            hit,
+            pool: self.clone(),
+        })
+    }
+
+    /// Puts an object, as [`Cache::put`].
+    ///
+    /// # Errors
+    /// `TooLong`.
+    pub async fn put(
+        &self,
+        key: impl Into<Vec<u8>>,
+        body: impl Into<Vec<u8>>,
+        attributes: Attributes,
+    ) -> Result<PutOutcome, StoreError> {
+        let (key, body) = (key.into(), body.into());
+        self.run(move |cache| attributes.with(|options| cache.put(&key, &body, options)))
+            .await
+    }
+
+    /// Begins to put an object of `body_len` bytes, as [`Cache::put_stream`].
+    ///
+    /// # Errors
+    /// `TooLong`.
+    pub async fn put_stream(
+        &self,
+        key: impl Into<Vec<u8>>,
+        body_len: u64,
+        attributes: Attributes,
+    ) -> Result<Option<Upload>, StoreError> {
+        let key = key.into();
+        let begun = self
+            .run(move |cache| attributes.with(|options| cache.put_stream(&key, body_len, options)))
+            .await?;
+        Ok(begun.map(|stream| Upload {
+            stream: Some(stream),
+            pool: self.clone(),
+        }))
+    }
+
+    /// Removes an object, as [`Cache::remove`].
+    ///
+    /// # Errors
+    /// The device failed.
+    pub async fn delete(&self, key: impl Into<Vec<u8>>) -> Result<(), StoreError> {
+        let key = key.into();
+        self.run(move |cache| cache.remove(&key)).await
+    }
+}
+
+/// An object that was found.
+#[derive(Debug, Clone)]
+pub struct Object {
+    hit: Hit,
+    pool: AsyncCache,
+}
+
+impl Object {
+    /// What is known of it without waiting.
+    pub const fn hit(&self) -> &Hit {
+        &self.hit
+    }
+
+    /// Bytes of the body, as [`Hit::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let hit = self.hit.clone();
+        self.pool.run(move |_| hit.read(range)).await
+    }
+
+    /// The body, or a range of it, piece by piece.
+    pub fn body(self, range: Range<u64>) -> Body {
+        Body { object: self, range }
+    }
+
+    /// The whole body, piece by piece.
+    pub fn whole(self) -> Body {
+        let len = self.hit.body_len();
+        self.body(0..len)
+    }
+}
+
+/// A body on its way. Nothing is kept for it: `Gone`, if the log comes to it before its reader.
+#[derive(Debug)]
+pub struct Body {
+    object: Object,
+    range: Range<u64>,
+}
+
+impl Body {
+    /// Bytes that are still to come.
+    pub const fn left(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+
+    /// The next piece, at most [`PIECE_BYTES`]; `None` at the end. A cancelled call has taken nothing.
+    ///
+    /// # Errors
+    /// As [`Hit::read`].
+    pub async fn next(&mut self) -> Option<Result<Vec<u8>, StoreError>> {
+        if self.left() == 0 {
+            return None;
+        }
+        let end = self.range.end.min(self.range.start + PIECE_BYTES);
+        let piece = self.object.read(self.range.start..end).await;
+        if piece.is_ok() {
+            self.range.start = end;
+        }
+        Some(piece)
+    }
+}
+
+/// An object that is being put piece by piece. Dropped before [`finish`](Self::finish), or a write of it cancelled, it
+/// never was.
+pub struct Upload {
+    /// `None`: a call was cancelled while it ran.
+    stream: Option<PutStream>,
+    pool: AsyncCache,
+}
+
+impl Upload {
+    /// Takes the next bytes of the body. Awaiting it before the next piece is read from wherever they come keeps a fast
+    /// sender at the speed of the device.
+    ///
+    /// # Errors
+    /// `Length`, when there are more than were declared; `Gone`, after a cancelled call.
+    pub async fn write(&mut self, bytes: impl Into<Vec<u8>>) -> Result<(), StoreError> {
+        let bytes = bytes.into();
+        let mut stream = self.stream.take().ok_or(StoreError::Gone)?;
+        let (stream, done) = self
+            .pool
+            .run(move |_| {
+                let done = stream.write(&bytes);
+                (stream, done)
+            })
+            .await;
+        self.stream = Some(stream);
+        done
+    }
+
+    /// Puts the object, now that its bytes are there.
+    ///
+    /// # Errors
+    /// `Length`, when there are fewer bytes than were declared; `Gone`, after a cancelled call.
+    pub async fn finish(mut self) -> Result<PutOutcome, StoreError> {
+        let stream = self.stream.take().ok_or(StoreError::Gone)?;
+        self.pool.run(move |_| stream.finish()).await
+    }
+}

@@ -1,0 +1,219 @@
+//! The cache on tokio: the same bytes, never more calls at once than workers, and a runtime that goes on meanwhile.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{body, format, key, open, options, plan};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use varve_cache::device::{Device, DeviceError, MemoryDevice};
+use varve_cache::nonblocking::{AsyncCache, Attributes, PIECE_BYTES};
+use varve_cache::{Cache, Options, Policy, PutOutcome, Scope, StoreError};
+
+const LEN: u64 = 16 << 20;
+
+fn workers(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).unwrap()
+}
+
+/// A runtime of one thread: who blocked it would be found at once.
+fn on_one_thread<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build();
+    runtime.unwrap().block_on(work)
+}
+
+#[test]
+fn objects_come_back_in_pieces_as_they_were_put() {
+    let device = Arc::new(MemoryDevice::new(LEN));
+    format(&*device, &plan(Policy::LogPrefetch));
+    let cache = AsyncCache::new(Arc::new(open(device)), workers(2));
+    on_one_thread(async {
+        let large = body(1, 1, 1_500_000);
+        let mut upload = cache
+            .put_stream(key(1), large.len() as u64, Attributes::default())
+            .await
+            .unwrap()
+            .unwrap();
+        for piece in large.chunks(70_000) {
+            upload.write(piece).await.unwrap();
+        }
+        assert!(matches!(
+            upload.finish().await.unwrap(),
+            PutOutcome::Stored { .. }
+        ));
+        let attributes = Attributes {
+            meta: b"meta".to_vec(),
+            tags: vec![b"tag".to_vec()],
+            ..Attributes::default()
+        };
+        cache.put(key(2), body(2, 1, 900), attributes).await.unwrap();
+
+        let mut read = cache.get(key(1)).await.unwrap().whole();
+        assert_eq!(read.left(), large.len() as u64);
+        let mut bytes = Vec::new();
+        while let Some(piece) = read.next().await {
+            let piece = piece.unwrap();
+            assert!(!piece.is_empty() && piece.len() as u64 <= PIECE_BYTES);
+            bytes.extend(piece);
+        }
+        assert!(bytes == large);
+        let object = cache.get(key(2)).await.unwrap();
+        assert_eq!(object.hit().meta().unwrap(), b"meta");
+        assert_eq!(object.read(100..200).await.unwrap(), body(2, 1, 900)[100..200]);
+        assert!(matches!(
+            object.read(0..901).await,
+            Err(StoreError::OutOfRange { .. })
+        ));
+
+        cache.delete(key(1)).await.unwrap();
+        assert!(cache.get(key(1)).await.is_none());
+        cache.run(|cache| cache.purge(Scope::Tag(b"tag"))).await.unwrap();
+        assert!(cache.get(key(2)).await.is_none());
+    });
+}
+
+#[test]
+fn upload_that_is_too_short_or_given_up_puts_nothing() {
+    let device = Arc::new(MemoryDevice::new(LEN));
+    format(&*device, &plan(Policy::Log));
+    let cache = AsyncCache::new(Arc::new(open(device)), workers(1));
+    on_one_thread(async {
+        for len in [1000, 1_000_000] {
+            let begin = || cache.put_stream(key(1), len, Attributes::default());
+            let mut short = begin().await.unwrap().unwrap();
+            short.write(vec![1; 999]).await.unwrap();
+            assert!(matches!(short.finish().await, Err(StoreError::Length { .. })));
+            let mut dropped = begin().await.unwrap().unwrap();
+            dropped.write(vec![1; 1000]).await.unwrap();
+            drop(dropped);
+            assert!(cache.get(key(1)).await.is_none());
+        }
+    });
+}
+
+/// A device that takes a while, and counts who is at it.
+struct Slow {
+    inner: MemoryDevice,
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Device for Slow {
+    fn name(&self) -> String {
+        "slow".to_owned()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, off: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(5));
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        self.inner.read_at(off, out)
+    }
+
+    fn write_at(&self, off: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(off, data)
+    }
+
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+}
+
+#[test]
+fn calls_beyond_the_workers_wait_without_a_thread() {
+    let inner = MemoryDevice::new(LEN);
+    format(&inner, &plan(Policy::Log));
+    let device = Arc::new(Slow {
+        inner,
+        now: AtomicUsize::new(0),
+        most: AtomicUsize::new(0),
+    });
+    let options = Options {
+        hot_bytes: 0,
+        ..options()
+    };
+    let cache = Cache::open(vec![device.clone() as Arc<dyn Device>], &options, false)
+        .unwrap()
+        .0;
+    let cache = AsyncCache::new(Arc::new(cache), workers(3));
+    on_one_thread(async {
+        for n in 0..60 {
+            cache
+                .put(key(n), body(n, 1, 2000), Attributes::default())
+                .await
+                .unwrap();
+        }
+        cache.run(|cache| cache.flush()).await.unwrap();
+        // The open segment is served from memory: it has to be written and another one begun.
+        for n in 100..200 {
+            cache
+                .put(key(n), body(n, 1, 4000), Attributes::default())
+                .await
+                .unwrap();
+        }
+        device.most.store(0, Ordering::SeqCst);
+        let lookups: Vec<_> = (0..60)
+            .map(|n| {
+                let cache = cache.clone();
+                tokio::spawn(async move {
+                    let object = cache.get(key(n)).await?;
+                    object
+                        .read(0..2000)
+                        .await
+                        .ok()
+                        .filter(|found| *found == body(n, 1, 2000))
+                })
+            })
+            .collect();
+        let (mut turns, mut most_running) = (0, 0);
+        let mut found = 0;
+        for lookup in lookups {
+            while !lookup.is_finished() {
+                // The one thread of the runtime is free meanwhile.
+                turns += 1;
+                most_running = most_running.max(cache.running());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            found += usize::from(lookup.await.unwrap().is_some());
+        }
+        assert_eq!(most_running, 3, "all workers were at it");
+        assert!(turns > 20, "{turns}");
+        assert!(found > 50, "{found}");
+        assert_eq!(cache.running(), 0);
+    });
+    let most = device.most.load(Ordering::SeqCst);
+    assert!((2..=3).contains(&most), "{most} at the device at once");
+}
+
+#[test]
+fn call_that_nobody_awaits_any_more_gives_its_worker_back() {
+    let device = Arc::new(MemoryDevice::new(LEN));
+    format(&*device, &plan(Policy::Log));
+    let cache = AsyncCache::new(Arc::new(open(device)), workers(1));
+    on_one_thread(async {
+        let slow = cache.run(|cache| {
+            std::thread::sleep(Duration::from_millis(50));
+            cache
+                .put(b"k", b"v", varve_cache::PutOptions::default())
+                .map(drop)
+        });
+        assert!(
+            tokio::time::timeout(Duration::from_millis(5), slow)
+                .await
+                .is_err()
+        );
+        assert_eq!(cache.running(), 1, "it goes on by itself");
+        // Waits for it, and finds what it put.
+        assert!(cache.get(&b"k"[..]).await.is_some());
+        assert_eq!(cache.running(), 0);
+    });
+}
