@@ -9,9 +9,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-#[path = "../../crates/preload/src/numbers.rs"]
+#[path = "../../crates/preload/src/syscalls.rs"]
 #[allow(dead_code, reason = "shared with the library")]
-mod numbers;
+mod syscalls;
 
 /// An ordinary one.
 const USER: &str = "65534";
@@ -178,7 +178,7 @@ fn answered(command: &mut Command) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("it starts");
-    let list: String = numbers::LOOKED_AT
+    let list: String = syscalls::LOOKED_AT
         .iter()
         .map(|(name, number)| format!("{} {number}\n", name.trim_start_matches("SYS_")))
         .collect();
