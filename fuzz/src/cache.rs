@@ -285,7 +285,7 @@ fn changes(mut data: &[u8]) -> Vec<Change<'_>> {
     found
 }
 
-/// A store with some pages changed: the first byte says which policy, [`changes`] read the others. Whether it
+/// A store with some pages changed: the first byte says which policy, `changes` read the others. Whether it
 /// opened with something in it.
 pub fn cache_store(data: &[u8]) -> bool {
     let Some((first, rest)) = data.split_first() else {
