@@ -44,7 +44,7 @@ pub(crate) use at_load;
 /// Runs before the program's own code. Nothing of the library can be called before: it exports nothing.
 ///
 /// # Safety
-/// For [`at_load`] alone: the process has one thread.
+/// For `at_load` alone: the process has one thread.
 pub unsafe fn run(begin: fn() -> Option<Handlers>) {
     // A panic must not leave this function.
     let _ = std::panic::catch_unwind(|| {
