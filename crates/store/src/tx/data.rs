@@ -181,20 +181,10 @@ impl Tx<'_> {
         grow: bool,
         target: DataTarget,
     ) -> Result<Progress> {
-        let end = checked_end(offset, len)?;
-        self.guard_new(|core| {
-            let mut inode = core.for_write(ino)?;
-            let (first, last) = core.zero_edges(&mut inode, offset, end, target)?;
-            let unwritten = core.mark_unwritten(&mut inode, first, last)?;
-            let progress = match unwritten {
-                Progress::More => Progress::More,
-                Progress::Done => core.fill_holes(&mut inode, offset, end, target)?,
-            };
-            if grow && progress == Progress::Done {
-                inode.attr.size_bytes = inode.attr.size_bytes.max(end);
-            }
-            core.put(&inode)?;
-            Ok(progress)
+        let range = (offset, len, grow);
+        self.fill_after(ino, range, target, |core, inode, end| {
+            let (first, last) = core.zero_edges(inode, offset, end, target)?;
+            core.mark_unwritten(inode, first, last)
         })
     }
 
@@ -211,10 +201,25 @@ impl Tx<'_> {
         grow: bool,
         target: DataTarget,
     ) -> Result<Progress> {
+        self.fill_after(ino, (offset, len, grow), target, |_, _, _| Ok(Progress::Done))
+    }
+
+    /// Allocates blocks for the holes of a range (offset, length, whether the file grows to its end) once
+    /// `before` is done with it, which is given the range's end.
+    fn fill_after(
+        &mut self,
+        ino: Ino,
+        (offset, len, grow): (u64, u64, bool),
+        target: DataTarget,
+        before: impl FnOnce(&mut TxState<'_>, &mut Inode, u64) -> Result<Progress>,
+    ) -> Result<Progress> {
         let end = checked_end(offset, len)?;
         self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
-            let progress = core.fill_holes(&mut inode, offset, end, target)?;
+            let progress = match before(core, &mut inode, end)? {
+                Progress::More => Progress::More,
+                Progress::Done => core.fill_holes(&mut inode, offset, end, target)?,
+            };
             if grow && progress == Progress::Done {
                 inode.attr.size_bytes = inode.attr.size_bytes.max(end);
             }
