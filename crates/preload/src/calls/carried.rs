@@ -67,7 +67,7 @@ pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
     Answer::FellBackMade(outside(|| a.call()))
 }
 
-/// Calls of which it is known where they carry descriptors. A path that starts at one, or an empty path,
+/// Calls of which it is known where they carry descriptors, and no other. A path that starts at one, or an empty path,
 /// would mean the mount's root.
 pub(super) fn known(p: &Process, a: &Args) -> Answer {
     if p.table.is_unused() {
@@ -112,7 +112,7 @@ pub(super) fn known(p: &Process, a: &Args) -> Answer {
         | n::SYS_open_tree_attr
         | n::SYS_file_getattr
         | n::SYS_file_setattr => smallvec![a.int(0)],
-        _ => SmallVec::new(),
+        _ => return Answer::NotOurs,
     };
     p.on_real(&fds)
 }

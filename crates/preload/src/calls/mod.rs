@@ -213,7 +213,6 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
 }
 
 fn choose(p: &'static Process, a: &Args) -> Answer {
-    use crate::syscalls::newer as n;
     use libc as c;
     if let Some(answer) = watched::watched(p, a) {
         return answer;
@@ -340,39 +339,6 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_name_to_handle_at | c::SYS_open_by_handle_at => p.on_real(&[a.int(0)]),
         c::SYS_io_setup | c::SYS_io_uring_setup => maps::rings(p),
         c::SYS_bpf => carried::unknown(p, a),
-        c::SYS_bind
-        | c::SYS_connect
-        | c::SYS_listen
-        | c::SYS_accept
-        | c::SYS_accept4
-        | c::SYS_shutdown
-        | c::SYS_getsockname
-        | c::SYS_getpeername
-        | c::SYS_getsockopt
-        | c::SYS_setsockopt
-        | c::SYS_sendto
-        | c::SYS_recvfrom
-        | c::SYS_recvmsg
-        | c::SYS_recvmmsg
-        | c::SYS_kcmp
-        | c::SYS_pidfd_getfd
-        | c::SYS_fsconfig
-        | c::SYS_kexec_file_load
-        | c::SYS_landlock_add_rule
-        | c::SYS_open_tree
-        | c::SYS_fspick
-        | c::SYS_mount_setattr
-        | c::SYS_finit_module
-        | c::SYS_quotactl_fd
-        | n::SYS_cachestat
-        | n::SYS_setxattrat
-        | n::SYS_getxattrat
-        | n::SYS_listxattrat
-        | n::SYS_removexattrat
-        | n::SYS_open_tree_attr
-        | n::SYS_file_getattr
-        | n::SYS_file_setattr => carried::known(p, a),
-
         c::SYS_inotify_add_watch => watched::inotify_add_watch(p, a),
         c::SYS_fanotify_mark => watched::fanotify_mark(p, a),
 
@@ -397,6 +363,6 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
             crate::sys::reentry::named(a);
             Answer::NotOurs
         }
-        _ => Answer::NotOurs,
+        _ => carried::known(p, a),
     }
 }
