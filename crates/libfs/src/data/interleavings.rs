@@ -8,6 +8,7 @@
 use super::DataPlane;
 use crate::lease::{Event, Leases, Node, Surroundings, Use, Withdrawals};
 use crate::log::Log;
+use crate::log::interleavings::DrivenPage;
 use crate::options::CacheObserver;
 use crate::seeded::{self, Bug};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -86,34 +87,6 @@ impl Region for Slow {
 
     fn info(&self) -> DeviceInfo {
         self.0.info()
-    }
-}
-
-/// A session page whose words the scheduler sees.
-#[derive(Default)]
-pub(super) struct DrivenPage {
-    sealed: AtomicU64,
-    digested: AtomicU64,
-}
-
-impl SessionPage for DrivenPage {
-    fn state(&self) -> PageState {
-        match self.sealed.load(Ordering::SeqCst) {
-            0 => PageState::Live,
-            _ => PageState::Sealed,
-        }
-    }
-
-    fn digested(&self) -> LogSeq {
-        LogSeq(self.digested.load(Ordering::SeqCst))
-    }
-
-    fn committed_tx(&self) -> TxId {
-        TxId(0)
-    }
-
-    fn watched(&self) -> u64 {
-        0
     }
 }
 

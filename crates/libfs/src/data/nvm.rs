@@ -132,11 +132,12 @@ impl Nvm {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::{BLOCK_BYTES, BLOCK_HEADER_SIZE, Bad, Nvm};
+    use std::sync::Arc;
     use varve_media::Region;
     use varve_media::sim::{SimMedium, SimWorld};
 
-    #[test]
-    fn damaged_block_is_refused_and_told_when_checksums_are_looked_at() {
+    /// Block N holds bytes N + 1; with the place of their checksums.
+    fn four_blocks() -> (Arc<dyn Region>, u64) {
         let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
         let table = 8 * BLOCK_BYTES;
         for block in 0..4 {
@@ -145,6 +146,12 @@ mod tests {
             let at = table + BLOCK_HEADER_SIZE as u64 + block * 4;
             region.write(at, &crc32c::crc32c(&content).to_le_bytes()).unwrap();
         }
+        (region, table)
+    }
+
+    #[test]
+    fn damaged_block_is_refused_and_told_when_checksums_are_looked_at() {
+        let (region, table) = four_blocks();
         let nvm = Nvm::new(region.clone(), Some(table), false);
         let mut out = [0; 10_000];
         nvm.read_for_certain(0, 100, &mut out).unwrap();
@@ -163,14 +170,7 @@ mod tests {
 
     #[test]
     fn block_is_compared_at_its_first_read_alone_when_that_is_asked() {
-        let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
-        let table = 8 * BLOCK_BYTES;
-        for block in 0..4 {
-            let content = [block as u8 + 1; BLOCK_BYTES as usize];
-            region.write(block * BLOCK_BYTES, &content).unwrap();
-            let at = table + BLOCK_HEADER_SIZE as u64 + block * 4;
-            region.write(at, &crc32c::crc32c(&content).to_le_bytes()).unwrap();
-        }
+        let (region, table) = four_blocks();
         let nvm = Nvm::new(region.clone(), Some(table), true);
         let mut out = [0; 5000];
         nvm.read(0, 0, &mut out).unwrap();

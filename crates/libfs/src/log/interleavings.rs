@@ -20,9 +20,10 @@ const SESSION: SessionId = SessionId(7);
 const CHUNKS: u64 = 16;
 
 /// A session page whose words the scheduler sees.
-struct DrivenPage {
-    sealed: AtomicU64,
-    digested: AtomicU64,
+#[derive(Default)]
+pub(crate) struct DrivenPage {
+    pub(crate) sealed: AtomicU64,
+    pub(crate) digested: AtomicU64,
 }
 
 impl SessionPage for DrivenPage {
@@ -70,10 +71,7 @@ struct Stage {
 fn stage() -> Arc<Stage> {
     let region: Arc<dyn Region> =
         SimWorld::new().add_region("log", SimMedium::Dax, CHUNKS * CHUNK_BYTES, CHUNKS * CHUNK_BYTES);
-    let page = Arc::new(DrivenPage {
-        sealed: AtomicU64::new(0),
-        digested: AtomicU64::new(0),
-    });
+    let page = Arc::new(DrivenPage::default());
     let options = LogOptions {
         session: SESSION,
         len_bytes: CHUNKS * CHUNK_BYTES,
@@ -229,10 +227,7 @@ fn sync_covers_what_was_committed() {
     let world = SimWorld::new();
     let bytes = CHUNKS * CHUNK_BYTES;
     let region: Arc<dyn Region> = world.add_region("log", SimMedium::File, bytes, bytes);
-    let page = Arc::new(DrivenPage {
-        sealed: AtomicU64::new(0),
-        digested: AtomicU64::new(0),
-    });
+    let page = Arc::new(DrivenPage::default());
     let options = LogOptions {
         session: SESSION,
         len_bytes: bytes,

@@ -15,7 +15,7 @@
 mod chunks;
 mod grow;
 #[cfg(all(test, feature = "shuttle"))]
-mod interleavings;
+pub(crate) mod interleavings;
 mod lane;
 mod large;
 pub(crate) mod slots;

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::data::DataPlane;
-use crate::data::interleavings::{DrivenPage, welcome};
+use crate::data::interleavings::welcome;
 use crate::errno::{Errno, OpError};
 use crate::inode::Inode;
+use crate::log::interleavings::DrivenPage;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
