@@ -19,11 +19,10 @@ use std::time::Duration;
 use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FileBlock, InodeAttr, InodeKey, LeaseNo,
-    LogSeq, SessionId, Tier, TxId,
+    LogSeq, SessionId, Tier,
 };
 use varve_ipc::{
-    Grant, IpcError, LeaseMode, Link, ManualClock, MappedExtent, PageState, Request, Response, SessionPage,
-    Upcall, Welcome,
+    Grant, IpcError, LeaseMode, Link, ManualClock, MappedExtent, Request, Response, Upcall, Welcome,
 };
 use varve_media::sim::{SimMedium, SimWorld};
 use varve_media::{DeviceInfo, MediaError, Region};
