@@ -346,7 +346,7 @@ static void argument(long number, const struct row *row, int i) {
         case 'd': NUMBERS(-1, 9999, FILE_FD, DIR_FD, PATH_FD, PIPE_IN, NO_FD); break;
         case 't': NUMBERS(-1, 120, FILE_FD, DIR_FD, 1 << 24, INT_MAX); break;
         case 'n': NUMBERS(0, 1, -1, 1024, 1025, 1L << 40); break;
-        case 'z': NUMBERS(0, 1, 3, -1, 1L << 40, INT64_MIN); break;
+        case 'z': NUMBERS(0, 1, 3, -1, 1L << 40, 1L << 47, INT64_MIN); break;
         case 'o': NUMBERS(-1, 1, 4, 100, INT64_MIN, INT64_MAX, 1L << 62); break;
         case 'i': NUMBERS(-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 15, 64, 65, 1032, 1 << 30); break;
         case 'm': NUMBERS(0, -1, 07777, 1 << 20); break;
@@ -357,7 +357,10 @@ static void argument(long number, const struct row *row, int i) {
 int main(void) {
     char line[128], name[64];
     long number;
-    good = mmap(NULL, 6 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), bad = good + 3 * PAGE;
+    // At one place in every process: whether 1 TiB from there ends above what a process may have is an answer too.
+    int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    good = mmap((void *)(1L << 44), 6 * PAGE, PROT_READ | PROT_WRITE, how, -1, 0), bad = good + 3 * PAGE;
+    if (good != (void *)(1L << 44)) return 3;
     texts = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     constant = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     vector = calloc(1024, sizeof *vector), times = calloc(2, sizeof *times), offset = calloc(1, sizeof *offset);
