@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 13;
+pub const PROTOCOL_VERSION: u32 = 14;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -318,7 +318,11 @@ impl Watched {
 pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
-    /// The shim's kernel caches have run out after [`Upcall::Sharing`].
+    /// After [`Upcall::Sharing`]: what the shim answers from now on is not believed, and what it opens is
+    /// opened as in company. The newcomer may begin.
+    SharingNoted,
+    /// After [`Request::SharingNoted`], once for each [`Upcall::Sharing`]: what the shim's kernel believed has
+    /// run out. The newcomer may change what others see.
     SharingAck,
     /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).
     Lookup {
@@ -580,7 +584,8 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Another session comes: use zero time-outs, let the old ones run out, say [`Request::SharingAck`].
+    /// Another session comes: use zero time-outs, say [`Request::SharingNoted`], let the old ones run out, say
+    /// [`Request::SharingAck`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// also if there are none.

@@ -146,8 +146,8 @@ pub struct Config {
     /// Tiers that are slowed down to a model of their medium, to see what a load would do there. Default
     /// none. `status` names them.
     pub emulate: Vec<Emulated>,
-    /// Time that a mount must be alone before it caches names again, in milliseconds. Default 30,000; 0 to
-    /// 3,600,000.
+    /// Time that a mount must be alone before its kernel keeps names again, in milliseconds; ten times as
+    /// long as others had to wait for it, if that is more. Default 100; 0 to 3,600,000.
     pub solo_ms: u64,
     /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
     pub idle_digest_ms: u64,
@@ -257,7 +257,7 @@ impl Default for Config {
             io_uring: true,
             o_direct: true,
             emulate: Vec::new(),
-            solo_ms: 30_000,
+            solo_ms: 100,
             idle_digest_ms: 500,
             placement_high_percent: 95,
             placement_low_percent: 90,

@@ -36,6 +36,10 @@ impl KernelFs {
         let reads = || Reads::of(self);
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
+            Request::SharingNoted => {
+                self.company_noted(session.id);
+                Ok(Response::Done)
+            }
             Request::SharingAck => {
                 self.company_ack(session.id);
                 Ok(Response::Done)

@@ -7,8 +7,8 @@ use common::{Client, ROOT, World, chmod, hello, make, stranger, unlink, want, wr
 use varve_format::log::CHUNK_BYTES;
 use varve_format::{InodeAttr, InodeKey, LeaseNo, LogOp, LogSeq, Tier};
 use varve_ipc::{
-    Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, NUMBERS_MAX, Peer, ReleaseItem,
-    Request, Response, Service, SessionPage, Upcall,
+    Admin, ClientKind, Cred, HELD_MAX, Hello, IpcError, LeaseMode, Link, NUMBERS_MAX, Near, Peer,
+    ReleaseItem, Request, Response, Service, SessionPage, Upcall,
 };
 use varve_kernelfs::{Config, Status};
 use varve_store::{DataTarget, Progress, StoreError};
@@ -554,27 +554,156 @@ fn user_that_is_not_named_has_no_session() {
     assert_eq!(open(0), Ok(true));
 }
 
-#[test]
-fn mount_gives_its_caches_up_before_a_second_session_is_welcomed() {
-    let world = World::new();
-    let shim = world.client_as(
+fn shim(world: &World) -> Client {
+    world.client_as(
         Peer::this_process(),
         Hello {
             kind: ClientKind::Shim,
             ..hello()
         },
-    );
-    assert!(!shim.welcome.shared);
+    )
+}
+
+/// Another session comes and is welcomed by a mount that was alone.
+fn welcomed(world: &World, shim: &Client) -> Client {
     std::thread::scope(|scope| {
-        let second = scope.spawn(|| world.client());
+        let newcomer = scope.spawn(|| world.client());
         assert_eq!(shim.upcall(), Upcall::Sharing);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!newcomer.is_finished(), "the mount has not heard of it");
+        assert_eq!(shim.link.call(Request::SharingNoted), Ok(Response::Done));
+        newcomer.join().unwrap()
+    })
+}
+
+fn kernel_of(world: &World, shim: &Client) -> String {
+    let sessions = world.kernel.status().sessions;
+    let mount = sessions.into_iter().find(|session| session.id == shim.id().0);
+    mount.unwrap().kernel
+}
+
+#[test]
+fn newcomer_reads_at_once_and_changes_nothing_before_the_mounts_kernel_believes_nothing() {
+    let world = World::new();
+    let shim = shim(&world);
+    assert!(!shim.welcome.shared);
+    assert_eq!(kernel_of(&world, &shim), "keeps");
+    let newcomer = welcomed(&world, &shim);
+    assert!(newcomer.welcome.shared);
+    assert_eq!(kernel_of(&world, &shim), "runs out");
+    newcomer.read_lease(ROOT);
+    let near = Near {
+        these: Vec::new(),
+        after: ROOT.ino,
+        count: 4,
+        mode: LeaseMode::Write,
+    };
+    let near = Request::AcquireNear {
+        wants: vec![want(ROOT, LeaseMode::Read)],
+        near,
+    };
+    std::thread::scope(|scope| {
+        let changes = [
+            scope.spawn(|| newcomer.link.call(near).map(drop)),
+            scope.spawn(|| newcomer.acquire(&[want(ROOT, LeaseMode::Write)]).map(drop)),
+        ];
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(changes.iter().all(|change| !change.is_finished()));
         assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
-        assert!(second.join().unwrap().welcome.shared);
+        for change in changes {
+            assert_eq!(change.join().unwrap(), Ok(()));
+        }
     });
-    // The second one is gone again.
+    assert_eq!(kernel_of(&world, &shim), "asks");
+    drop(newcomer);
     world.kernel.tick();
     assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
     world.clock.advance_ms(world.config.solo_ms);
+    world.kernel.tick();
+    assert_eq!(shim.upcall(), Upcall::Solo);
+    assert_eq!(kernel_of(&world, &shim), "keeps");
+}
+
+#[test]
+fn mediated_operation_of_a_newcomer_waits_for_the_mounts_kernel() {
+    let world = World::new();
+    let shim = shim(&world);
+    let mut newcomer = welcomed(&world, &shim);
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| newcomer.forward(&make(b"g")).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!made.is_finished());
+        assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+        assert_eq!(made.join().unwrap(), Ok(()));
+    });
+}
+
+#[test]
+fn newcomer_waits_for_what_the_kernel_of_a_mount_believes_that_was_sealed_meanwhile() {
+    let world = World::new();
+    let shim = shim(&world);
+    let newcomer = welcomed(&world, &shim);
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| newcomer.write_lease(ROOT));
+        world.clock.advance_ms(world.config.lease_ms + 1_501);
+        while shim.is_live() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!change.is_finished(), "it was alone until now");
+        change.join().unwrap();
+    });
+}
+
+#[test]
+fn mount_is_not_alone_again_before_it_has_answered_for_every_newcomer() {
+    let world = World::new();
+    let shim = shim(&world);
+    let first = welcomed(&world, &shim);
+    let second = std::thread::scope(|scope| {
+        let second = scope.spawn(|| world.client());
+        assert_eq!(shim.upcall(), Upcall::Sharing);
+        second.join().unwrap()
+    });
+    assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+    drop((first, second));
+    let long = || {
+        world.kernel.tick();
+        world.clock.advance_ms(60_000);
+        world.kernel.tick();
+    };
+    long();
+    let none = shim.link.upcall(std::time::Duration::ZERO);
+    assert_eq!(none, Ok(None), "its late answer would let the next one in");
+    assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+    long();
+    assert_eq!(shim.upcall(), Upcall::Solo);
+    // One answer too many says nothing.
+    assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+    assert_eq!(kernel_of(&world, &shim), "keeps");
+    let third = welcomed(&world, &shim);
+    assert_eq!(kernel_of(&world, &shim), "runs out");
+    drop(third);
+}
+
+#[test]
+fn mount_is_kept_in_company_for_ten_times_as_long_as_others_waited_for_it() {
+    let world = World::new();
+    let shim = shim(&world);
+    let newcomer = welcomed(&world, &shim);
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| newcomer.write_lease(ROOT));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        world.clock.advance_ms(400);
+        assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+        change.join().unwrap();
+    });
+    drop(newcomer);
+    world.kernel.tick();
+    world.clock.advance_ms(3_900);
+    world.kernel.tick();
+    assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
+    world.clock.advance_ms(200);
     world.kernel.tick();
     assert_eq!(shim.upcall(), Upcall::Solo);
 }

@@ -35,6 +35,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::Forward(_)
         | Request::Admin(_) => true,
         Request::Hello(_)
+        | Request::SharingNoted
         | Request::SharingAck
         | Request::Lookup { .. }
         | Request::GetAttr { .. }

@@ -46,6 +46,7 @@ impl KernelFs {
         }
         if writes {
             self.check_writable()?;
+            self.admit_changes(session)?;
         }
         for want in wants {
             if !session.knows(want.key) {
@@ -74,6 +75,9 @@ impl KernelFs {
     ) -> Result<Vec<Grant>, IpcError> {
         if near.count > NEAR_MAX || near.these.len() > usize::from(NEAR_MAX) {
             return Err(no(libc::E2BIG));
+        }
+        if near.mode == LeaseMode::Write && !session.read_only {
+            self.admit_changes(session)?;
         }
         let mut grants = self.acquire(session, wants)?;
         grants.extend(self.neighbours(session, &near));

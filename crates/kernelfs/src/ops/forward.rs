@@ -155,6 +155,7 @@ impl KernelFs {
             own.cred = session.cred.clone();
             &own
         };
+        self.admit_changes(session)?;
         self.take_turn(session, op.number)?;
         let result = self.forward_in_turn(session, op);
         let mut last = session.turn.last.lock();

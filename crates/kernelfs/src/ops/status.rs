@@ -59,6 +59,10 @@ pub struct SessionStatus {
     pub kind: String,
     /// `live` or `sealing`.
     pub state: String,
+    /// Of a mount, what its kernel may believe of names and attributes: `keeps` (it is alone), `runs out`
+    /// (others have come, and may read but not change anything yet), `asks` (nothing). Of others empty.
+    #[serde(default)]
+    pub kernel: String,
     /// Only reads.
     pub read_only: bool,
     /// Bytes of its log.
@@ -423,6 +427,12 @@ fn session_status(
         state: match member.phase {
             Phase::Live => "live".into(),
             Phase::Sealing => "sealing".into(),
+        },
+        kernel: match (session.kind, &member.company) {
+            (varve_ipc::ClientKind::Linked, _) => String::new(),
+            (_, company) if company.shared => "asks".into(),
+            (_, company) if company.announced > 0 => "runs out".into(),
+            _ => "keeps".into(),
         },
         read_only: session.read_only,
         log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),

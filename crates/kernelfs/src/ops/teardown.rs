@@ -6,7 +6,7 @@ use crate::kernel::{BaseLimit, KernelFs};
 use crate::leases::grants::RowChange;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
-use crate::session::table::{Ended, Phase, Reclaim, SessionEntry};
+use crate::session::table::{Company, Ended, Phase, Reclaim, SessionEntry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,6 +21,10 @@ const NO_SPACE_RETRY_MS: u64 = 200;
 
 /// The same where something that the log rests on is damaged, or cannot be read.
 const STUCK_RETRY_MS: u64 = 1000;
+
+/// For so many times as long as others had to wait before they could change anything, a mount is kept in
+/// shared mode after they are gone.
+const SOLITUDE_PER_WAIT: u64 = 10;
 
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
@@ -59,7 +63,7 @@ impl KernelFs {
             let session = Arc::clone(&member.session);
             // Until it has heard that its session is over it answers as one that is alone. One that says
             // goodbye has unmounted before.
-            let believed = keep && session.kind == ClientKind::Shim && !member.shared;
+            let believed = keep && session.kind == ClientKind::Shim && !member.company.shared;
             sessions.note_watched(id, Watched::default());
             if believed {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
@@ -398,19 +402,27 @@ impl KernelFs {
         }
     }
 
-    /// Tells a mount that has been alone long enough.
+    /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
+    /// company that had to wait for the mount's kernel it takes longer, so that at most a tenth of the time
+    /// is spent on such waits, however others come and go.
     pub(crate) fn note_solitude(&self, now_ms: u64) {
         let mut sessions = self.locked();
-        if sessions.entries.len() != 1 || now_ms < sessions.alone_since_ms + self.env.config.solo_ms {
+        let pause_ms = sessions.company_waited_ms.saturating_mul(SOLITUDE_PER_WAIT);
+        let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
+        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.env.config.solo_ms) {
             return;
         }
-        let shim = sessions.entries.values_mut().find(|member| member.shared);
+        // An answer that is still to come would be taken for one to the next announcement.
+        let shim = sessions
+            .entries
+            .values_mut()
+            .find(|member| member.company.shared && member.company.announced == 0);
         let id = shim.map(|member| {
-            member.shared = false;
-            member.announced = false;
+            member.company = Company::at_entry(false);
             member.session.id
         });
         if let Some(id) = id {
+            sessions.company_waited_ms = 0;
             sessions.send(id, Upcall::Solo);
         }
     }
@@ -584,8 +596,7 @@ impl KernelFs {
             SessionEntry {
                 session: Arc::clone(session),
                 phase: Phase::Sealing,
-                announced: true,
-                shared: true,
+                company: Company::at_entry(true),
                 barriers: BTreeMap::new(),
                 reclaim: Reclaim::None,
             },

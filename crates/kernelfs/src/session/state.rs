@@ -7,7 +7,7 @@ use crate::user_segments::UserSegments;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::session::{SessionRow, SessionState};
 use varve_format::{InodeAttr, InodeKey, LastForwarded, LogSeq, SessionId, TimeNs};
 use varve_ipc::{ClientKind, Cred, Page, Peer, UpcallQueue};
@@ -126,6 +126,8 @@ pub(crate) struct Session {
     /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or
     /// it has.
     continues: AtomicU64,
+    /// It may change what others see: no kernel believes what was so before it came.
+    may_change: AtomicBool,
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,
     /// What went wrong with its log.
@@ -228,6 +230,7 @@ impl Session {
             granted: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
+            may_change: AtomicBool::new(false),
             segments,
             log_trouble: LogTrouble::default(),
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
@@ -248,6 +251,17 @@ impl Session {
         }
         let id = self.continues.swap(0, Ordering::AcqRel);
         (id != 0).then_some(SessionId(id))
+    }
+
+    /// Whether it may change what others see ([`KernelFs::admit_changes`](crate::KernelFs)).
+    #[inline]
+    pub(crate) fn may_change(&self) -> bool {
+        self.may_change.load(Ordering::Acquire)
+    }
+
+    /// From now on it may.
+    pub(crate) fn admit_changes(&self) {
+        self.may_change.store(true, Ordering::Release);
     }
 
     /// The session's row on media.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
-use varve_ipc::{BELIEVED_MOST, IpcError, ReleaseItem, Upcall};
+use varve_ipc::{BELIEVED_MOST, ClientKind, IpcError, ReleaseItem, Upcall};
 
 /// Where a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,14 +28,37 @@ pub(crate) enum Phase {
 pub(crate) struct SessionEntry {
     pub(crate) session: Arc<Session>,
     pub(crate) phase: Phase,
-    /// Sharing was announced to this mount.
-    pub(crate) announced: bool,
-    /// The mount has acknowledged sharing; its kernel caches no dentries or attributes.
-    pub(crate) shared: bool,
+    /// Whether its client knows that it is not alone, and what of its kernel.
+    pub(crate) company: Company,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
     /// Whether its unused reserved blocks are waited for.
     pub(crate) reclaim: Reclaim,
+}
+
+/// What a session knows of others. Only mounts are told, whose kernels believe names and attributes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Company {
+    /// Times that it was told of a newcomer and has not answered yet that its kernel believes nothing.
+    pub(crate) announced: u32,
+    /// Until when it must have answered the first of them.
+    pub(crate) until_ms: u64,
+    /// It answers nothing that is believed any more.
+    pub(crate) noted: bool,
+    /// Its kernel believes nothing any more.
+    pub(crate) shared: bool,
+}
+
+impl Company {
+    /// Of a session that comes, beside others or not.
+    pub(crate) const fn at_entry(beside_others: bool) -> Self {
+        Self {
+            announced: 0,
+            until_ms: 0,
+            noted: beside_others,
+            shared: beside_others,
+        }
+    }
 }
 
 /// How far a session is with returning unused reserved blocks.
@@ -139,6 +162,8 @@ pub(crate) struct SessionTable {
     pub(crate) unheld: BTreeSet<InodeKey>,
     /// Since when there has been one session at most.
     pub(crate) alone_since_ms: u64,
+    /// How long others waited at most for the mount that was alone last, before they could change anything.
+    pub(crate) company_waited_ms: u64,
     pub(crate) believed: Believed,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
@@ -178,6 +203,7 @@ impl SessionTable {
             to_digest: DigestQueue::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
+            company_waited_ms: 0,
             believed: Believed::default(),
             latched: false,
             watches: Watches::default(),
@@ -197,9 +223,14 @@ impl SessionTable {
         self.believed.absent.extend(absent);
     }
 
-    /// Whether a client that continues this session, or none, may change what a kernel believes.
+    /// Whether a client that continues this session, or none, may change what a kernel believes: that of a
+    /// mount that is alone yet, or was when its session ended.
     pub(crate) fn is_newcomer(&self, continues: Option<SessionId>) -> bool {
-        continues.is_none_or(|id| self.believed.absent.contains(&id))
+        let is_alone = |member: &SessionEntry| {
+            let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
+            is_mount && !member.company.shared
+        };
+        self.entries.values().any(is_alone) || continues.is_none_or(|id| self.believed.absent.contains(&id))
     }
 
     /// Whether a client of an earlier daemon may come back yet.

@@ -157,7 +157,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
             let (run_out, link) = (session.shared(), Arc::clone(&session.link));
             // What the kernel believes takes a second to run out: leases are given back meanwhile.
             let wait = move || {
-                if run_out() {
+                if link.call(Request::SharingNoted).is_ok() && run_out() {
                     let _ = link.call(Request::SharingAck);
                 }
             };

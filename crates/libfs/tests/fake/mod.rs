@@ -809,7 +809,10 @@ impl Fake {
                 self.changed.notify_all();
                 Ok(Response::Done)
             }
-            Request::Hold { .. } | Request::SharingAck | Request::BarrierAck { .. } => Ok(Response::Done),
+            Request::Hold { .. }
+            | Request::SharingNoted
+            | Request::SharingAck
+            | Request::BarrierAck { .. } => Ok(Response::Done),
             _ => errno(libc::ENOSYS),
         }
     }

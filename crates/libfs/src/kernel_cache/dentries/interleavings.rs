@@ -1,5 +1,7 @@
 //! What a kernel believes under a scheduler that tries interleavings: answers go out while sessions come,
-//! several at once, and leave. What a newcomer changes after it was let in is never seen as it was before.
+//! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
+//! changes after it was let is never seen as it was before. The daemon's part is a model of
+//! `kernelfs/src/ops/handshake.rs` (`admit_changes`, `company_ack`) and `teardown.rs` (`note_solitude`).
 //! Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 
 use super::{DentryTimeouts, Era};
@@ -40,8 +42,28 @@ struct World {
     truth: AtomicU64,
     /// What the kernel believes that it stands for, and until when.
     believed: Mutex<Option<(u64, u64)>>,
-    /// Sessions beside the mount, as the daemon has it.
-    others: Mutex<u64>,
+    daemon: Mutex<Daemon>,
+    bug: Bug,
+}
+
+/// What the daemon knows of the mount.
+#[derive(Default)]
+struct Daemon {
+    /// Sessions beside it.
+    others: u64,
+    /// Newcomers that it was told of and has not answered for.
+    announced: u64,
+    /// Its kernel believes nothing.
+    shared: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// A newcomer changes something as soon as it is welcomed.
+    ChangesAtOnce,
+    /// The mount is told that it is alone while answers of it are still to come.
+    AnswersOutstanding,
 }
 
 impl World {
@@ -68,28 +90,60 @@ impl World {
         self.clock.pause(Duration::from_millis(300));
     }
 
-    /// A session comes, changes what the name stands for, and leaves.
-    fn visit(&self) {
-        *self.others.lock() += 1;
-        // As the daemon tells the mount, and as the mount says that it is ready.
-        let shared = self
-            .timeouts
-            .begin_sharing(self.era)
-            .expect("its session is not over");
-        assert!(self.timeouts.run_out(shared), "nobody said that it is alone");
+    /// A session comes, looks, changes what the name stands for, and leaves.
+    fn visit(self: &Arc<Self>) {
+        let shared = {
+            let mut daemon = self.daemon.lock();
+            daemon.others += 1;
+            // Messages to the mount are obeyed in their order.
+            let told = !daemon.shared;
+            daemon.announced += u64::from(told);
+            told.then(|| {
+                let shared = self.timeouts.begin_sharing(self.era);
+                shared.expect("its session is not over")
+            })
+        };
+        // As the mount answers, on a thread of its own.
+        let answer = shared.map(|shared| {
+            let world = Arc::clone(self);
+            thread::spawn(move || {
+                let run_out = world.timeouts.run_out(shared);
+                assert!(run_out || world.bug != Bug::None, "nobody said that it is alone");
+                thread::yield_now();
+                let mut daemon = world.daemon.lock();
+                daemon.announced = daemon.announced.saturating_sub(1);
+                // It says nothing of company that is over.
+                daemon.shared |= run_out;
+                world.note_solitude(&mut daemon);
+            })
+        });
+        let _looks = self.truth.load(Ordering::SeqCst);
+        while self.bug != Bug::ChangesAtOnce && !self.daemon.lock().shared {
+            self.clock.pause(Duration::from_millis(20));
+        }
         self.truth.fetch_add(1, Ordering::SeqCst);
         thread::yield_now();
-        let mut others = self.others.lock();
-        *others -= 1;
-        if *others == 0 {
+        {
+            let mut daemon = self.daemon.lock();
+            daemon.others -= 1;
+            self.note_solitude(&mut daemon);
+        }
+        if let Some(answer) = answer {
+            answer.join().expect("it did not panic");
+        }
+    }
+
+    fn note_solitude(&self, daemon: &mut Daemon) {
+        let answered = daemon.announced == 0 || self.bug == Bug::AnswersOutstanding;
+        if daemon.others == 0 && daemon.shared && answered {
+            daemon.shared = false;
             self.timeouts.solo(self.era);
         }
     }
 }
 
-#[test]
-fn what_newcomers_change_is_never_seen_as_it_was_before() {
-    let run = || {
+fn explore(bug: Bug) {
+    let run = move || {
         let clock = Arc::new(Time::default());
         let timeouts = DentryTimeouts::new(Arc::clone(&clock) as Arc<dyn Clock>);
         let world = Arc::new(World {
@@ -98,15 +152,16 @@ fn what_newcomers_change_is_never_seen_as_it_was_before() {
             clock,
             truth: AtomicU64::new(0),
             believed: Mutex::new(None),
-            others: Mutex::new(0),
+            daemon: Mutex::new(Daemon::default()),
+            bug,
         });
-        let start = |times: usize, work: fn(&World)| {
+        let start = |times: usize, work: fn(&Arc<World>)| {
             let world = Arc::clone(&world);
             thread::spawn(move || (0..times).for_each(|_| work(&world)))
         };
         let threads = [
-            start(3, World::look),
-            start(3, World::look),
+            start(3, |world| world.look()),
+            start(3, |world| world.look()),
             start(2, World::visit),
             start(1, World::visit),
         ];
@@ -116,4 +171,21 @@ fn what_newcomers_change_is_never_seen_as_it_was_before() {
     };
     shuttle::check_random(run, ITERATIONS);
     shuttle::check_pct(run, ITERATIONS, 3);
+}
+
+#[test]
+fn what_newcomers_change_is_never_seen_as_it_was_before() {
+    explore(Bug::None);
+}
+
+#[test]
+#[should_panic(expected = "is believed")]
+fn newcomer_that_changes_something_as_soon_as_it_is_welcomed_is_caught() {
+    explore(Bug::ChangesAtOnce);
+}
+
+#[test]
+#[should_panic(expected = "is believed")]
+fn mount_that_is_alone_while_answers_are_outstanding_is_caught() {
+    explore(Bug::AnswersOutstanding);
 }
