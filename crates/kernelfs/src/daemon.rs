@@ -2,6 +2,7 @@
 
 use crate::KernelFs;
 use crate::bell::Bell;
+use crate::ops::digest::Digests;
 use crate::session::table::Sessions;
 use std::io;
 use std::sync::Arc;
@@ -173,7 +174,7 @@ fn digest_asked(kernel: &KernelFs) {
         };
         if let Some(session) = session {
             // Noted and logged where it failed; the client hears of it at its next call.
-            let _ = kernel.digest_session(&session, None);
+            let _ = Digests::of(kernel).digest_session(&session, None);
         }
         kernel.locked().to_digest.done(id);
     }

@@ -110,6 +110,18 @@ pub(crate) struct Lifecycle {
     pub(crate) digest_bell: Bell,
 }
 
+impl Lifecycle {
+    /// A request begins: it is carried out while the answer lives.
+    ///
+    /// # Errors
+    /// `Gone` when the daemon has stopped.
+    pub(crate) fn begin_request(&self) -> Result<InFlightGuard<'_>, IpcError> {
+        self.in_flight
+            .enter()
+            .ok_or_else(|| IpcError::Gone("the daemon has stopped".into()))
+    }
+}
+
 /// What bounds the space that is promised.
 #[derive(Default)]
 pub(crate) struct SpaceLimits {
@@ -166,8 +178,22 @@ impl KernelFs {
         let _ = self.space.host_left.set(left);
     }
 
+    /// Sessions that have been sealed since the daemon started.
+    pub(crate) fn sealed_until_now(&self) -> u64 {
+        self.counters.seals.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn now_ms(&self) -> u64 {
         self.env.clock.monotonic_ms()
+    }
+
+    pub(crate) fn locked(&self) -> MutexGuard<'_, SessionTable> {
+        self.sessions.table.lock()
+    }
+
+    /// As [`Core::faults`].
+    pub(crate) fn faults(&self) -> Faults<'_> {
+        Core::of(self).faults()
     }
 
     /// Whether inodes without a name are kept for clients that may come back.
@@ -175,16 +201,76 @@ impl KernelFs {
         self.env.in_grace()
     }
 
-    /// Sessions that have been sealed since the daemon started.
-    pub(crate) fn sealed_until_now(&self) -> u64 {
-        self.counters.seals.load(Ordering::Relaxed)
+    /// As [`Faults::note_error`].
+    pub(crate) fn note_error(&self, error: &StoreError) {
+        self.faults().note_error(error);
+    }
+
+    /// As [`Faults::stop_writing`].
+    pub(crate) fn stop_writing(&self, error: &StoreError) {
+        self.faults().stop_writing(error);
+    }
+
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        Core::of(self).refused(error)
+    }
+
+    pub(crate) fn check_writable(&self) -> Result<(), IpcError> {
+        Core::of(self).check_writable()
+    }
+
+    pub(crate) fn begin_change(&self) -> Change<'_> {
+        Core::of(self).begin_change()
+    }
+
+    pub(crate) fn begin_request(&self) -> Result<InFlightGuard<'_>, IpcError> {
+        self.lifecycle.begin_request()
+    }
+
+    pub(crate) fn nap<T>(
+        &self,
+        changed: &parking_lot::Condvar,
+        guard: &mut MutexGuard<'_, T>,
+        time: Duration,
+    ) {
+        Core::of(self).nap(changed, guard, time);
+    }
+}
+
+/// What every operation that changes something works on: the shared area, the sessions, settings and time,
+/// and how far the daemon is in its life.
+#[derive(Clone, Copy)]
+pub(crate) struct Core<'k> {
+    pub(crate) env: &'k Env,
+    pub(crate) store: &'k Store,
+    pub(crate) sessions: &'k Sessions,
+    pub(crate) lifecycle: &'k Lifecycle,
+}
+
+impl<'k> Core<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            env: &kernel.env,
+            store: &kernel.store,
+            sessions: &kernel.sessions,
+            lifecycle: &kernel.lifecycle,
+        }
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.env.clock.monotonic_ms()
+    }
+
+    pub(crate) fn locked(&self) -> MutexGuard<'k, SessionTable> {
+        self.sessions.table.lock()
     }
 
     /// What errors of the store do to the pool.
-    pub(crate) fn faults(&self) -> Faults<'_> {
+    pub(crate) fn faults(&self) -> Faults<'k> {
         Faults {
-            store: &self.store,
-            sessions: &self.sessions,
+            store: self.store,
+            sessions: self.sessions,
             clock: &*self.env.clock,
         }
     }
@@ -197,6 +283,11 @@ impl KernelFs {
     /// As [`Faults::stop_writing`].
     pub(crate) fn stop_writing(&self, error: &StoreError) {
         self.faults().stop_writing(error);
+    }
+
+    /// As [`Faults::refused`].
+    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
+        self.faults().refused(error)
     }
 
     /// Refused because the pool is read-only, if it is.
@@ -212,19 +303,8 @@ impl KernelFs {
 
     /// Blocks that are freed while the answer lives are not reused before the sessions that may read them
     /// have been told.
-    pub(crate) fn begin_change(&self) -> Change<'_> {
-        Change::begin(&self.store, &self.sessions)
-    }
-
-    /// A request begins: it is carried out while the answer lives.
-    ///
-    /// # Errors
-    /// `Gone` when the daemon has stopped.
-    pub(crate) fn begin_request(&self) -> Result<InFlightGuard<'_>, IpcError> {
-        self.lifecycle
-            .in_flight
-            .enter()
-            .ok_or_else(|| IpcError::Gone("the daemon has stopped".into()))
+    pub(crate) fn begin_change(&self) -> Change<'k> {
+        Change::begin(self.store, self.sessions)
     }
 
     /// Waits for a condition to change, at most so long.
@@ -239,10 +319,6 @@ impl KernelFs {
         } else {
             let _ = changed.wait_for(guard, time);
         }
-    }
-
-    pub(crate) fn locked(&self) -> MutexGuard<'_, SessionTable> {
-        self.sessions.table.lock()
     }
 }
 
@@ -278,7 +354,9 @@ impl Faults<'_> {
         sessions.pump(now_ms);
     }
 
-    /// What a client is told whose request failed by `error`, which is noted.
+    /// What a client is told whose request failed by `error`, which is noted: logged, and latched, as needed.
+    /// That something cannot be read, also of the metadata on slower tiers, is no reason to write nothing any
+    /// more; the device has counted it.
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
         self.note_error(error);
         refuse(error)
@@ -296,7 +374,7 @@ impl Faults<'_> {
     }
 }
 
-/// See [`KernelFs::begin_change`].
+/// See [`Core::begin_change`].
 pub(crate) struct Change<'k> {
     store: &'k Store,
     sessions: &'k Sessions,
@@ -304,7 +382,7 @@ pub(crate) struct Change<'k> {
 }
 
 impl<'k> Change<'k> {
-    /// As [`KernelFs::begin_change`].
+    /// As [`Core::begin_change`].
     pub(crate) fn begin(store: &'k Store, sessions: &'k Sessions) -> Self {
         let mut table = sessions.table.lock();
         let number = table.next_change;

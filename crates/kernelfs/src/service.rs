@@ -3,6 +3,8 @@
 use crate::error::no;
 use crate::health::Reporter;
 use crate::kernel::KernelFs;
+use crate::ops::digest::{Digests, TakeOver};
+use crate::ops::holds::HeldInodes;
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::status::{SessionDetail, Status, View};
@@ -12,6 +14,7 @@ use crate::session::table::Phase;
 use std::sync::Arc;
 use varve_format::SessionId;
 use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service};
+use varve_store::StoreError;
 
 impl KernelFs {
     /// Carries a request out.
@@ -51,8 +54,10 @@ impl KernelFs {
                 self.acquire_near(session, &wants, near).map(Response::Granted)
             }
             Request::Release { items } => self.release(session, &items).map(|()| Response::Done),
-            Request::Drop { keys } => self.drop_holds(session, &keys).map(|()| Response::Done),
-            Request::Hold { keys } => self.hold(session, &keys).map(|()| Response::Done),
+            Request::Drop { keys } => HeldInodes::of(self)
+                .drop_holds(session, &keys)
+                .map(|()| Response::Done),
+            Request::Hold { keys } => HeldInodes::of(self).hold(session, &keys).map(|()| Response::Done),
             Request::AllocInodes { near, count } => {
                 self.alloc_inodes(session, near, count).map(Response::Inodes)
             }
@@ -88,7 +93,7 @@ impl KernelFs {
             }
             Request::Forward(op) => self.forward(session, &op).map(Response::Forwarded),
             Request::BarrierAck { tx } => {
-                self.barrier_ack(session, tx);
+                TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)
             }
             Request::SetWatched(watched) => {
@@ -185,6 +190,14 @@ impl KernelFs {
     /// test calls it instead of them.
     pub fn place(&self) -> u64 {
         Mover::of(self).place()
+    }
+
+    /// Digests what is committed in all logs.
+    ///
+    /// # Errors
+    /// The store's; every log was tried.
+    pub fn digest_all(&self) -> Result<(), StoreError> {
+        Digests::of(self).digest_all()
     }
 
     /// Sessions at the moment, those that are being sealed included.

@@ -3,9 +3,12 @@
 use crate::counters::Counters;
 use crate::digest::rights;
 use crate::error::no;
-use crate::kernel::KernelFs;
+use crate::kernel::{Core, KernelFs};
 use crate::leases::grants::RowChange;
 use crate::leases::{Decision, GrantedLease, Refusal, Ticket};
+use crate::ops::digest::Digests;
+use crate::ops::holds::HeldInodes;
+use crate::ops::rows::write_rows;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
 use crate::session::table::{LeaseWaiter, WaitOutcome};
@@ -263,7 +266,7 @@ impl KernelFs {
                 // Sealed and ended meanwhile: nobody else would remove them.
                 drop(sessions);
                 let leases = rows.iter().map(|row| RowChange::Remove(row.lease));
-                self.write_rows(&leases.collect::<Vec<_>>())?;
+                write_rows(Core::of(self), &leases.collect::<Vec<_>>())?;
                 Err(StoreError::NoSession(session.id))
             }
             Ok((grants, rows)) => {
@@ -327,7 +330,8 @@ impl KernelFs {
         match self.store.get_key(key) {
             Ok(inode) => Ok(inode.attr),
             Err(StoreError::NoInode(_)) if self.locked().table.mode(session.id, key).is_some() => {
-                self.digest_session(session, None)
+                Digests::of(self)
+                    .digest_session(session, None)
                     .map_err(|error| self.refused(&error))?;
                 self.store
                     .get_key(key)
@@ -433,7 +437,7 @@ impl KernelFs {
                     let numbers = keys.iter().map(|key| RowChange::FreeNumber(*key));
                     numbers.chain([RowChange::Remove(row.lease)])
                 });
-                self.write_rows(&gone.collect::<Vec<_>>())?;
+                write_rows(Core::of(self), &gone.collect::<Vec<_>>())?;
             }
             return Err(StoreError::NoSession(session.id));
         }
@@ -527,7 +531,7 @@ impl KernelFs {
         }
         sessions.pump(now_ms);
         drop(sessions);
-        self.free_or_leave();
+        HeldInodes::of(self).free_or_leave();
         done
     }
 
@@ -550,7 +554,7 @@ impl KernelFs {
             }
             changes
         };
-        self.write_rows(&changes).map_err(|error| self.refused(&error))
+        write_rows(Core::of(self), &changes).map_err(|error| self.refused(&error))
     }
 
     /// Removes the rows on media only (seeded bug only).
@@ -562,7 +566,7 @@ impl KernelFs {
                 .filter_map(|(item, _)| sessions.rows.end_change(session.id, item.key))
                 .collect()
         };
-        self.write_rows(&changes).map_err(|error| self.refused(&error))
+        write_rows(Core::of(self), &changes).map_err(|error| self.refused(&error))
     }
 
     /// Digests a session's log up to `upto`. Numbers below that other threads have not committed yet are
@@ -571,7 +575,7 @@ impl KernelFs {
         let until_ms = self.now_ms() + self.env.config.lease_ms;
         let mut tries = 0;
         while varve_ipc::SessionPage::digested(&*session.page) < upto {
-            let digested = self
+            let digested = Digests::of(self)
                 .digest_session(session, Some(upto))
                 .map_err(|error| self.refused(&error))?;
             if digested >= upto {
@@ -608,7 +612,8 @@ impl KernelFs {
             self.lifecycle.digest_bell.ring();
             return Ok(digested);
         }
-        self.digest_session(session, None)
+        Digests::of(self)
+            .digest_session(session, None)
             .map_err(|error| self.refused(&error))
     }
 

@@ -5,20 +5,24 @@ use crate::digest::pipeline::BatchPrefetch;
 use crate::digest::{
     self, Applied, Batch, BatchLimit, Client, Digested, Environment, GatherLimits, Leases, SessionLog, Source,
 };
-use crate::kernel::{BaseLimit, KernelFs};
+use crate::health::Health;
+use crate::kernel::{BaseLimit, Core, Env, KernelFs};
 use crate::leases::grants::RowChange;
+use crate::ops::rows::write_rows;
+use crate::placement::jobs::Placer;
 use crate::session::state::{Reader, Session};
-use crate::session::table::{Barrier, Sessions};
+use crate::session::table::{Barrier, SessionTable, Sessions};
 use crate::user_segments::Segments;
+use parking_lot::MutexGuard;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use varve_format::log::HEADER_SIZE;
 use varve_format::session::GrantRow;
 use varve_format::{InodeKey, LogSeq, Seal, SessionId};
-use varve_ipc::{Clock, PageState, SessionPage, Upcall};
+use varve_ipc::{PageState, SessionPage, Upcall};
 use varve_media::Region;
-use varve_store::{Store, StoreError};
+use varve_store::StoreError;
 
 /// Payloads of writes that are so long are copied straight from the log to their place, or to the block that
 /// they are a part of.
@@ -27,10 +31,6 @@ const LEAVE_BYTES: usize = 1024;
 /// Most files that one barrier names.
 const BARRIER_KEYS_MAX: usize = 4096;
 
-/// Inodes without a name that are freed in one transaction at most.
-const FREED_AT_ONCE: usize = 64;
-/// Milliseconds after which freeing them makes way for other work.
-const FREE_MS: u64 = 50;
 /// How often it is told that there is no space, in milliseconds.
 const NO_SPACE_TOLD_MS: u64 = 60_000;
 
@@ -48,38 +48,54 @@ fn batch_limits(log_bytes: u64) -> GatherLimits {
 }
 
 /// The leases as a digest sees them.
-pub(crate) struct LeaseView<'k>(pub(crate) &'k KernelFs);
+pub(crate) struct LeaseView<'k> {
+    env: &'k Env,
+    sessions: &'k Sessions,
+}
+
+impl<'k> LeaseView<'k> {
+    pub(crate) const fn of(core: Core<'k>) -> Self {
+        Self {
+            env: core.env,
+            sessions: core.sessions,
+        }
+    }
+
+    fn locked(&self) -> MutexGuard<'k, SessionTable> {
+        self.sessions.table.lock()
+    }
+}
 
 impl Leases for LeaseView<'_> {
     fn grants(&self, session: SessionId, key: InodeKey, out: &mut Vec<GrantRow>) {
-        out.extend(self.0.locked().rows.find(session, key).copied());
+        out.extend(self.locked().rows.find(session, key).copied());
     }
 
     fn held(&self, key: InodeKey, except: &[SessionId]) -> bool {
         // Clients that have not come back yet may hold anything.
-        self.0.in_grace() || self.0.locked().holds.held(key, except)
+        self.env.in_grace() || self.locked().holds.held(key, except)
     }
 
     fn in_group(&self, session: SessionId, gid: u32) -> bool {
-        let sessions = self.0.locked();
+        let sessions = self.locked();
         sessions
             .any(session)
             .is_some_and(|session| session.cred.in_group(gid))
     }
 
     fn may_give(&self, session: SessionId, gid: u32) -> bool {
-        let sessions = self.0.locked();
+        let sessions = self.locked();
         sessions
             .any(session)
             .is_some_and(|session| session.groups_unknown || session.cred.in_group(gid))
     }
 
     fn had(&self, session: SessionId, key: InodeKey) -> u32 {
-        self.0.locked().any(session).map_or(0, |session| session.had(key))
+        self.locked().any(session).map_or(0, |session| session.had(key))
     }
 
     fn reserved(&self, session: SessionId) -> Option<u64> {
-        let sessions = self.0.locked();
+        let sessions = self.locked();
         let session = &sessions.entries.get(&session)?.session;
         // What a session had before a restart is not known.
         (!session.of_earlier_daemon).then(|| session.reserved.load(Ordering::Acquire))
@@ -89,43 +105,37 @@ impl Leases for LeaseView<'_> {
 /// What taking over a digest's changes takes.
 #[derive(Clone, Copy)]
 pub(crate) struct TakeOver<'k> {
-    store: &'k Store,
-    sessions: &'k Sessions,
+    core: Core<'k>,
     segments: &'k Segments,
     counters: &'k Counters,
-    clock: &'k dyn Clock,
-    lease_ms: u64,
 }
 
 impl<'k> TakeOver<'k> {
     /// Out of the daemon's nouns.
-    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
         Self {
-            store: &kernel.store,
-            sessions: &kernel.sessions,
+            core: Core::of(kernel),
             segments: &kernel.segments,
             counters: &kernel.counters,
-            clock: &*kernel.env.clock,
-            lease_ms: kernel.env.config.lease_ms,
         }
     }
 
     /// Takes over what one durable record changed. Answers row changes that are still to be written.
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
-        let until_ms = self.clock.monotonic_ms() + self.lease_ms;
+        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
         self.counters.add(&applied.counts);
         // A hostile log may hold thousands.
         for (session, refused) in applied.refused.iter().take(8) {
             tracing::warn!(%session, seq = %refused.seq, "a transaction was refused: {}", refused.why);
         }
-        let mut sessions = self.sessions.table.lock();
+        let mut sessions = self.core.locked();
         let sessions = &mut *sessions;
         for member in sessions.entries.values() {
             member.session.page.set_committed_tx(applied.tx);
         }
         for (id, blocks) in &applied.charged {
             if let Some(member) = sessions.entries.get(id) {
-                self.store.unreserve(member.session.spend(*blocks));
+                self.core.store.unreserve(member.session.spend(*blocks));
             }
         }
         for (session, key) in &applied.unheld {
@@ -175,17 +185,57 @@ impl<'k> TakeOver<'k> {
             sessions.unheld.remove(key);
         }
         sessions.unlearn(&applied.freed);
-        self.store.set_reader_horizon(sessions.reader_horizon());
+        self.core.store.set_reader_horizon(sessions.reader_horizon());
         changes
+    }
+
+    /// A session has obeyed a barrier.
+    pub(crate) fn barrier_ack(&self, session: &Session, tx: varve_format::TxId) {
+        let mut sessions = self.core.locked();
+        if let Some(member) = sessions.entries.get_mut(&session.id) {
+            // Only this one: digests and moves in several threads may send theirs in another order than they
+            // commit.
+            if let Some(barrier) = member.barriers.get_mut(&tx) {
+                barrier.parts = barrier.parts.saturating_sub(1);
+                if barrier.parts == 0 {
+                    member.barriers.remove(&tx);
+                }
+            }
+        }
+        self.core.store.set_reader_horizon(sessions.reader_horizon());
     }
 }
 
-impl KernelFs {
-    pub(crate) fn environment<'a>(&'a self, leases: &'a LeaseView<'a>) -> Environment<'a> {
+/// What digesting logs takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Digests<'k> {
+    core: Core<'k>,
+    health: &'k Health,
+    counters: &'k Counters,
+    placer: &'k Placer,
+    take_over: TakeOver<'k>,
+}
+
+impl<'k> Digests<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            health: &kernel.health,
+            counters: &kernel.counters,
+            placer: &kernel.placer,
+            take_over: TakeOver::of(kernel),
+        }
+    }
+
+    pub(crate) fn environment<'a>(&self, leases: &'a LeaseView<'a>) -> Environment<'a>
+    where
+        'k: 'a,
+    {
         Environment {
             leases,
             placement: &*self.placer.policy,
-            now_ns: self.env.clock.now_ns(),
+            now_ns: self.core.env.clock.now_ns(),
         }
     }
 
@@ -222,6 +272,50 @@ impl KernelFs {
         self.digest_reader(session, &mut reader, BatchLimit::Sealed(seal), limit)
     }
 
+    /// Digests what is committed in all logs.
+    ///
+    /// # Errors
+    /// The store's; every log was tried.
+    pub(crate) fn digest_all(&self) -> Result<(), StoreError> {
+        let sessions: Vec<_> = {
+            let sessions = self.core.locked();
+            sessions
+                .entries
+                .values()
+                .map(|member| Arc::clone(&member.session))
+                .collect()
+        };
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut first = Ok(());
+            while let Some(session) = sessions.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let digested = self.digest_session(session, None);
+                first = first.and(digested.map(|_| ()));
+            }
+            first
+        };
+        // A deterministic test runs without threads of its own accord.
+        let background = self.core.lifecycle.background.load(Ordering::Acquire);
+        let threads = if background {
+            self.core.env.config.digest_threads()
+        } else {
+            1
+        };
+        std::thread::scope(|scope| {
+            let spawn = |_| {
+                let thread = std::thread::Builder::new().name("varve-digest".into());
+                // Without one to spare the others take its part.
+                thread.spawn_scoped(scope, work).ok()
+            };
+            let others: Vec<_> = (1..threads.min(sessions.len())).filter_map(spawn).collect();
+            let mut first = work();
+            for other in others {
+                first = first.and(other.join().unwrap_or(Ok(())));
+            }
+            first
+        })
+    }
+
     fn digest_reader(
         &self,
         session: &Arc<Session>,
@@ -238,7 +332,7 @@ impl KernelFs {
         // before it is folded.
         let unsure = AtomicBool::new(false);
         let gather = |reading: &SessionLog, digested| {
-            let newest_tx = || limit.newest(&self.store);
+            let newest_tx = || limit.newest(self.core.store);
             let limits = match unsure.load(Ordering::Acquire) {
                 true => limits.copying_all(),
                 false => limits,
@@ -260,7 +354,7 @@ impl KernelFs {
                         let error = StoreError::from(error);
                         // Its entries are nowhere else: who waits for its leases would wait for ever.
                         if error.is_device() {
-                            self.stop_writing(&error);
+                            self.core.stop_writing(&error);
                         }
                         break Err(error);
                     }
@@ -296,7 +390,7 @@ impl KernelFs {
             Err(error) if error.is_no_space() => self.wait_for_space(error),
             Err(error) => {
                 tracing::error!(session = %session.id, "the log cannot be digested: {error}");
-                self.note_error(error);
+                self.core.note_error(error);
             }
         }
         result
@@ -323,12 +417,12 @@ impl KernelFs {
             privileged: session.privileged,
             checked: false,
         };
-        let view = LeaseView(self);
+        let view = LeaseView::of(self.core);
         let env = self.environment(&view);
-        let change = self.begin_change();
+        let change = self.core.begin_change();
         let sources = [Source { batch, log, client }];
         let mut gone = Vec::new();
-        let done = digest::digest(&self.store, &sources, &env, &mut |applied| {
+        let done = digest::digest(self.core.store, &sources, &env, &mut |applied| {
             for (id, upto) in &applied.digested {
                 if *id == session.id {
                     reader.digested = reader.digested.max(*upto);
@@ -339,7 +433,7 @@ impl KernelFs {
         });
         drop(change);
         let done = done?;
-        self.write_rows(&gone)?;
+        write_rows(self.core, &gone)?;
         if done == Digested::Unsure {
             return Ok(done);
         }
@@ -353,7 +447,7 @@ impl KernelFs {
     /// Logs stay as they are until there is space again: the mover is asked to make some, and it is told once
     /// a minute.
     pub(crate) fn wait_for_space(&self, error: &StoreError) {
-        let now_ms = self.now_ms().max(1);
+        let now_ms = self.core.now_ms().max(1);
         self.counters.no_space_ms.store(now_ms, Ordering::Relaxed);
         let told_ms = self.counters.no_space_told_ms.load(Ordering::Relaxed);
         if told_ms == 0 || now_ms >= told_ms + NO_SPACE_TOLD_MS {
@@ -368,173 +462,7 @@ impl KernelFs {
 
     /// As [`TakeOver::take_over`].
     pub(crate) fn take_over(&self, applied: &Applied) -> Vec<RowChange> {
-        TakeOver::of(self).take_over(applied)
-    }
-
-    /// Writes row changes to media. Durable when this returns.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) fn write_rows(&self, changes: &[RowChange]) -> Result<(), StoreError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        let mut tx = self.store.begin_with_room()?;
-        let mut room = self.store.room_for_ops();
-        let mut never_made = Vec::new();
-        for change in changes {
-            match change {
-                RowChange::Put(row) => {
-                    // A part of a batch was given back while its session ended, and the row with it: it must
-                    // not come again. Nor must a part that a digest took out since the row was looked at:
-                    // parts only ever go.
-                    let now = tx.grant(row.lease)?.map(|now| now.batch & row.batch);
-                    match now {
-                        None => {}
-                        Some(0) => tx.grant_remove(row.lease)?,
-                        Some(batch) => tx.grant_put(&GrantRow { batch, ..*row })?,
-                    }
-                }
-                RowChange::Remove(lease) => match tx.grant_remove(*lease) {
-                    Ok(()) | Err(StoreError::NoGrant(_)) => {}
-                    Err(error) => return Err(error),
-                },
-                RowChange::FreeNumber(key) => match tx.release_inode(*key) {
-                    Ok(()) => never_made.push(*key),
-                    // Made by now, and perhaps gone again.
-                    Err(StoreError::NoInode(_)) => {}
-                    Err(error) => return Err(error),
-                },
-            }
-            // The inodes of a number may have to come back from a slower tier.
-            room -= usize::from(matches!(change, RowChange::FreeNumber(_)));
-            if tx.room_at_least(varve_store::OP_ROOM) < varve_store::OP_ROOM || room == 0 {
-                tx.commit()?;
-                tx = self.store.begin_with_room()?;
-                room = self.store.room_for_ops();
-            }
-        }
-        tx.commit()?;
-        if !never_made.is_empty() {
-            self.locked().unlearn(&never_made);
-        }
-        Ok(())
-    }
-
-    /// A session has obeyed a barrier.
-    pub(crate) fn barrier_ack(&self, session: &Session, tx: varve_format::TxId) {
-        let mut sessions = self.locked();
-        if let Some(member) = sessions.entries.get_mut(&session.id) {
-            // Only this one: digests and moves in several threads may send theirs in another order than they
-            // commit.
-            if let Some(barrier) = member.barriers.get_mut(&tx) {
-                barrier.parts = barrier.parts.saturating_sub(1);
-                if barrier.parts == 0 {
-                    member.barriers.remove(&tx);
-                }
-            }
-        }
-        self.store.set_reader_horizon(sessions.reader_horizon());
-    }
-
-    /// Frees inodes that lost their last hold and have no name, for about [`FREE_MS`]: sessions that ended,
-    /// and whoever waits for their leases, wait for the thread that does this. The rest is left to the next
-    /// tick.
-    pub(crate) fn free_unheld(&self) {
-        self.free_unheld_for(FREE_MS);
-    }
-
-    /// As [`free_unheld`](Self::free_unheld), for so many milliseconds; whether the time was too short.
-    pub(crate) fn free_unheld_for(&self, ms: u64) -> bool {
-        if self.in_grace() || self.store.latched().is_some() {
-            return false;
-        }
-        let started_ms = self.now_ms();
-        loop {
-            let keys: Vec<_> = {
-                let mut sessions = self.locked();
-                let next = || sessions.unheld.pop_first();
-                std::iter::from_fn(next).take(FREED_AT_ONCE).collect()
-            };
-            if keys.is_empty() || !self.free_these(&keys) {
-                return false;
-            }
-            if self.now_ms() >= started_ms.saturating_add(ms) {
-                self.lifecycle.bell.ring();
-                return true;
-            }
-        }
-    }
-
-    /// Frees those of `keys` that may be freed; what needs more than one transaction is unheld again.
-    /// `false`: not now.
-    fn free_these(&self, keys: &[InodeKey]) -> bool {
-        let change = self.begin_change();
-        let freed = digest::free_orphans(&self.store, keys, &LeaseView(self));
-        drop(change);
-        match freed {
-            Ok(freed) => {
-                self.locked().unheld.extend(freed.left);
-                self.forget_freed(&freed.gone);
-                true
-            }
-            // One that is damaged, or that there is no space for, keeps no other.
-            Err(error) if keys.len() > 1 && !error.stops_writing() => {
-                let kept = keys
-                    .iter()
-                    .position(|key| !self.free_these(std::slice::from_ref(key)));
-                if let Some(kept) = kept {
-                    self.locked().unheld.extend(&keys[kept + 1..]);
-                }
-                kept.is_none()
-            }
-            Err(error) if error.is_no_space() => {
-                self.locked().unheld.extend(keys);
-                self.wait_for_space(&error);
-                false
-            }
-            Err(error) => {
-                tracing::error!("inode {:?} without a name cannot be freed: {error}", keys.first());
-                self.note_error(&error);
-                !error.stops_writing()
-            }
-        }
-    }
-
-    /// Leases, holds and rows of inodes that are gone.
-    fn forget_freed(&self, keys: &[InodeKey]) {
-        let sessions: Vec<_> = {
-            let mut sessions = self.locked();
-            for key in keys {
-                sessions.table.forget_inode(*key);
-                sessions.holds.forget(*key);
-            }
-            sessions.unlearn(keys);
-            let with_row = |session: &Arc<Session>| {
-                let row = |key: &InodeKey| sessions.rows.find(session.id, *key).is_some();
-                keys.iter().any(row)
-            };
-            let sessions = sessions
-                .entries
-                .values()
-                .map(|member| Arc::clone(&member.session));
-            sessions.filter(with_row).collect()
-        };
-        for session in sessions {
-            // The session cannot end between the two: rows end before their session.
-            let _one_at_a_time = session.row_changes.lock();
-            let mut changes = Vec::new();
-            {
-                let mut sessions = self.locked();
-                for key in keys {
-                    changes.extend(sessions.rows.end_change(session.id, *key));
-                    sessions.rows.end(session.id, *key);
-                }
-            }
-            if let Err(error) = self.write_rows(&changes) {
-                self.note_error(&error);
-            }
-        }
+        self.take_over.take_over(applied)
     }
 }
 

@@ -4,10 +4,12 @@
 use crate::counters::Counters;
 use crate::digest::{self, Client, ForwardError};
 use crate::error::no;
-use crate::kernel::KernelFs;
-use crate::ops::digest::LeaseView;
+use crate::kernel::{Core, KernelFs};
+use crate::ops::digest::{Digests, LeaseView};
+use crate::ops::holds::HeldInodes;
 use crate::ops::read::exists;
 use crate::ops::reserve::Promised;
+use crate::ops::rows::write_rows;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
 use parking_lot::MutexGuard;
@@ -212,7 +214,8 @@ impl KernelFs {
         }
         if matches!(parsed, LogOp::Fallocate { .. }) {
             // What it has allocated itself needs no space again.
-            self.digest_session(session, None)
+            Digests::of(self)
+                .digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
         }
         // As a session pays for what it logs: out of what is promised to nobody.
@@ -311,7 +314,7 @@ impl KernelFs {
         }
         sessions.pump(now_ms);
         drop(sessions);
-        self.free_or_leave();
+        HeldInodes::of(self).free_or_leave();
         Counters::bump(&self.counters.forwarded);
         result
     }
@@ -428,7 +431,8 @@ impl KernelFs {
         named: Option<InodeKey>,
     ) -> Result<ForwardedResult, IpcError> {
         // The session's own log comes first: what it has logged on other inodes may be named here.
-        self.digest_session(session, None)
+        Digests::of(self)
+            .digest_session(session, None)
             .map_err(|error| self.refused(&error))?;
         // A sealed log is not digested here: then this would come before what the session has logged.
         if SessionPage::state(&*session.page) == PageState::Sealed {
@@ -439,8 +443,8 @@ impl KernelFs {
             return Err(no(libc::ENOSPC));
         }
         let client = client(session);
-        let view = LeaseView(self);
-        let env = self.environment(&view);
+        let view = LeaseView::of(Core::of(self));
+        let env = Digests::of(self).environment(&view);
         let change = self.begin_change();
         let done = digest::apply_forwarded(&self.store, client, op, named, &env, &|blocks| {
             space.spent(blocks)
@@ -463,9 +467,9 @@ impl KernelFs {
                 sessions.holds.add(session.id, attr.key);
             }
         }
-        let rows = self.take_over(&applied);
+        let rows = Digests::of(self).take_over(&applied);
         drop(change);
-        self.write_rows(&rows).map_err(|error| self.refused(&error))?;
+        write_rows(Core::of(self), &rows).map_err(|error| self.refused(&error))?;
         Ok(result)
     }
 }

@@ -3,6 +3,7 @@
 use crate::config::{Emulated, VerifyNvm};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
+use crate::ops::holds::HeldInodes;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
 use crate::session::table::{Company, Phase, Reclaim, SessionEntry};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::session::SessionState;
-use varve_format::{InodeKey, LastForwarded, LogSeq, ROOT_INO, SessionId};
+use varve_format::{LastForwarded, LogSeq, ROOT_INO, SessionId};
 use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
 use varve_store::StoreError;
 
@@ -354,7 +355,7 @@ impl KernelFs {
             .held
             .iter()
             .chain(&made)
-            .filter(|key| self.may_hold(session, **key, predecessor.is_some()))
+            .filter(|key| HeldInodes::of(self).may_hold(session, **key, predecessor.is_some()))
             .collect();
         let mut sessions = self.locked();
         let shared = sessions.is_shared(session.id);
@@ -374,23 +375,6 @@ impl KernelFs {
             sessions.holds.add(session.id, *key);
         }
         shared
-    }
-
-    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten
-    /// when the daemon starts: then it keeps what belongs to its user.
-    fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
-        if session.knows(key) {
-            return true;
-        }
-        let own = resumes
-            && self
-                .store
-                .get_key(key)
-                .is_ok_and(|inode| inode.attr.uid == session.cred.uid);
-        if own {
-            session.learn(key);
-        }
-        own
     }
 
     /// Tells mounts that they are not alone any more, and waits until they have heard it.
@@ -508,56 +492,6 @@ impl KernelFs {
             member.company.shared = true;
         }
         self.sessions.sharing_changed.notify_all();
-    }
-
-    /// Inodes that a client holds open.
-    pub(crate) fn hold(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
-        if keys.len() > HELD_MAX {
-            return Err(no(libc::E2BIG));
-        }
-        let keys: Vec<_> = keys
-            .iter()
-            .copied()
-            .filter(|key| self.may_hold(session, *key, true))
-            .collect();
-        self.locked().hold(session.id, &keys)
-    }
-
-    /// Last closes.
-    pub(crate) fn drop_holds(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
-        if keys.len() > HELD_MAX {
-            return Err(no(libc::E2BIG));
-        }
-        {
-            let mut sessions = self.locked();
-            for key in keys {
-                // A lease keeps the hold.
-                if sessions.table.mode(session.id, *key).is_none() {
-                    sessions.unhold(session.id, *key);
-                }
-            }
-        }
-        self.free_or_leave();
-        Ok(())
-    }
-
-    /// Frees inodes without a name here, unless there is a thread for it.
-    pub(crate) fn free_or_leave(&self) {
-        if self.locked().unheld.is_empty() {
-            return;
-        }
-        if self.lifecycle.background.load(Ordering::Acquire) {
-            self.lifecycle.bell.ring();
-        } else {
-            self.free_unheld();
-        }
-    }
-
-    /// Logs and latches as needed; what the client is told. That something cannot be read, also of the
-    /// metadata on slower tiers, is no reason to write nothing any more; the device has counted it.
-    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
-        self.note_error(error);
-        refuse(error)
     }
 }
 

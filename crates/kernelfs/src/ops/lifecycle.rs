@@ -6,11 +6,12 @@ use crate::error::KernelError;
 use crate::health::Health;
 use crate::kernel::{Env, KernelFs, Lifecycle, Parts, SpaceLimits};
 use crate::leases::{Limits, Table};
+use crate::ops::holds::HeldInodes;
 use crate::placement::jobs::Placer;
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::LeaseNo;
 use varve_store::{Store, StoreError};
@@ -90,52 +91,8 @@ impl KernelFs {
         self.seal_doomed();
         self.finish_sealed();
         self.reap(now_ms);
-        self.free_unheld();
+        HeldInodes::of(self).free_unheld();
         self.note_solitude(now_ms);
-    }
-
-    /// Digests what is committed in all logs.
-    ///
-    /// # Errors
-    /// The store's; every log was tried.
-    pub fn digest_all(&self) -> Result<(), StoreError> {
-        let sessions: Vec<_> = {
-            let sessions = self.sessions.table.lock();
-            sessions
-                .entries
-                .values()
-                .map(|member| Arc::clone(&member.session))
-                .collect()
-        };
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let mut first = Ok(());
-            while let Some(session) = sessions.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let digested = self.digest_session(session, None);
-                first = first.and(digested.map(|_| ()));
-            }
-            first
-        };
-        // A deterministic test runs without threads of its own accord.
-        let background = self.lifecycle.background.load(Ordering::Acquire);
-        let threads = if background {
-            self.env.config.digest_threads()
-        } else {
-            1
-        };
-        std::thread::scope(|scope| {
-            let spawn = |_| {
-                let thread = std::thread::Builder::new().name("varve-digest".into());
-                // Without one to spare the others take its part.
-                thread.spawn_scoped(scope, work).ok()
-            };
-            let others: Vec<_> = (1..threads.min(sessions.len())).filter_map(spawn).collect();
-            let mut first = work();
-            for other in others {
-                first = first.and(other.join().unwrap_or(Ok(())));
-            }
-            first
-        })
     }
 
     /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have

@@ -28,6 +28,8 @@
 
 use crate::error::no;
 use crate::kernel::KernelFs;
+use crate::ops::digest::Digests;
+use crate::ops::holds::HeldInodes;
 use crate::session::state::Session;
 use crate::session::table::Reclaim;
 use parking_lot::RwLockWriteGuard;
@@ -151,7 +153,8 @@ impl KernelFs {
         }
         // A digest gives used reserved blocks back, and makes superseded blocks free.
         if !self.await_reservation(session, some) {
-            self.digest_session(session, None)
+            Digests::of(self)
+                .digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
         }
         grant(least, SHARE_DIGESTED)
@@ -272,7 +275,8 @@ impl KernelFs {
             if self.env.clock.moment() - began >= most {
                 break;
             }
-            self.digest_session(session, None)
+            Digests::of(self)
+                .digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
             if !fits() {
                 self.reclaim_reservations(Some(session.id), &fits);
@@ -288,7 +292,7 @@ impl KernelFs {
         least: u64,
         take: &dyn Fn() -> Result<Option<T>, IpcError>,
     ) -> Result<T, IpcError> {
-        let own = || self.digest_session(session, None).map(drop);
+        let own = || Digests::of(self).digest_session(session, None).map(drop);
         let recall = || {
             if self.could_come_back(least) {
                 self.reclaim_reservations(None, &|| self.promisable() >= least);
@@ -304,7 +308,7 @@ impl KernelFs {
             self.free_until(least);
             self.finish_sealed();
             // What fails is noted where it does, and is another session's.
-            let _ = self.digest_all();
+            let _ = Digests::of(self).digest_all();
             self.await_freed(least)
         };
         let taken = self.search(&[&all, &recall], take)?;
@@ -352,7 +356,10 @@ impl KernelFs {
     /// Frees what is deleted until that is enough, or there is no more.
     fn free_until(&self, least: u64) {
         let until_ms = self.now_ms() + self.env.config.wait_ms;
-        while self.promisable() < least && self.now_ms() < until_ms && self.free_unheld_for(FREE_SLICE_MS) {}
+        while self.promisable() < least
+            && self.now_ms() < until_ms
+            && HeldInodes::of(self).free_unheld_for(FREE_SLICE_MS)
+        {}
     }
 
     /// Has sessions (this one, or all) give back what they do not use, and waits until it is `enough` or all

@@ -7,6 +7,7 @@
 
 use crate::error::no;
 use crate::kernel::KernelFs;
+use crate::ops::digest::Digests;
 use crate::session::state::Session;
 use serde::Serialize;
 use std::sync::Arc;
@@ -48,7 +49,9 @@ impl KernelFs {
             .iter()
             .map(|session| self.newest_logged(session))
             .collect();
-        let mut result = self.digest_all().map_err(|error| self.refused(&error));
+        let mut result = Digests::of(self)
+            .digest_all()
+            .map_err(|error| self.refused(&error));
         self.finish_sealed();
         let mut entries = 0;
         for (session, newest) in sessions.iter().zip(newest) {
@@ -86,7 +89,7 @@ impl KernelFs {
         let most = Duration::from_millis(self.env.config.wait_ms);
         let (mut began, mut before) = (self.env.clock.moment(), LogSeq(0));
         loop {
-            let digested = self
+            let digested = Digests::of(self)
                 .digest_session(session, None)
                 .map_err(|error| self.refused(&error))?;
             if digested >= newest {

@@ -2,8 +2,10 @@
 //! durable seal, digest, end.
 
 use crate::counters::Counters;
-use crate::kernel::{BaseLimit, KernelFs};
+use crate::kernel::{BaseLimit, Core, KernelFs};
 use crate::leases::grants::RowChange;
+use crate::ops::digest::Digests;
+use crate::ops::rows::write_rows;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
 use crate::session::table::{Company, Ended, Phase, Reclaim, SessionEntry};
@@ -154,7 +156,7 @@ impl KernelFs {
             };
             if let Err(error) = self.finish_session(&session, &seal, keep, BaseLimit::Now) {
                 if error.is_no_space() {
-                    self.wait_for_space(&error);
+                    Digests::of(self).wait_for_space(&error);
                 } else {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
                     self.note_error(&error);
@@ -176,7 +178,7 @@ impl KernelFs {
         keep: bool,
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
-        let digested = self.digest_sealed(session, seal, limit)?;
+        let digested = Digests::of(self).digest_sealed(session, seal, limit)?;
         let row_changes = session.row_changes.lock();
         let (rows, numbers) = {
             let sessions = self.locked();
@@ -191,7 +193,7 @@ impl KernelFs {
             ..LastForwarded::default()
         };
         if !session.read_only {
-            self.write_rows(&free_numbers(&numbers))?;
+            write_rows(Core::of(self), &free_numbers(&numbers))?;
             self.remove_grants(rows)?;
             let mut tx = self.store.begin()?;
             last_forwarded = tx
@@ -209,7 +211,7 @@ impl KernelFs {
         self.logs.remove(session.id);
         let kept = keep.then_some((seal, last_forwarded));
         let changes = self.drop_session(session, kept, &removed);
-        self.write_rows(&changes)
+        write_rows(Core::of(self), &changes)
     }
 
     /// Removes grants from media, in as few transactions as they need.
@@ -503,7 +505,7 @@ impl KernelFs {
                 left.push(RowChange::Remove(grant.lease));
             }
         }
-        self.write_rows(&left)?;
+        write_rows(Core::of(self), &left)?;
         for id in &ending {
             let reserved = self.locked().rows.numbers(*id);
             numbers.extend(reserved.into_iter().map(|(ino, _)| ino));
@@ -558,7 +560,7 @@ impl KernelFs {
                     free.push(RowChange::FreeNumber(InodeKey { ino, generation }));
                 }
             }
-            self.write_rows(&free)?;
+            write_rows(Core::of(self), &free)?;
         }
         for id in self.logs.list()? {
             if !unfinished.contains(&id) {

@@ -4,7 +4,10 @@
 
 use crate::common::{Client, ROOT, World, want};
 use crate::digest::Applied;
+use crate::kernel::Core;
 use crate::leases::grants::RowChange;
+use crate::ops::digest::TakeOver;
+use crate::ops::rows::write_rows;
 use crate::session::state::Session;
 use std::sync::Arc;
 use varve_ipc::{LeaseMode, Service};
@@ -84,7 +87,7 @@ fn row_of_a_batch_does_not_come_again_when_its_session_ends_while_a_part_is_give
     let changes = world.kernel.locked().rows.give_back_changes(a.id(), given_back);
     assert_eq!(changes.len(), 2);
     end(&world, &a);
-    world.kernel.write_rows(&changes).unwrap();
+    write_rows(Core::of(&world.kernel), &changes).unwrap();
     nothing_is_left(&world, inodes);
 }
 
@@ -106,7 +109,7 @@ fn part_that_a_digest_took_out_does_not_come_again_when_another_is_given_back() 
     let mut tx = world.kernel.store.begin().unwrap();
     tx.grant_put(&row).unwrap();
     tx.commit().unwrap();
-    world.kernel.write_rows(&[change]).unwrap();
+    write_rows(Core::of(&world.kernel), &[change]).unwrap();
     assert_eq!(world.kernel.store.grants().unwrap(), []);
 }
 
@@ -123,10 +126,10 @@ fn row_that_came_since_its_inode_was_digested_is_removed_and_one_of_the_record_i
         ..Applied::default()
     };
     // The digest looked for rows before this one counted.
-    let changes = world.kernel.take_over(&freed(Vec::new()));
+    let changes = TakeOver::of(&world.kernel).take_over(&freed(Vec::new()));
     assert_eq!(changes, [RowChange::Remove(row.lease)]);
     world.kernel.locked().rows.insert_batch(row, &[key]);
-    let changes = world.kernel.take_over(&freed(vec![(row.lease, None)]));
+    let changes = TakeOver::of(&world.kernel).take_over(&freed(vec![(row.lease, None)]));
     assert_eq!(changes, []);
     assert!(world.kernel.locked().rows.find(a.id(), key).is_none());
 }

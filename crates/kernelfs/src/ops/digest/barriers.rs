@@ -2,7 +2,7 @@
 //! whatever order that is.
 #![allow(clippy::unwrap_used)]
 
-use super::BARRIER_KEYS_MAX;
+use super::{BARRIER_KEYS_MAX, TakeOver};
 use crate::common::{Client, ROOT, World, want};
 use crate::digest::Applied;
 use varve_format::{FileBlock, FileKind, InodeAttr, InodeKey, TxId};
@@ -49,7 +49,7 @@ fn replaced(world: &World, tx: u64, keys: &[InodeKey]) {
         remapped: keys.to_vec(),
         ..Applied::default()
     };
-    assert_eq!(world.kernel.take_over(&applied), []);
+    assert_eq!(TakeOver::of(&world.kernel).take_over(&applied), []);
 }
 
 /// Obeys the next barrier, which must be there; its transaction.

@@ -1,0 +1,57 @@
+//! Changes of grant rows, and of the inode numbers that are reserved under them, on media. What changes is said
+//! by [`crate::leases::grants`].
+
+use crate::kernel::Core;
+use crate::leases::grants::RowChange;
+use varve_format::session::GrantRow;
+use varve_store::StoreError;
+
+/// Writes row changes to media. Durable when this returns.
+///
+/// # Errors
+/// The store's.
+pub(crate) fn write_rows(core: Core<'_>, changes: &[RowChange]) -> Result<(), StoreError> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let mut tx = core.store.begin_with_room()?;
+    let mut room = core.store.room_for_ops();
+    let mut never_made = Vec::new();
+    for change in changes {
+        match change {
+            RowChange::Put(row) => {
+                // A part of a batch was given back while its session ended, and the row with it: it must
+                // not come again. Nor must a part that a digest took out since the row was looked at:
+                // parts only ever go.
+                let now = tx.grant(row.lease)?.map(|now| now.batch & row.batch);
+                match now {
+                    None => {}
+                    Some(0) => tx.grant_remove(row.lease)?,
+                    Some(batch) => tx.grant_put(&GrantRow { batch, ..*row })?,
+                }
+            }
+            RowChange::Remove(lease) => match tx.grant_remove(*lease) {
+                Ok(()) | Err(StoreError::NoGrant(_)) => {}
+                Err(error) => return Err(error),
+            },
+            RowChange::FreeNumber(key) => match tx.release_inode(*key) {
+                Ok(()) => never_made.push(*key),
+                // Made by now, and perhaps gone again.
+                Err(StoreError::NoInode(_)) => {}
+                Err(error) => return Err(error),
+            },
+        }
+        // The inodes of a number may have to come back from a slower tier.
+        room -= usize::from(matches!(change, RowChange::FreeNumber(_)));
+        if tx.room_at_least(varve_store::OP_ROOM) < varve_store::OP_ROOM || room == 0 {
+            tx.commit()?;
+            tx = core.store.begin_with_room()?;
+            room = core.store.room_for_ops();
+        }
+    }
+    tx.commit()?;
+    if !never_made.is_empty() {
+        core.locked().unlearn(&never_made);
+    }
+    Ok(())
+}
