@@ -95,6 +95,11 @@ impl Env {
     pub(crate) fn in_grace(&self) -> bool {
         self.clock.monotonic_ms() < self.grace_until_ms.load(Ordering::Acquire)
     }
+
+    /// Whether a user is root or the pool's owner.
+    pub(crate) const fn is_privileged(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.owner_uid
+    }
 }
 
 /// How far the daemon is in its life, and who works for it.
@@ -204,11 +209,6 @@ impl KernelFs {
     /// As [`Faults::note_error`].
     pub(crate) fn note_error(&self, error: &StoreError) {
         self.faults().note_error(error);
-    }
-
-    /// As [`Faults::stop_writing`].
-    pub(crate) fn stop_writing(&self, error: &StoreError) {
-        self.faults().stop_writing(error);
     }
 
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {

@@ -8,6 +8,7 @@ use crate::ops::holds::HeldInodes;
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::status::{SessionDetail, Status, View};
+use crate::ops::teardown::Teardown;
 use crate::ops::watch;
 use crate::session::state::Session;
 use crate::session::table::Phase;
@@ -25,7 +26,7 @@ impl KernelFs {
         let _entered = self.begin_request()?;
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
-            self.forget_ended(predecessor);
+            Teardown::of(self).forget_ended(predecessor);
         }
         let result = self.dispatch(&session, request);
         // A request that failed because the session was sealed meanwhile says so.
@@ -118,8 +119,8 @@ impl KernelFs {
                 Ok(Response::Done)
             }
             Request::Bye => {
-                self.seal(session.id, "it said goodbye", false);
-                self.finish_or_leave();
+                Teardown::of(self).seal(session.id, "it said goodbye", false);
+                Teardown::of(self).finish_or_leave();
                 Ok(Response::Done)
             }
             Request::Admin(admin) => self.admin_request(session.peer, admin),
@@ -132,7 +133,7 @@ impl KernelFs {
     /// EPERM, EIO with the cause in the daemon's log, ENOSYS where nobody implements it.
     pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
         let _entered = self.begin_request()?;
-        if !self.is_privileged(peer.uid) {
+        if !self.env.is_privileged(peer.uid) {
             return Err(no(libc::EPERM));
         }
         let json = match admin {
@@ -231,8 +232,8 @@ impl Service for KernelFs {
             })
             .map_err(|error| {
                 tracing::error!(%session, "no descriptors for a client: {error}");
-                self.seal(session, "its opening failed", false);
-                self.finish_or_leave();
+                Teardown::of(self).seal(session, "its opening failed", false);
+                Teardown::of(self).finish_or_leave();
                 no(libc::EIO)
             })?;
         Ok(Opened {
@@ -251,6 +252,6 @@ impl Service for KernelFs {
     }
 
     fn gone(&self, session: SessionId) {
-        self.connection_gone(session);
+        Teardown::of(self).connection_gone(session);
     }
 }

@@ -9,6 +9,7 @@ use crate::leases::{Decision, GrantedLease, Refusal, Ticket};
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
 use crate::ops::rows::write_rows;
+use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
 use crate::session::table::{LeaseWaiter, WaitOutcome};
@@ -225,7 +226,7 @@ impl KernelFs {
             }
             if !sessions.doomed.is_empty() {
                 drop(sessions);
-                self.seal_doomed();
+                Teardown::of(self).seal_doomed();
                 sessions = self.locked();
                 continue;
             }
@@ -352,7 +353,7 @@ impl KernelFs {
         let give_up_ms = until_ms.min(now_ms + 2 * self.env.config.lease_ms);
         while sessions.rows.len() >= rows && self.now_ms() < give_up_ms && !sessions.latched {
             drop(sessions);
-            self.seal_doomed();
+            Teardown::of(self).seal_doomed();
             self.env.clock.pause(Duration::from_millis(1));
             sessions = self.locked();
             let now_ms = self.now_ms();

@@ -4,6 +4,7 @@ use crate::config::{Emulated, VerifyNvm};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
 use crate::ops::holds::HeldInodes;
+use crate::ops::teardown::Teardown;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
 use crate::session::table::{Company, Phase, Reclaim, SessionEntry};
@@ -52,7 +53,7 @@ impl KernelFs {
                 hello.version
             )));
         }
-        if !self.is_privileged(peer.uid) && !self.env.config.users.admit(peer.uid) {
+        if !self.env.is_privileged(peer.uid) && !self.env.config.users.admit(peer.uid) {
             return Err(no(libc::EACCES));
         }
         if hello.held.len() > HELD_MAX {
@@ -62,7 +63,7 @@ impl KernelFs {
             return Err(IpcError::Gone("the daemon is stopping".into()));
         }
         let predecessor = hello.resume.and_then(|token| self.end_predecessor(token, peer));
-        self.reap(self.now_ms());
+        Teardown::of(self).reap(self.now_ms());
         self.check_room(peer)?;
         let latched = self.store.latched();
         let read_only = hello.read_only || latched.is_some();
@@ -75,8 +76,8 @@ impl KernelFs {
             self.announce_company(session.id);
         }
         let root = self.store.get(ROOT_INO).map_err(|error| {
-            self.seal(session.id, "its opening failed", false);
-            self.finish_or_leave();
+            Teardown::of(self).seal(session.id, "its opening failed", false);
+            Teardown::of(self).finish_or_leave();
             self.store.note_damage(&error);
             refuse(&error)
         })?;
@@ -143,8 +144,8 @@ impl KernelFs {
                 .map(|member| member.session.id)
         };
         if let Some(id) = alive {
-            self.seal_session(id, "its client resumes");
-            self.finish_sealed();
+            Teardown::of(self).seal_session(id, "its client resumes");
+            Teardown::of(self).finish_sealed();
             // Another thread may be at it.
             let until_ms = self.now_ms() + self.env.config.wait_ms;
             while self.locked().entries.contains_key(&id) {
@@ -152,7 +153,7 @@ impl KernelFs {
                     break;
                 }
                 self.env.clock.pause(std::time::Duration::from_millis(1));
-                self.finish_sealed();
+                Teardown::of(self).finish_sealed();
             }
         }
         let ended = {
@@ -182,11 +183,11 @@ impl KernelFs {
             (living, forgotten)
         };
         for id in living {
-            self.seal(id, "its client has not heard of it", false);
-            self.finish_or_leave();
+            Teardown::of(self).seal(id, "its client has not heard of it", false);
+            Teardown::of(self).finish_or_leave();
         }
         for id in forgotten {
-            self.forget_ended(id);
+            Teardown::of(self).forget_ended(id);
         }
     }
 
@@ -194,7 +195,7 @@ impl KernelFs {
     /// room.
     fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
         let most = self.env.config.sessions_max as usize;
-        let own_most = if self.is_privileged(peer.uid) {
+        let own_most = if self.env.is_privileged(peer.uid) {
             most
         } else {
             most.div_ceil(4)
@@ -235,7 +236,7 @@ impl KernelFs {
         };
         match oldest {
             Some((count, id)) if count > 1 => {
-                self.forget_ended(id);
+                Teardown::of(self).forget_ended(id);
                 true
             }
             _ => false,
@@ -283,7 +284,7 @@ impl KernelFs {
                 })
             })?;
         area.page.set_committed_tx(self.store.newest_tx());
-        let privileged = self.is_privileged(peer.uid);
+        let privileged = self.env.is_privileged(peer.uid);
         let segments = if privileged {
             None
         } else {
@@ -426,8 +427,8 @@ impl KernelFs {
             };
             if self.now_ms() >= until_ms {
                 drop(sessions);
-                self.seal_session(id, "it did not give its kernel's caches up in time");
-                self.finish_or_leave();
+                Teardown::of(self).seal_session(id, "it did not give its kernel's caches up in time");
+                Teardown::of(self).finish_or_leave();
                 sessions = self.locked();
                 continue;
             }

@@ -7,6 +7,8 @@ use crate::health::Health;
 use crate::kernel::{Env, KernelFs, Lifecycle, Parts, SpaceLimits};
 use crate::leases::{Limits, Table};
 use crate::ops::holds::HeldInodes;
+use crate::ops::recovery::Recovery;
+use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
@@ -78,7 +80,7 @@ impl KernelFs {
             lifecycle: Lifecycle::default(),
             space: SpaceLimits::default(),
         };
-        kernel.recover(base_limit)?;
+        Recovery::of(&kernel).recover(base_limit)?;
         Ok(Arc::new(kernel))
     }
 
@@ -88,11 +90,11 @@ impl KernelFs {
     pub fn tick(&self) {
         let now_ms = self.now_ms();
         self.sessions.table.lock().pump(now_ms);
-        self.seal_doomed();
-        self.finish_sealed();
-        self.reap(now_ms);
+        Teardown::of(self).seal_doomed();
+        Teardown::of(self).finish_sealed();
+        Teardown::of(self).reap(now_ms);
         HeldInodes::of(self).free_unheld();
-        self.note_solitude(now_ms);
+        Teardown::of(self).note_solitude(now_ms);
     }
 
     /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have
@@ -114,7 +116,7 @@ impl KernelFs {
         let mut over = self.lifecycle.in_flight.are_over();
         while !over && left_ms > 0 {
             self.env.clock.pause(Duration::from_millis(1));
-            self.finish_sealed();
+            Teardown::of(self).finish_sealed();
             left_ms -= 1;
             over = self.lifecycle.in_flight.are_over();
         }
@@ -139,9 +141,9 @@ impl KernelFs {
     fn end_sessions(&self) {
         let ids: Vec<_> = self.sessions.table.lock().entries.keys().copied().collect();
         for id in ids {
-            self.seal_session(id, "the daemon stops");
+            Teardown::of(self).seal_session(id, "the daemon stops");
         }
-        self.finish_sealed();
+        Teardown::of(self).finish_sealed();
     }
 }
 

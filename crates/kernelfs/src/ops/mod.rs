@@ -10,6 +10,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod map;
 pub(crate) mod migrate;
 pub(crate) mod read;
+pub(crate) mod recovery;
 pub(crate) mod reserve;
 pub(crate) mod rows;
 pub(crate) mod status;

@@ -30,6 +30,7 @@ use crate::error::no;
 use crate::kernel::KernelFs;
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
+use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use crate::session::table::Reclaim;
 use parking_lot::RwLockWriteGuard;
@@ -306,7 +307,7 @@ impl KernelFs {
         self.await_grace();
         let all = || {
             self.free_until(least);
-            self.finish_sealed();
+            Teardown::of(self).finish_sealed();
             // What fails is noted where it does, and is another session's.
             let _ = Digests::of(self).digest_all();
             self.await_freed(least)
@@ -370,8 +371,8 @@ impl KernelFs {
         let asked = self.ask_for_reservations(from);
         // A test's clock may stand still.
         while self.env.clock.moment() - began < most {
-            self.seal_doomed();
-            self.finish_sealed();
+            Teardown::of(self).seal_doomed();
+            Teardown::of(self).finish_sealed();
             let under_way = {
                 let now_ms = self.now_ms();
                 let mut sessions = self.locked();
@@ -406,8 +407,8 @@ impl KernelFs {
         // Who does not forget what it has read in time is sealed. A test's clock may stand still.
         while helps(self.store.pending_frees().blocks) && self.env.clock.moment() - began < most {
             self.locked().pump(self.now_ms());
-            self.seal_doomed();
-            self.finish_sealed();
+            Teardown::of(self).seal_doomed();
+            Teardown::of(self).finish_sealed();
             let passed = self.env.clock.moment() - began;
             self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }

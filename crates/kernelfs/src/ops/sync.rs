@@ -8,6 +8,7 @@
 use crate::error::no;
 use crate::kernel::KernelFs;
 use crate::ops::digest::Digests;
+use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use serde::Serialize;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ impl KernelFs {
         let mut result = Digests::of(self)
             .digest_all()
             .map_err(|error| self.refused(&error));
-        self.finish_sealed();
+        Teardown::of(self).finish_sealed();
         let mut entries = 0;
         for (session, newest) in sessions.iter().zip(newest) {
             let done = newest.and_then(|(digested, newest)| {
@@ -97,8 +98,8 @@ impl KernelFs {
             }
             // One that ended did not do what lies behind its seal; what lies before it is digested when it is
             // gone.
-            self.seal_doomed();
-            self.finish_sealed();
+            Teardown::of(self).seal_doomed();
+            Teardown::of(self).finish_sealed();
             if !self.locked().entries.contains_key(&session.id) {
                 return Ok(());
             }

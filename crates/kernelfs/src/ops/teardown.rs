@@ -1,22 +1,23 @@
-//! How sessions end: by order, by force, by death, at a restart. One way for all: page, barrier, scan,
+//! How a session ends: by order, by force, by death, at a restart. One way for all: page, barrier, scan,
 //! durable seal, digest, end.
 
 use crate::counters::Counters;
+use crate::health::Health;
 use crate::kernel::{BaseLimit, Core, KernelFs};
 use crate::leases::grants::RowChange;
+use crate::logs::LogStore;
 use crate::ops::digest::Digests;
 use crate::ops::rows::write_rows;
 use crate::process::ProcessId;
-use crate::session::state::{Session, SessionParts};
-use crate::session::table::{Company, Ended, Phase, Reclaim, SessionEntry};
+use crate::session::state::Session;
+use crate::session::table::{Company, Ended, Phase, Reclaim};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use varve_format::seeded::{Bug, armed};
-use varve_format::session::{SessionRow, SessionState};
-use varve_format::{Generation, Ino, InodeKey, LastForwarded, LeaseNo, LogSeq, Seal, SessionId, TxId};
-use varve_ipc::{ClientKind, Page, Peer, Upcall, Watched};
-use varve_store::{InodeSlot, StoreError};
+use varve_format::session::SessionState;
+use varve_format::{Generation, Ino, InodeKey, LastForwarded, LeaseNo, Seal, SessionId};
+use varve_ipc::{ClientKind, Upcall, Watched};
+use varve_store::StoreError;
 
 /// Pause before a sealed log that found no space is tried again, in milliseconds.
 const NO_SPACE_RETRY_MS: u64 = 200;
@@ -31,11 +32,32 @@ const SOLITUDE_PER_WAIT: u64 = 10;
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
 
-impl KernelFs {
+/// What ending sessions takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Teardown<'k> {
+    core: Core<'k>,
+    logs: &'k dyn LogStore,
+    health: &'k Health,
+    counters: &'k Counters,
+    digests: Digests<'k>,
+}
+
+impl<'k> Teardown<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            logs: &*kernel.logs,
+            health: &kernel.health,
+            counters: &kernel.counters,
+            digests: Digests::of(kernel),
+        }
+    }
+
     /// Seals the sessions that are late. Never waits for a client.
     pub(crate) fn seal_doomed(&self) {
         loop {
-            let Some((id, why)) = self.locked().doomed.pop_first() else {
+            let Some((id, why)) = self.core.locked().doomed.pop_first() else {
                 return;
             };
             self.seal_session(id, why);
@@ -52,7 +74,7 @@ impl KernelFs {
     /// Ends a session; with `keep` its client may come back.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
         let (session, believed) = {
-            let mut sessions = self.locked();
+            let mut sessions = self.core.locked();
             let Some(member) = sessions.entries.get_mut(&id) else {
                 return;
             };
@@ -69,7 +91,7 @@ impl KernelFs {
             sessions.note_watched(id, Watched::default());
             if believed {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
-                sessions.note_believed(self.env.clock.moment(), absent);
+                sessions.note_believed(self.core.env.clock.moment(), absent);
             }
             // Whoever waits for this session's sake stops now.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
@@ -91,31 +113,31 @@ impl KernelFs {
         }
         if believed {
             // What it answers from here on is not believed.
-            self.locked().note_believed(self.env.clock.moment(), []);
+            self.core.locked().note_believed(self.core.env.clock.moment(), []);
         }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();
         match self.persist_seal(&session, BaseLimit::Now) {
-            Ok(seal) => self.locked().to_finish.push((session, seal, keep)),
+            Ok(seal) => self.core.locked().to_finish.push((session, seal, keep)),
             Err(error) => {
                 // The log stays as it is, and its leases with it: the next start seals it. Nobody waits for
                 // them: the pool is read-only.
                 tracing::error!(session = %id, "the seal cannot be made durable: {error}");
-                self.note_error(&error);
+                self.core.note_error(&error);
                 // A log that cannot be read, too.
                 if error.is_device() {
-                    self.stop_writing(&error);
+                    self.core.stop_writing(&error);
                 }
                 session.upcalls.close();
             }
         }
-        self.lifecycle.bell.ring();
+        self.core.lifecycle.bell.ring();
     }
 
     /// Finds the end of a log whose page says SEALED, and makes it durable.
-    fn persist_seal(&self, session: &Arc<Session>, limit: BaseLimit) -> Result<Seal, StoreError> {
+    pub(super) fn persist_seal(&self, session: &Arc<Session>, limit: BaseLimit) -> Result<Seal, StoreError> {
         let reader = session.reader.lock();
-        let newest_tx = || limit.newest(&self.store);
+        let newest_tx = || limit.newest(self.core.store);
         let seal = match session.log.as_deref() {
             None => Seal {
                 last: reader.digested,
@@ -136,7 +158,7 @@ impl KernelFs {
             }
         };
         if !session.read_only {
-            let mut tx = self.store.begin()?;
+            let mut tx = self.core.store.begin()?;
             // Mediated operations write their number into the row themselves.
             let last_forwarded = tx
                 .session(session.id)?
@@ -151,37 +173,39 @@ impl KernelFs {
     /// Digests sealed logs and ends their sessions.
     pub(crate) fn finish_sealed(&self) {
         loop {
-            let Some((session, seal, keep)) = self.locked().to_finish.pop() else {
+            let Some((session, seal, keep)) = self.core.locked().to_finish.pop() else {
                 return;
             };
             if let Err(error) = self.finish_session(&session, &seal, keep, BaseLimit::Now) {
                 if error.is_no_space() {
-                    Digests::of(self).wait_for_space(&error);
+                    self.digests.wait_for_space(&error);
                 } else {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested: {error}");
-                    self.note_error(&error);
-                    self.counters.stuck_ms.store(self.now_ms(), Ordering::Relaxed);
+                    self.core.note_error(&error);
+                    self.counters
+                        .stuck_ms
+                        .store(self.core.now_ms(), Ordering::Relaxed);
                 }
                 session.upcalls.close();
                 if !error.stops_writing() {
                     // Out of space, most likely: again when there is some.
-                    self.locked().unfinished.push((session, seal, keep));
+                    self.core.locked().unfinished.push((session, seal, keep));
                 }
             }
         }
     }
 
-    fn finish_session(
+    pub(super) fn finish_session(
         &self,
         session: &Arc<Session>,
         seal: &Seal,
         keep: bool,
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
-        let digested = Digests::of(self).digest_sealed(session, seal, limit)?;
+        let digested = self.digests.digest_sealed(session, seal, limit)?;
         let row_changes = session.row_changes.lock();
         let (rows, numbers) = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             (
                 sessions.rows.of_session(session.id),
                 sessions.rows.numbers(session.id),
@@ -193,9 +217,9 @@ impl KernelFs {
             ..LastForwarded::default()
         };
         if !session.read_only {
-            write_rows(Core::of(self), &free_numbers(&numbers))?;
+            write_rows(self.core, &free_numbers(&numbers))?;
             self.remove_grants(rows)?;
-            let mut tx = self.store.begin()?;
+            let mut tx = self.core.store.begin()?;
             last_forwarded = tx
                 .session(session.id)?
                 .map_or(last_forwarded, |row| row.last_forwarded);
@@ -211,14 +235,14 @@ impl KernelFs {
         self.logs.remove(session.id);
         let kept = keep.then_some((seal, last_forwarded));
         let changes = self.drop_session(session, kept, &removed);
-        write_rows(Core::of(self), &changes)
+        write_rows(self.core, &changes)
     }
 
     /// Removes grants from media, in as few transactions as they need.
     fn remove_grants(&self, rows: Vec<LeaseNo>) -> Result<(), StoreError> {
         let mut rows = rows.into_iter().peekable();
         while rows.peek().is_some() {
-            let mut tx = self.store.begin()?;
+            let mut tx = self.core.store.begin()?;
             while tx.room_at_least(varve_store::OP_ROOM + 1) > varve_store::OP_ROOM
                 && let Some(lease) = rows.next()
             {
@@ -241,8 +265,8 @@ impl KernelFs {
         kept: Option<(&Seal, LastForwarded)>,
         removed: &BTreeSet<LeaseNo>,
     ) -> Vec<RowChange> {
-        let now_ms = self.now_ms();
-        let mut guard = self.locked();
+        let now_ms = self.core.now_ms();
+        let mut guard = self.core.locked();
         let sessions = &mut *guard;
         let late = sessions.rows.of_session(session.id);
         let late_numbers = if late.len() > removed.len() {
@@ -255,7 +279,7 @@ impl KernelFs {
         sessions.end_waits(&tickets);
         sessions.entries.remove(&session.id);
         // From here on nothing is promised to it.
-        self.store.unreserve(session.spend(u64::MAX));
+        self.core.store.unreserve(session.spend(u64::MAX));
         sessions.doomed.remove(&session.id);
         if sessions.entries.len() <= 1 {
             sessions.alone_since_ms = now_ms;
@@ -275,7 +299,7 @@ impl KernelFs {
             }),
             None => sessions.unheld.extend(sessions.holds.drop_session(session.id)),
         }
-        self.store.set_reader_horizon(sessions.reader_horizon());
+        self.core.store.set_reader_horizon(sessions.reader_horizon());
         session.upcalls.close();
         sessions.pump(now_ms);
         drop(guard);
@@ -291,20 +315,20 @@ impl KernelFs {
     /// The connection of a session is gone. Its client may still live and resume on another one, within the
     /// grace time.
     pub(crate) fn connection_gone(&self, id: SessionId) {
-        let Ok(_entered) = self.begin_request() else {
+        let Ok(_entered) = self.core.lifecycle.begin_request() else {
             return;
         };
-        if self.lifecycle.stopping.load(Ordering::Acquire) {
+        if self.core.lifecycle.stopping.load(Ordering::Acquire) {
             return;
         }
-        let until_ms = self.now_ms() + self.env.config.grace_ms;
+        let until_ms = self.core.now_ms() + self.core.env.config.grace_ms;
         // Who digests its log, and when, is not known here.
-        if let Some(member) = self.locked().entries.get(&id) {
+        if let Some(member) = self.core.locked().entries.get(&id) {
             member.session.holds_until_ms.store(until_ms, Ordering::Release);
         }
         self.seal_session(id, "its connection is gone");
         self.finish_or_leave();
-        let mut sessions = self.locked();
+        let mut sessions = self.core.locked();
         if let Some(ended) = sessions.ended.iter_mut().find(|ended| ended.id == id) {
             ended.holds_until_ms = Some(until_ms);
         }
@@ -312,8 +336,8 @@ impl KernelFs {
 
     /// Digests sealed logs here, unless there is a thread for it.
     pub(crate) fn finish_or_leave(&self) {
-        if self.lifecycle.background.load(Ordering::Acquire) {
-            self.lifecycle.bell.ring();
+        if self.core.lifecycle.background.load(Ordering::Acquire) {
+            self.core.lifecycle.bell.ring();
         } else {
             self.finish_sealed();
         }
@@ -327,13 +351,13 @@ impl KernelFs {
         let stuck_ms = self.counters.stuck_ms.load(Ordering::Relaxed);
         let ready = |tried_ms: u64, pause_ms| tried_ms == 0 || now_ms >= tried_ms + pause_ms;
         if ready(no_space_ms, NO_SPACE_RETRY_MS) && ready(stuck_ms, STUCK_RETRY_MS) {
-            let mut sessions = self.locked();
+            let mut sessions = self.core.locked();
             let retry = std::mem::take(&mut sessions.unfinished);
             sessions.to_finish.extend(retry);
         }
         let own = std::process::id();
         let (entries, ended) = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let entries: Vec<_> = sessions
                 .entries
                 .values()
@@ -366,11 +390,11 @@ impl KernelFs {
         for id in &forget {
             self.forget_ended(*id);
         }
-        let mut sessions = self.locked();
+        let mut sessions = self.core.locked();
         let sessions = &mut *sessions;
-        if self.in_grace() && !sessions.awaits_earlier() {
+        if self.core.env.in_grace() && !sessions.awaits_earlier() {
             // All have come back, or their processes are gone.
-            self.env.grace_until_ms.store(0, Ordering::Release);
+            self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
         for ended in &mut sessions.ended {
             if ended.holds_until_ms.is_some_and(|until_ms| now_ms >= until_ms) {
@@ -383,7 +407,7 @@ impl KernelFs {
     /// Forgets an ended session: its row, its holds.
     pub(crate) fn forget_ended(&self, id: SessionId) {
         let row = {
-            let mut sessions = self.locked();
+            let mut sessions = self.core.locked();
             let sessions = &mut *sessions;
             let Some(at) = sessions.ended.iter().position(|ended| ended.id == id) else {
                 return;
@@ -394,13 +418,13 @@ impl KernelFs {
         if !row {
             return;
         }
-        let removed = self.store.begin().and_then(|mut tx| {
+        let removed = self.core.store.begin().and_then(|mut tx| {
             tx.session_remove(id)?;
             tx.commit()
         });
         match removed {
             Ok(_) | Err(StoreError::NoSession(_)) => {}
-            Err(error) => self.note_error(&error),
+            Err(error) => self.core.note_error(&error),
         }
     }
 
@@ -408,10 +432,10 @@ impl KernelFs {
     /// company that had to wait for the mount's kernel it takes longer, so that at most a tenth of the time
     /// is spent on such waits, however others come and go.
     pub(crate) fn note_solitude(&self, now_ms: u64) {
-        let mut sessions = self.locked();
+        let mut sessions = self.core.locked();
         let pause_ms = sessions.company_waited_ms.saturating_mul(SOLITUDE_PER_WAIT);
         let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
-        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.env.config.solo_ms) {
+        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
             return;
         }
         // An answer that is still to come would be taken for one to the next announcement.
@@ -427,248 +451,6 @@ impl KernelFs {
             sessions.company_waited_ms = 0;
             sessions.send(id, Upcall::Solo);
         }
-    }
-
-    /// Ends all sessions of an earlier daemon. Their pages say SEALED already.
-    ///
-    /// # Errors
-    /// Of the store and the logs, if no device failed: then the pool is read-only and the logs keep what they
-    /// have.
-    pub(crate) fn recover(&self, base_limit: TxId) -> Result<(), StoreError> {
-        let result = self.recover_all(BaseLimit::AtStart(base_limit));
-        match result {
-            Err(error) if error.is_device() => {
-                self.stop_writing(&error);
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
-    fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
-        let rows = self.store.sessions()?;
-        if rows.is_empty() {
-            // Nobody can come back: what is deleted needs not to be kept for them.
-            self.env.grace_until_ms.store(0, Ordering::Release);
-        }
-        self.locked().earlier = rows.iter().map(|row| row.id).collect();
-        // A mount may have been alone when the earlier daemon ended. One that was unmounted has no row.
-        let is_mount = |row: &SessionRow| row.flags & 1 == 1;
-        if rows.iter().any(is_mount) {
-            let over = rows
-                .iter()
-                .filter(|row| !is_mount(row) && matches!(row.state, SessionState::Ended(_)));
-            self.locked()
-                .note_believed(self.env.clock.moment(), over.map(|row| row.id));
-        }
-        let numbers = self.take_up_grants(&rows)?;
-        let sealed = self.revive_all(rows, limit)?;
-        let revived = sealed
-            .iter()
-            .map(|(session, _)| (session.id, Arc::clone(session)));
-        self.locked().revived = revived.collect();
-        for (session, seal) in sealed {
-            match self.finish_session(&session, &seal, true, limit) {
-                Ok(()) => {}
-                Err(error) if error.stops_writing() => return Err(error),
-                Err(error) => {
-                    tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
-                    self.store.note_damage(&error);
-                    self.keep_leases(&session)?;
-                    self.locked().unfinished.push((session, seal, true));
-                }
-            }
-        }
-        self.locked().revived.clear();
-        self.clear_left(numbers)?;
-        if !armed(Bug::OrphansLeftAtStart) {
-            let orphans = self.store.orphans()?;
-            self.locked().unheld.extend(orphans);
-        }
-        Ok(())
-    }
-
-    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers
-    /// that were reserved for the former.
-    fn take_up_grants(&self, rows: &[SessionRow]) -> Result<Vec<Ino>, StoreError> {
-        let ending: BTreeSet<_> = rows
-            .iter()
-            .filter(|row| !matches!(row.state, SessionState::Ended(_)))
-            .map(|row| row.id)
-            .collect();
-        let (mut left, mut numbers) = (Vec::new(), Vec::new());
-        for grant in self.store.grants()? {
-            if ending.contains(&grant.session) {
-                self.locked().rows.insert(grant);
-            } else {
-                // A crash came between the end of the session and the end of this.
-                left.push(RowChange::Remove(grant.lease));
-            }
-        }
-        write_rows(Core::of(self), &left)?;
-        for id in &ending {
-            let reserved = self.locked().rows.numbers(*id);
-            numbers.extend(reserved.into_iter().map(|(ino, _)| ino));
-        }
-        Ok(numbers)
-    }
-
-    /// The sessions that have not ended, with their seals, oldest first.
-    fn revive_all(
-        &self,
-        rows: Vec<SessionRow>,
-        limit: BaseLimit,
-    ) -> Result<Vec<(Arc<Session>, Seal)>, StoreError> {
-        let mut sealed = Vec::new();
-        for row in rows {
-            let seal = match &row.state {
-                SessionState::Ended(seal) => {
-                    self.locked().ended.push(ended(&row, seal.clone()));
-                    self.logs.remove(row.id);
-                    continue;
-                }
-                SessionState::Sealed(seal) => Some(seal.clone()),
-                SessionState::Live => None,
-            };
-            let session = Arc::new(self.revive(&row)?);
-            let seal = match seal {
-                Some(seal) => seal,
-                None => self.persist_seal(&session, limit)?,
-            };
-            sealed.push((session, seal));
-        }
-        // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was
-        // digested.
-        sealed.sort_by_key(|(session, _)| session.id);
-        Ok(sealed)
-    }
-
-    /// Frees numbers that were reserved and removes logs that nobody has any more.
-    fn clear_left(&self, numbers: Vec<Ino>) -> Result<(), StoreError> {
-        let unfinished: BTreeSet<_> = self
-            .locked()
-            .unfinished
-            .iter()
-            .map(|(session, ..)| session.id)
-            .collect();
-        // A row on media does not name its numbers' generations: another session's inode could have one of
-        // them, until all are digested.
-        if unfinished.is_empty() {
-            let mut free = Vec::new();
-            for ino in numbers {
-                if let InodeSlot::Reserved(generation) = self.store.slot(ino)? {
-                    free.push(RowChange::FreeNumber(InodeKey { ino, generation }));
-                }
-            }
-            write_rows(Core::of(self), &free)?;
-        }
-        for id in self.logs.list()? {
-            if !unfinished.contains(&id) {
-                self.logs.remove(id);
-            }
-        }
-        Ok(())
-    }
-
-    /// The log of a session of an earlier daemon waits for space: nobody else gets its leases before it is
-    /// digested.
-    fn keep_leases(&self, session: &Arc<Session>) -> Result<(), StoreError> {
-        let mut keys = Vec::new();
-        let held = self.locked().rows.held(session.id);
-        for (ino, known) in held {
-            // Its image may be what cannot be read.
-            let generation = match known {
-                Some(generation) => Some(generation),
-                None => match self.store.slot(ino)? {
-                    InodeSlot::Used(inode) => Some(inode.attr.key.generation),
-                    InodeSlot::Reserved(generation) => Some(generation),
-                    InodeSlot::Free(_) => None,
-                },
-            };
-            keys.extend(generation.map(|generation| InodeKey { ino, generation }));
-        }
-        let now_ms = self.now_ms();
-        let mut sessions = self.locked();
-        for key in keys {
-            sessions.holds.add(session.id, key);
-            sessions.table.add_new(session.id, key, now_ms);
-        }
-        sessions.entries.insert(
-            session.id,
-            SessionEntry {
-                session: Arc::clone(session),
-                phase: Phase::Sealing,
-                company: Company::at_entry(true),
-                barriers: BTreeMap::new(),
-                reclaim: Reclaim::None,
-            },
-        );
-        Ok(())
-    }
-
-    /// A session of an earlier daemon, from its row.
-    fn revive(&self, row: &SessionRow) -> Result<Session, StoreError> {
-        let session = Session::new(SessionParts {
-            id: row.id,
-            kind: if row.flags & 1 == 1 {
-                ClientKind::Shim
-            } else {
-                ClientKind::Linked
-            },
-            peer: Peer {
-                pid: row.pid,
-                uid: row.uid,
-                // Not known yet: that of the process, if it lives.
-                gid: u32::MAX,
-            },
-            privileged: self.is_privileged(row.uid),
-            read_only: false,
-            token: row.token,
-            created_ns: row.created_ns,
-            page: Arc::new(Page::heap(row.id)),
-            log: self
-                .logs
-                .open(row.id)
-                .inspect_err(|error| self.health.log_failed(row.id, None, error))?,
-            process: Some(ProcessId {
-                pid: row.pid,
-                start: row.pid_start,
-            }),
-            known: None,
-            continues: None,
-            segments: None,
-        });
-        session.page.seal();
-        session.reader.lock().digested = row.digested;
-        *session.turn.last.lock() = row.last_forwarded.number;
-        if session.log.is_none() && row.digested > LogSeq(0) {
-            let text = "the log is gone; what was not digested is lost";
-            tracing::warn!(session = %row.id, "{text}");
-            self.health.log_damaged(row.id, text.into());
-        }
-        Ok(session)
-    }
-
-    pub(crate) fn is_privileged(&self, uid: u32) -> bool {
-        uid == 0 || uid == self.env.owner_uid
-    }
-}
-
-fn ended(row: &SessionRow, seal: Seal) -> Ended {
-    Ended {
-        id: row.id,
-        token: row.token,
-        uid: row.uid,
-        process: ProcessId {
-            pid: row.pid,
-            start: row.pid_start,
-        },
-        seal,
-        last_forwarded: row.last_forwarded,
-        holds_until_ms: None,
-        row: true,
-        known: None,
-        continues: None,
     }
 }
 

@@ -8,6 +8,7 @@ use crate::kernel::Core;
 use crate::leases::grants::RowChange;
 use crate::ops::digest::TakeOver;
 use crate::ops::rows::write_rows;
+use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use std::sync::Arc;
 use varve_ipc::{LeaseMode, Service};
@@ -46,11 +47,11 @@ fn grant_leaves_no_row_when_its_session_ends_before_it_counts() {
             end(&world, &a);
         } else {
             // Sealed; its end is still to come, and takes the row along.
-            world.kernel.seal_session(a.id(), "a test");
+            Teardown::of(&world.kernel).seal_session(a.id(), "a test");
         }
         let settled = world.kernel.settle_grants(&session, &decision, written);
         assert!(settled.is_ok() != ended, "{settled:?}");
-        world.kernel.finish_sealed();
+        Teardown::of(&world.kernel).finish_sealed();
         nothing_is_left(&world, inodes);
     }
 }
@@ -68,11 +69,11 @@ fn numbers_leave_nothing_when_their_session_ends_before_they_count() {
         if ended {
             end(&world, &a);
         } else {
-            world.kernel.seal_session(a.id(), "a test");
+            Teardown::of(&world.kernel).seal_session(a.id(), "a test");
         }
         let settled = world.kernel.settle_numbers(&session, vec![batch]);
         assert!(matches!(settled, Err(StoreError::NoSession(_))), "{settled:?}");
-        world.kernel.finish_sealed();
+        Teardown::of(&world.kernel).finish_sealed();
         nothing_is_left(&world, inodes);
     }
 }

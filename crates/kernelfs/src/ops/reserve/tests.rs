@@ -4,6 +4,7 @@
 
 use crate::common::{Client, ROOT, World, write_file};
 use crate::config::{Config, Users};
+use crate::ops::teardown::Teardown;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use varve_format::log::CHUNK_BYTES;
@@ -376,10 +377,10 @@ fn session_that_is_over_is_promised_nothing() {
     let session = world.kernel.locked().live(a.id()).unwrap();
     assert_eq!(ask(&a, 100), Ok(100));
     // Its request is under way.
-    world.kernel.seal_session(a.id(), "a test");
+    Teardown::of(&world.kernel).seal_session(a.id(), "a test");
     let granted = world.kernel.reserve(&session, 100, 1);
     assert_eq!(granted, Err(IpcError::Sealed));
-    world.kernel.finish_sealed();
+    Teardown::of(&world.kernel).finish_sealed();
     assert_eq!(reserved(&world), 0);
     assert_eq!(world.kernel.reserve(&session, 100, 1), Err(IpcError::Sealed));
     world.kernel.return_reservation(&session, 50, 100);

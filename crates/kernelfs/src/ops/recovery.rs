@@ -1,0 +1,280 @@
+//! Sessions of an earlier daemon at a start: sealed where they were not, digested, ended. How one ends is
+//! [`crate::ops::teardown`]'s.
+
+use crate::health::Health;
+use crate::kernel::{BaseLimit, Core, KernelFs};
+use crate::leases::grants::RowChange;
+use crate::logs::LogStore;
+use crate::ops::rows::write_rows;
+use crate::ops::teardown::Teardown;
+use crate::process::ProcessId;
+use crate::session::state::{Session, SessionParts};
+use crate::session::table::{Company, Ended, Phase, Reclaim, SessionEntry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::seeded::{Bug, armed};
+use varve_format::session::{SessionRow, SessionState};
+use varve_format::{Ino, InodeKey, LogSeq, Seal, TxId};
+use varve_ipc::{ClientKind, Page, Peer};
+use varve_store::{InodeSlot, StoreError};
+
+/// What ending the sessions of an earlier daemon takes.
+pub(crate) struct Recovery<'k> {
+    core: Core<'k>,
+    logs: &'k dyn LogStore,
+    health: &'k Health,
+    teardown: Teardown<'k>,
+}
+
+impl<'k> Recovery<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            logs: &*kernel.logs,
+            health: &kernel.health,
+            teardown: Teardown::of(kernel),
+        }
+    }
+
+    /// Ends all sessions of an earlier daemon. Their pages say SEALED already.
+    ///
+    /// # Errors
+    /// Of the store and the logs, if no device failed: then the pool is read-only and the logs keep what they
+    /// have.
+    pub(crate) fn recover(&self, base_limit: TxId) -> Result<(), StoreError> {
+        let result = self.recover_all(BaseLimit::AtStart(base_limit));
+        match result {
+            Err(error) if error.is_device() => {
+                self.core.stop_writing(&error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn recover_all(&self, limit: BaseLimit) -> Result<(), StoreError> {
+        let rows = self.core.store.sessions()?;
+        if rows.is_empty() {
+            // Nobody can come back: what is deleted needs not to be kept for them.
+            self.core.env.grace_until_ms.store(0, Ordering::Release);
+        }
+        self.core.locked().earlier = rows.iter().map(|row| row.id).collect();
+        // A mount may have been alone when the earlier daemon ended. One that was unmounted has no row.
+        let is_mount = |row: &SessionRow| row.flags & 1 == 1;
+        if rows.iter().any(is_mount) {
+            let over = rows
+                .iter()
+                .filter(|row| !is_mount(row) && matches!(row.state, SessionState::Ended(_)));
+            self.core
+                .locked()
+                .note_believed(self.core.env.clock.moment(), over.map(|row| row.id));
+        }
+        let numbers = self.take_up_grants(&rows)?;
+        let sealed = self.revive_all(rows, limit)?;
+        let revived = sealed
+            .iter()
+            .map(|(session, _)| (session.id, Arc::clone(session)));
+        self.core.locked().revived = revived.collect();
+        for (session, seal) in sealed {
+            match self.teardown.finish_session(&session, &seal, true, limit) {
+                Ok(()) => {}
+                Err(error) if error.stops_writing() => return Err(error),
+                Err(error) => {
+                    tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
+                    self.core.store.note_damage(&error);
+                    self.keep_leases(&session)?;
+                    self.core.locked().unfinished.push((session, seal, true));
+                }
+            }
+        }
+        self.core.locked().revived.clear();
+        self.clear_left(numbers)?;
+        if !armed(Bug::OrphansLeftAtStart) {
+            let orphans = self.core.store.orphans()?;
+            self.core.locked().unheld.extend(orphans);
+        }
+        Ok(())
+    }
+
+    /// Takes up the grants of sessions that have not ended, removes the others. Answers the inode numbers
+    /// that were reserved for the former.
+    fn take_up_grants(&self, rows: &[SessionRow]) -> Result<Vec<Ino>, StoreError> {
+        let ending: BTreeSet<_> = rows
+            .iter()
+            .filter(|row| !matches!(row.state, SessionState::Ended(_)))
+            .map(|row| row.id)
+            .collect();
+        let (mut left, mut numbers) = (Vec::new(), Vec::new());
+        for grant in self.core.store.grants()? {
+            if ending.contains(&grant.session) {
+                self.core.locked().rows.insert(grant);
+            } else {
+                // A crash came between the end of the session and the end of this.
+                left.push(RowChange::Remove(grant.lease));
+            }
+        }
+        write_rows(self.core, &left)?;
+        for id in &ending {
+            let reserved = self.core.locked().rows.numbers(*id);
+            numbers.extend(reserved.into_iter().map(|(ino, _)| ino));
+        }
+        Ok(numbers)
+    }
+
+    /// The sessions that have not ended, with their seals, oldest first.
+    fn revive_all(
+        &self,
+        rows: Vec<SessionRow>,
+        limit: BaseLimit,
+    ) -> Result<Vec<(Arc<Session>, Seal)>, StoreError> {
+        let mut sealed = Vec::new();
+        for row in rows {
+            let seal = match &row.state {
+                SessionState::Ended(seal) => {
+                    self.core.locked().ended.push(ended(&row, seal.clone()));
+                    self.logs.remove(row.id);
+                    continue;
+                }
+                SessionState::Sealed(seal) => Some(seal.clone()),
+                SessionState::Live => None,
+            };
+            let session = Arc::new(self.revive(&row)?);
+            let seal = match seal {
+                Some(seal) => seal,
+                None => self.teardown.persist_seal(&session, limit)?,
+            };
+            sealed.push((session, seal));
+        }
+        // Oldest first. Logs of different sessions commute: a lease passed on only when its holder's log was
+        // digested.
+        sealed.sort_by_key(|(session, _)| session.id);
+        Ok(sealed)
+    }
+
+    /// Frees numbers that were reserved and removes logs that nobody has any more.
+    fn clear_left(&self, numbers: Vec<Ino>) -> Result<(), StoreError> {
+        let unfinished: BTreeSet<_> = self
+            .core
+            .locked()
+            .unfinished
+            .iter()
+            .map(|(session, ..)| session.id)
+            .collect();
+        // A row on media does not name its numbers' generations: another session's inode could have one of
+        // them, until all are digested.
+        if unfinished.is_empty() {
+            let mut free = Vec::new();
+            for ino in numbers {
+                if let InodeSlot::Reserved(generation) = self.core.store.slot(ino)? {
+                    free.push(RowChange::FreeNumber(InodeKey { ino, generation }));
+                }
+            }
+            write_rows(self.core, &free)?;
+        }
+        for id in self.logs.list()? {
+            if !unfinished.contains(&id) {
+                self.logs.remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// The log of a session of an earlier daemon waits for space: nobody else gets its leases before it is
+    /// digested.
+    fn keep_leases(&self, session: &Arc<Session>) -> Result<(), StoreError> {
+        let mut keys = Vec::new();
+        let held = self.core.locked().rows.held(session.id);
+        for (ino, known) in held {
+            // Its image may be what cannot be read.
+            let generation = match known {
+                Some(generation) => Some(generation),
+                None => match self.core.store.slot(ino)? {
+                    InodeSlot::Used(inode) => Some(inode.attr.key.generation),
+                    InodeSlot::Reserved(generation) => Some(generation),
+                    InodeSlot::Free(_) => None,
+                },
+            };
+            keys.extend(generation.map(|generation| InodeKey { ino, generation }));
+        }
+        let now_ms = self.core.now_ms();
+        let mut sessions = self.core.locked();
+        for key in keys {
+            sessions.holds.add(session.id, key);
+            sessions.table.add_new(session.id, key, now_ms);
+        }
+        sessions.entries.insert(
+            session.id,
+            SessionEntry {
+                session: Arc::clone(session),
+                phase: Phase::Sealing,
+                company: Company::at_entry(true),
+                barriers: BTreeMap::new(),
+                reclaim: Reclaim::None,
+            },
+        );
+        Ok(())
+    }
+
+    /// A session of an earlier daemon, from its row.
+    fn revive(&self, row: &SessionRow) -> Result<Session, StoreError> {
+        let session = Session::new(SessionParts {
+            id: row.id,
+            kind: if row.flags & 1 == 1 {
+                ClientKind::Shim
+            } else {
+                ClientKind::Linked
+            },
+            peer: Peer {
+                pid: row.pid,
+                uid: row.uid,
+                // Not known yet: that of the process, if it lives.
+                gid: u32::MAX,
+            },
+            privileged: self.core.env.is_privileged(row.uid),
+            read_only: false,
+            token: row.token,
+            created_ns: row.created_ns,
+            page: Arc::new(Page::heap(row.id)),
+            log: self
+                .logs
+                .open(row.id)
+                .inspect_err(|error| self.health.log_failed(row.id, None, error))?,
+            process: Some(ProcessId {
+                pid: row.pid,
+                start: row.pid_start,
+            }),
+            known: None,
+            continues: None,
+            segments: None,
+        });
+        session.page.seal();
+        session.reader.lock().digested = row.digested;
+        *session.turn.last.lock() = row.last_forwarded.number;
+        if session.log.is_none() && row.digested > LogSeq(0) {
+            let text = "the log is gone; what was not digested is lost";
+            tracing::warn!(session = %row.id, "{text}");
+            self.health.log_damaged(row.id, text.into());
+        }
+        Ok(session)
+    }
+}
+
+fn ended(row: &SessionRow, seal: Seal) -> Ended {
+    Ended {
+        id: row.id,
+        token: row.token,
+        uid: row.uid,
+        process: ProcessId {
+            pid: row.pid,
+            start: row.pid_start,
+        },
+        seal,
+        last_forwarded: row.last_forwarded,
+        holds_until_ms: None,
+        row: true,
+        known: None,
+        continues: None,
+    }
+}
