@@ -7,6 +7,7 @@ use crate::ops::digest::{Digests, TakeOver};
 use crate::ops::holds::HeldInodes;
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
+use crate::ops::sharing::Sharing;
 use crate::ops::status::{SessionDetail, Status, View};
 use crate::ops::teardown::Teardown;
 use crate::ops::watch;
@@ -41,11 +42,11 @@ impl KernelFs {
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
             Request::SharingNoted => {
-                self.company_noted(session.id);
+                Sharing::of(self).company_noted(session.id);
                 Ok(Response::Done)
             }
             Request::SharingAck => {
-                self.company_ack(session.id);
+                Sharing::of(self).company_ack(session.id);
                 Ok(Response::Done)
             }
             Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),

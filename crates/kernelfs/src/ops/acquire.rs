@@ -9,6 +9,7 @@ use crate::leases::{Decision, GrantedLease, Refusal, Ticket};
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
 use crate::ops::rows::write_rows;
+use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
@@ -50,7 +51,7 @@ impl KernelFs {
         }
         if writes {
             self.check_writable()?;
-            self.admit_changes(session)?;
+            Sharing::of(self).admit_changes(session)?;
         }
         for want in wants {
             if !session.knows(want.key) {
@@ -81,7 +82,7 @@ impl KernelFs {
             return Err(no(libc::E2BIG));
         }
         if near.mode == LeaseMode::Write && !session.read_only {
-            self.admit_changes(session)?;
+            Sharing::of(self).admit_changes(session)?;
         }
         let mut grants = self.acquire(session, wants)?;
         grants.extend(self.neighbours(session, &near));

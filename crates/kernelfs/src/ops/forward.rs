@@ -10,6 +10,7 @@ use crate::ops::holds::HeldInodes;
 use crate::ops::read::exists;
 use crate::ops::reserve::Promised;
 use crate::ops::rows::write_rows;
+use crate::ops::sharing::Sharing;
 use crate::session::state::Session;
 use crate::session::table::HOLDS_MAX;
 use parking_lot::MutexGuard;
@@ -157,7 +158,7 @@ impl KernelFs {
             own.cred = session.cred.clone();
             &own
         };
-        self.admit_changes(session)?;
+        Sharing::of(self).admit_changes(session)?;
         self.take_turn(session, op.number)?;
         let result = self.forward_in_turn(session, op);
         let mut last = session.turn.last.lock();

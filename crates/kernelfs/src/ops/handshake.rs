@@ -4,6 +4,7 @@ use crate::config::{Emulated, VerifyNvm};
 use crate::error::{no, refuse};
 use crate::kernel::KernelFs;
 use crate::ops::holds::HeldInodes;
+use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
@@ -13,15 +14,10 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use varve_format::session::SessionState;
 use varve_format::{LastForwarded, LogSeq, ROOT_INO, SessionId};
-use varve_ipc::{ClientKind, HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Upcall, Welcome};
+use varve_ipc::{HELD_MAX, Hello, IpcError, PROTOCOL_VERSION, Peer, Welcome};
 use varve_store::StoreError;
-
-/// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
-/// dentries and attributes have expired.
-const ANNOUNCED_MOST_MS: u64 = 1_500;
 
 /// A session that was opened, for a client in this process.
 pub struct LocalSession {
@@ -73,7 +69,7 @@ impl KernelFs {
         })?);
         let shared = self.enter(&session, &hello, predecessor.as_ref());
         if shared {
-            self.announce_company(session.id);
+            Sharing::of(self).announce_company(session.id);
         }
         let root = self.store.get(ROOT_INO).map_err(|error| {
             Teardown::of(self).seal(session.id, "its opening failed", false);
@@ -376,123 +372,6 @@ impl KernelFs {
             sessions.holds.add(session.id, *key);
         }
         shared
-    }
-
-    /// Tells mounts that they are not alone any more, and waits until they have heard it.
-    fn announce_company(&self, newcomer: SessionId) {
-        let until_ms = self.now_ms() + self.env.config.lease_ms + ANNOUNCED_MOST_MS;
-        {
-            let mut sessions = self.locked();
-            let lonely: Vec<_> = sessions
-                .entries
-                .iter()
-                .filter(|(id, member)| **id != newcomer && !member.company.shared)
-                .map(|(id, member)| (*id, member.session.kind))
-                .collect();
-            for (id, kind) in lonely {
-                if let Some(member) = sessions.entries.get_mut(&id) {
-                    let company = &mut member.company;
-                    if kind != ClientKind::Shim {
-                        *company = Company::at_entry(true);
-                        continue;
-                    }
-                    if company.announced == 0 {
-                        company.until_ms = until_ms;
-                    }
-                    company.announced += 1;
-                    sessions.send(id, Upcall::Sharing);
-                }
-            }
-        }
-        self.await_mounts(newcomer, |company| company.noted);
-    }
-
-    /// Waits until all mounts but `newcomer` that have heard of company are so far. Bounded: one that does
-    /// not say so is sealed.
-    fn await_mounts(&self, newcomer: SessionId, so_far: impl Fn(&Company) -> bool) {
-        let mut sessions = self.locked();
-        loop {
-            let late = |member: &&SessionEntry| {
-                let company = &member.company;
-                member.session.id != newcomer
-                    && member.session.kind == ClientKind::Shim
-                    && member.phase == Phase::Live
-                    && company.announced > 0
-                    && !so_far(company)
-            };
-            let first = sessions.entries.values().find(late);
-            let Some((id, until_ms)) = first.map(|member| (member.session.id, member.company.until_ms))
-            else {
-                return;
-            };
-            if self.now_ms() >= until_ms {
-                drop(sessions);
-                Teardown::of(self).seal_session(id, "it did not give its kernel's caches up in time");
-                Teardown::of(self).finish_or_leave();
-                sessions = self.locked();
-                continue;
-            }
-            let time = Duration::from_millis(20);
-            self.nap(&self.sessions.sharing_changed, &mut sessions, time);
-        }
-    }
-
-    /// Lets a session change what others see, or makes it wait for that: until no kernel of a mount believes
-    /// any more what it was told before the session came. Once let, it may for good: no mount is told that
-    /// it is alone while the session lives.
-    ///
-    /// Reading needs no such wait. Until the first newcomer passes here nobody but the mount itself changes
-    /// anything, and of that its kernel knows.
-    ///
-    /// # Errors
-    /// `Sealed`: the session ended meanwhile.
-    pub(crate) fn admit_changes(&self, session: &Session) -> Result<(), IpcError> {
-        if session.may_change() {
-            return Ok(());
-        }
-        let began_ms = self.now_ms();
-        self.await_mounts(session.id, |company| company.shared);
-        self.await_disbelief();
-        let waited_ms = self.now_ms().saturating_sub(began_ms);
-        let mut sessions = self.locked();
-        sessions.company_waited_ms = sessions.company_waited_ms.max(waited_ms);
-        if sessions.live(session.id).is_none() {
-            return Err(IpcError::Sealed);
-        }
-        session.admit_changes();
-        Ok(())
-    }
-
-    /// Waits until no kernel believes what a mount told it whose session is over.
-    fn await_disbelief(&self) {
-        loop {
-            let until = self.locked().believed.until;
-            let left = until.saturating_sub(self.env.clock.moment());
-            if left.is_zero() {
-                return;
-            }
-            self.env.clock.pause(left.min(Duration::from_millis(20)));
-        }
-    }
-
-    /// A mount answers nothing that is believed any more.
-    pub(crate) fn company_noted(&self, id: SessionId) {
-        if let Some(member) = self.locked().entries.get_mut(&id) {
-            member.company.noted |= member.company.announced > 0;
-        }
-        self.sessions.sharing_changed.notify_all();
-    }
-
-    /// A mount's kernel caches have run out.
-    pub(crate) fn company_ack(&self, id: SessionId) {
-        if let Some(member) = self.locked().entries.get_mut(&id)
-            && member.company.announced > 0
-        {
-            member.company.announced -= 1;
-            member.company.noted = true;
-            member.company.shared = true;
-        }
-        self.sessions.sharing_changed.notify_all();
     }
 }
 

@@ -8,6 +8,7 @@ use crate::kernel::{Env, KernelFs, Lifecycle, Parts, SpaceLimits};
 use crate::leases::{Limits, Table};
 use crate::ops::holds::HeldInodes;
 use crate::ops::recovery::Recovery;
+use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
 use crate::session::table::{SessionTable, Sessions};
@@ -94,7 +95,7 @@ impl KernelFs {
         Teardown::of(self).finish_sealed();
         Teardown::of(self).reap(now_ms);
         HeldInodes::of(self).free_unheld();
-        Teardown::of(self).note_solitude(now_ms);
+        Sharing::of(self).note_solitude(now_ms);
     }
 
     /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have

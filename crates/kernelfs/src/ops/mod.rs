@@ -13,6 +13,7 @@ pub(crate) mod read;
 pub(crate) mod recovery;
 pub(crate) mod reserve;
 pub(crate) mod rows;
+pub(crate) mod sharing;
 pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod teardown;

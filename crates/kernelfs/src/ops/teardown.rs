@@ -10,7 +10,7 @@ use crate::ops::digest::Digests;
 use crate::ops::rows::write_rows;
 use crate::process::ProcessId;
 use crate::session::state::Session;
-use crate::session::table::{Company, Ended, Phase, Reclaim};
+use crate::session::table::{Ended, Phase, Reclaim};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,10 +24,6 @@ const NO_SPACE_RETRY_MS: u64 = 200;
 
 /// The same where something that the log rests on is damaged, or cannot be read.
 const STUCK_RETRY_MS: u64 = 1000;
-
-/// For so many times as long as others had to wait before they could change anything, a mount is kept in
-/// shared mode after they are gone.
-const SOLITUDE_PER_WAIT: u64 = 10;
 
 /// Most ended sessions of one process that are kept for its return.
 const ENDED_PER_PROCESS_MAX: usize = 64;
@@ -425,31 +421,6 @@ impl<'k> Teardown<'k> {
         match removed {
             Ok(_) | Err(StoreError::NoSession(_)) => {}
             Err(error) => self.core.note_error(&error),
-        }
-    }
-
-    /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
-    /// company that had to wait for the mount's kernel it takes longer, so that at most a tenth of the time
-    /// is spent on such waits, however others come and go.
-    pub(crate) fn note_solitude(&self, now_ms: u64) {
-        let mut sessions = self.core.locked();
-        let pause_ms = sessions.company_waited_ms.saturating_mul(SOLITUDE_PER_WAIT);
-        let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
-        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
-            return;
-        }
-        // An answer that is still to come would be taken for one to the next announcement.
-        let shim = sessions
-            .entries
-            .values_mut()
-            .find(|member| member.company.shared && member.company.announced == 0);
-        let id = shim.map(|member| {
-            member.company = Company::at_entry(false);
-            member.session.id
-        });
-        if let Some(id) = id {
-            sessions.company_waited_ms = 0;
-            sessions.send(id, Upcall::Solo);
         }
     }
 }

@@ -253,7 +253,7 @@ impl Session {
         (id != 0).then_some(SessionId(id))
     }
 
-    /// Whether it may change what others see ([`KernelFs::admit_changes`](crate::KernelFs)).
+    /// Whether it may change what others see (`ops::sharing`).
     #[inline]
     pub(crate) fn may_change(&self) -> bool {
         self.may_change.load(Ordering::Acquire)

@@ -1,0 +1,179 @@
+//! The change of a mount to shared mode and back: its kernel believes names and attributes only while it is
+//! alone, so others wait before their first change until it does not.
+
+use crate::kernel::{Core, KernelFs};
+use crate::ops::teardown::Teardown;
+use crate::session::state::Session;
+use crate::session::table::{Company, Phase, SessionEntry};
+use std::time::Duration;
+use varve_format::SessionId;
+use varve_ipc::{ClientKind, IpcError, Upcall};
+
+/// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
+/// dentries and attributes have expired.
+const ANNOUNCED_MOST_MS: u64 = 1_500;
+
+/// For so many times as long as others had to wait before they could change anything, a mount is kept in
+/// shared mode after they are gone.
+const SOLITUDE_PER_WAIT: u64 = 10;
+
+/// What sharing the pool with a mount takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Sharing<'k> {
+    core: Core<'k>,
+    teardown: Teardown<'k>,
+}
+
+impl<'k> Sharing<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            teardown: Teardown::of(kernel),
+        }
+    }
+
+    /// Tells mounts that they are not alone any more, and waits until they have heard it.
+    pub(crate) fn announce_company(&self, newcomer: SessionId) {
+        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms + ANNOUNCED_MOST_MS;
+        {
+            let mut sessions = self.core.locked();
+            let lonely: Vec<_> = sessions
+                .entries
+                .iter()
+                .filter(|(id, member)| **id != newcomer && !member.company.shared)
+                .map(|(id, member)| (*id, member.session.kind))
+                .collect();
+            for (id, kind) in lonely {
+                if let Some(member) = sessions.entries.get_mut(&id) {
+                    let company = &mut member.company;
+                    if kind != ClientKind::Shim {
+                        *company = Company::at_entry(true);
+                        continue;
+                    }
+                    if company.announced == 0 {
+                        company.until_ms = until_ms;
+                    }
+                    company.announced += 1;
+                    sessions.send(id, Upcall::Sharing);
+                }
+            }
+        }
+        self.await_mounts(newcomer, |company| company.noted);
+    }
+
+    /// Waits until all mounts but `newcomer` that have heard of company are so far. Bounded: one that does
+    /// not say so is sealed.
+    fn await_mounts(&self, newcomer: SessionId, so_far: impl Fn(&Company) -> bool) {
+        let mut sessions = self.core.locked();
+        loop {
+            let late = |member: &&SessionEntry| {
+                let company = &member.company;
+                member.session.id != newcomer
+                    && member.session.kind == ClientKind::Shim
+                    && member.phase == Phase::Live
+                    && company.announced > 0
+                    && !so_far(company)
+            };
+            let first = sessions.entries.values().find(late);
+            let Some((id, until_ms)) = first.map(|member| (member.session.id, member.company.until_ms))
+            else {
+                return;
+            };
+            if self.core.now_ms() >= until_ms {
+                drop(sessions);
+                self.teardown
+                    .seal_session(id, "it did not give its kernel's caches up in time");
+                self.teardown.finish_or_leave();
+                sessions = self.core.locked();
+                continue;
+            }
+            let time = Duration::from_millis(20);
+            self.core
+                .nap(&self.core.sessions.sharing_changed, &mut sessions, time);
+        }
+    }
+
+    /// Lets a session change what others see, or makes it wait for that: until no kernel of a mount believes
+    /// any more what it was told before the session came. Once let, it may for good: no mount is told that
+    /// it is alone while the session lives.
+    ///
+    /// Reading needs no such wait. Until the first newcomer passes here nobody but the mount itself changes
+    /// anything, and of that its kernel knows.
+    ///
+    /// # Errors
+    /// `Sealed`: the session ended meanwhile.
+    pub(crate) fn admit_changes(&self, session: &Session) -> Result<(), IpcError> {
+        if session.may_change() {
+            return Ok(());
+        }
+        let began_ms = self.core.now_ms();
+        self.await_mounts(session.id, |company| company.shared);
+        self.await_disbelief();
+        let waited_ms = self.core.now_ms().saturating_sub(began_ms);
+        let mut sessions = self.core.locked();
+        sessions.company_waited_ms = sessions.company_waited_ms.max(waited_ms);
+        if sessions.live(session.id).is_none() {
+            return Err(IpcError::Sealed);
+        }
+        session.admit_changes();
+        Ok(())
+    }
+
+    /// Waits until no kernel believes what a mount told it whose session is over.
+    fn await_disbelief(&self) {
+        loop {
+            let until = self.core.locked().believed.until;
+            let left = until.saturating_sub(self.core.env.clock.moment());
+            if left.is_zero() {
+                return;
+            }
+            self.core.env.clock.pause(left.min(Duration::from_millis(20)));
+        }
+    }
+
+    /// A mount answers nothing that is believed any more.
+    pub(crate) fn company_noted(&self, id: SessionId) {
+        if let Some(member) = self.core.locked().entries.get_mut(&id) {
+            member.company.noted |= member.company.announced > 0;
+        }
+        self.core.sessions.sharing_changed.notify_all();
+    }
+
+    /// A mount's kernel caches have run out.
+    pub(crate) fn company_ack(&self, id: SessionId) {
+        if let Some(member) = self.core.locked().entries.get_mut(&id)
+            && member.company.announced > 0
+        {
+            member.company.announced -= 1;
+            member.company.noted = true;
+            member.company.shared = true;
+        }
+        self.core.sessions.sharing_changed.notify_all();
+    }
+
+    /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
+    /// company that had to wait for the mount's kernel it takes longer, so that at most a tenth of the time
+    /// is spent on such waits, however others come and go.
+    pub(crate) fn note_solitude(&self, now_ms: u64) {
+        let mut sessions = self.core.locked();
+        let pause_ms = sessions.company_waited_ms.saturating_mul(SOLITUDE_PER_WAIT);
+        let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
+        if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
+            return;
+        }
+        // An answer that is still to come would be taken for one to the next announcement.
+        let shim = sessions
+            .entries
+            .values_mut()
+            .find(|member| member.company.shared && member.company.announced == 0);
+        let id = shim.map(|member| {
+            member.company = Company::at_entry(false);
+            member.session.id
+        });
+        if let Some(id) = id {
+            sessions.company_waited_ms = 0;
+            sessions.send(id, Upcall::Solo);
+        }
+    }
+}
