@@ -206,11 +206,6 @@ impl KernelFs {
         self.env.in_grace()
     }
 
-    /// As [`Faults::note_error`].
-    pub(crate) fn note_error(&self, error: &StoreError) {
-        self.faults().note_error(error);
-    }
-
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
         Core::of(self).refused(error)
     }

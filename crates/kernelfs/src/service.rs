@@ -1,14 +1,17 @@
 //! The daemon behind a transport: who may ask what, and which module answers.
 
-use crate::error::no;
+use crate::error::{KernelError, no};
 use crate::health::Reporter;
-use crate::kernel::KernelFs;
+use crate::kernel::{KernelFs, Parts};
 use crate::ops::digest::{Digests, TakeOver};
+use crate::ops::handshake::{Handshake, LocalSession};
 use crate::ops::holds::HeldInodes;
+use crate::ops::lifecycle::{self, Shutdown, Upkeep};
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
 use crate::ops::sharing::Sharing;
 use crate::ops::status::{SessionDetail, Status, View};
+use crate::ops::sync::Syncer;
 use crate::ops::teardown::Teardown;
 use crate::ops::watch;
 use crate::session::state::Session;
@@ -19,6 +22,24 @@ use varve_ipc::{Admin, Hello, IpcError, Opened, Peer, Request, Response, Service
 use varve_store::StoreError;
 
 impl KernelFs {
+    /// Takes a pool into service: seals and digests every session of an earlier daemon, then is ready.
+    ///
+    /// # Errors
+    /// Settings out of bounds; the store's and the logs', unless a device failed after the pool was open:
+    /// then it starts read-only.
+    pub fn open(parts: Parts) -> Result<Arc<Self>, KernelError> {
+        lifecycle::open(parts).map(Arc::new)
+    }
+
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// `Protocol` for another version; `Errno` with EUSERS (too many sessions), ENOSPC (no room for its log)
+    /// and others.
+    pub fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
+        Handshake::of(self).open_session(peer, hello)
+    }
+
     /// Carries a request out.
     ///
     /// # Errors
@@ -82,7 +103,9 @@ impl KernelFs {
             }
             Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
             Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
-            Request::SyncAll => self.sync_all(Some(session.id)).map(|_| Response::Done),
+            Request::SyncAll => Syncer::of(self)
+                .sync_all(Some(session.id))
+                .map(|_| Response::Done),
             Request::Reserve { blocks, least } => {
                 self.reserve(session, blocks, least).map(Response::Reserved)
             }
@@ -145,7 +168,7 @@ impl KernelFs {
                 serde_json::to_string(&self.status().digest).map_err(|_| no(libc::EIO))?
             }
             Admin::Sync => {
-                let synced = self.sync_all(None)?;
+                let synced = Syncer::of(self).sync_all(None)?;
                 serde_json::to_string(&synced).map_err(|_| no(libc::EIO))?
             }
             Admin::Fsck => match &self.env.fsck {
@@ -192,6 +215,24 @@ impl KernelFs {
     /// test calls it instead of them.
     pub fn place(&self) -> u64 {
         Mover::of(self).place()
+    }
+
+    /// Work that time or others' misbehaviour makes necessary: late sessions, ended processes, logs left to
+    /// digest, inodes to free. Also what background threads do; a deterministic test calls it instead of
+    /// them.
+    pub fn tick(&self) {
+        Upkeep::of(self).tick();
+    }
+
+    /// Ends all sessions and empties the journal. Requests fail with `Gone` from now on; those under way have
+    /// ended when this returns, so that the pool may be opened again at once, in this process too. Always
+    /// ends: what a failed device keeps from being digested stays in the logs, and a request that it keeps
+    /// from ending, for longer than any may wait, changes nothing any more.
+    ///
+    /// # Errors
+    /// The first error of a device; everything else was done.
+    pub fn shutdown(&self) -> Result<(), StoreError> {
+        Shutdown::of(self).shutdown()
     }
 
     /// Digests what is committed in all logs.

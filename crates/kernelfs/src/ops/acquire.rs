@@ -1,5 +1,6 @@
 //! Leases as clients ask for them: waiting, making grants durable, giving back.
 
+use crate::config::Config;
 use crate::counters::Counters;
 use crate::digest::rights;
 use crate::error::no;
@@ -140,24 +141,11 @@ impl KernelFs {
         self.make_durable(session, &decision).unwrap_or_default()
     }
 
-    /// How many leases a session should keep. A mount of root's or the pool's owner serves all programs.
-    pub(crate) fn leases_max(&self, session: &Session) -> u32 {
-        if session.kind == ClientKind::Shim && session.privileged {
-            self.env
-                .config
-                .leases_max
-                .saturating_mul(MOUNT_LEASES)
-                .min(LEASES_MOST)
-        } else {
-            self.env.config.leases_max
-        }
-    }
-
     /// Asks old leases of a session back that has far too many: a client keeps the limit by itself, but
     /// counts neither spare numbers nor files that are deleted and not digested yet.
     fn make_room(&self, session: &Session) {
         let mut sessions = self.locked();
-        let most = 4 * self.leases_max(session) as usize;
+        let most = 4 * leases_max(&self.env.config, session) as usize;
         let revocations = sessions.table.revoke_excess(session.id, most, self.now_ms());
         sessions.send_revocations(&revocations);
     }
@@ -672,6 +660,15 @@ impl KernelFs {
                 _ => libc::EIO,
             })
         })
+    }
+}
+
+/// How many leases a session should keep. A mount of root's or the pool's owner serves all programs.
+pub(crate) fn leases_max(config: &Config, session: &Session) -> u32 {
+    if session.kind == ClientKind::Shim && session.privileged {
+        config.leases_max.saturating_mul(MOUNT_LEASES).min(LEASES_MOST)
+    } else {
+        config.leases_max
     }
 }
 

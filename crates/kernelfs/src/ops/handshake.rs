@@ -2,14 +2,17 @@
 
 use crate::config::{Emulated, VerifyNvm};
 use crate::error::{no, refuse};
-use crate::kernel::KernelFs;
+use crate::health::Health;
+use crate::kernel::{Core, KernelFs};
+use crate::logs::LogStore;
+use crate::ops::acquire::leases_max;
 use crate::ops::holds::HeldInodes;
 use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
 use crate::session::table::{Company, Phase, Reclaim, SessionEntry};
-use crate::user_segments::UserSegments;
+use crate::user_segments::{Segments, UserSegments};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
@@ -35,33 +38,53 @@ pub struct LocalSession {
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
 
-impl KernelFs {
-    /// Opens a session.
-    ///
-    /// # Errors
-    /// `Protocol` for another version; `Errno` with EUSERS (too many sessions), ENOSPC (no room for its log)
-    /// and others.
-    pub fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
-        let _entered = self.begin_request()?;
+/// What opening sessions takes.
+pub(crate) struct Handshake<'k> {
+    core: Core<'k>,
+    logs: &'k dyn LogStore,
+    health: &'k Health,
+    segments: &'k Segments,
+    held: HeldInodes<'k>,
+    sharing: Sharing<'k>,
+    teardown: Teardown<'k>,
+}
+
+impl<'k> Handshake<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            logs: &*kernel.logs,
+            health: &kernel.health,
+            segments: &kernel.segments,
+            held: HeldInodes::of(kernel),
+            sharing: Sharing::of(kernel),
+            teardown: Teardown::of(kernel),
+        }
+    }
+
+    /// See [`KernelFs::open_session`].
+    pub(crate) fn open_session(&self, peer: Peer, hello: Hello) -> Result<LocalSession, IpcError> {
+        let _entered = self.core.lifecycle.begin_request()?;
         if hello.version != PROTOCOL_VERSION {
             return Err(IpcError::Protocol(format!(
                 "the daemon speaks version {PROTOCOL_VERSION}, the client {}",
                 hello.version
             )));
         }
-        if !self.env.is_privileged(peer.uid) && !self.env.config.users.admit(peer.uid) {
+        if !self.core.env.is_privileged(peer.uid) && !self.core.env.config.users.admit(peer.uid) {
             return Err(no(libc::EACCES));
         }
         if hello.held.len() > HELD_MAX {
             return Err(no(libc::E2BIG));
         }
-        if self.lifecycle.stopping.load(Ordering::Acquire) {
+        if self.core.lifecycle.stopping.load(Ordering::Acquire) {
             return Err(IpcError::Gone("the daemon is stopping".into()));
         }
         let predecessor = hello.resume.and_then(|token| self.end_predecessor(token, peer));
-        Teardown::of(self).reap(self.now_ms());
+        self.teardown.reap(self.core.now_ms());
         self.check_room(peer)?;
-        let latched = self.store.latched();
+        let latched = self.core.store.latched();
         let read_only = hello.read_only || latched.is_some();
         let made = self.make_session(peer, &hello, read_only, predecessor.as_ref());
         let session = Arc::new(made.inspect_err(|error| {
@@ -69,20 +92,20 @@ impl KernelFs {
         })?);
         let shared = self.enter(&session, &hello, predecessor.as_ref());
         if shared {
-            Sharing::of(self).announce_company(session.id);
+            self.sharing.announce_company(session.id);
         }
-        let root = self.store.get(ROOT_INO).map_err(|error| {
-            Teardown::of(self).seal(session.id, "its opening failed", false);
-            Teardown::of(self).finish_or_leave();
-            self.store.note_damage(&error);
+        let root = self.core.store.get(ROOT_INO).map_err(|error| {
+            self.teardown.seal(session.id, "its opening failed", false);
+            self.teardown.finish_or_leave();
+            self.core.store.note_damage(&error);
             refuse(&error)
         })?;
-        let nvm = &self.store.devices().nvm;
-        let verify = self.env.config.verify_nvm_reads.on(self.logs.needs_sync());
+        let nvm = &self.core.store.devices().nvm;
+        let verify = self.core.env.config.verify_nvm_reads.on(self.logs.needs_sync());
         let welcome = Welcome {
             session: session.id,
             token: session.token,
-            pool_uuid: self.store.pool_uuid(),
+            pool_uuid: self.core.store.pool_uuid(),
             root: root.attr,
             privileged: session.privileged,
             acts_for: (!session.privileged).then(|| session.cred.clone()),
@@ -90,21 +113,21 @@ impl KernelFs {
             latched: latched.map(|reason| reason.to_string()),
             shared,
             log_bytes: session.log.as_ref().map_or(0, |log| log.len_bytes()),
-            log_max_bytes: self.env.config.log_limit(nvm.len_bytes()),
+            log_max_bytes: self.core.env.config.log_limit(nvm.len_bytes()),
             nvm_bytes: match &session.segments {
                 Some(segments) => segments.len_bytes(),
                 None => nvm.len_bytes(),
             },
             nvm_sums: (session.privileged && verify != VerifyNvm::Never)
-                .then(|| self.store.nvm_checksums_at()),
+                .then(|| self.core.store.nvm_checksums_at()),
             nvm_sums_once: verify == VerifyNvm::First,
-            nvm_emulated: self.env.config.emulate.contains(&Emulated::Nvm),
-            lease_ms: self.env.config.lease_ms,
-            wait_ms: self.env.config.wait_ms,
-            digest_percent: self.env.config.digest_percent,
-            read_ahead_bytes: self.env.config.read_ahead_bytes,
+            nvm_emulated: self.core.env.config.emulate.contains(&Emulated::Nvm),
+            lease_ms: self.core.env.config.lease_ms,
+            wait_ms: self.core.env.config.wait_ms,
+            digest_percent: self.core.env.config.digest_percent,
+            read_ahead_bytes: self.core.env.config.read_ahead_bytes,
             sync_ms: if self.logs.needs_sync() {
-                self.env.config.sync_ms
+                self.core.env.config.sync_ms
             } else {
                 0
             },
@@ -113,8 +136,8 @@ impl KernelFs {
             last_forwarded: predecessor
                 .as_ref()
                 .map_or(LastForwarded::default(), |ended| ended.last_forwarded),
-            leases_max: self.leases_max(&session),
-            name_hash: session.privileged.then(|| self.store.hash_key()),
+            leases_max: leases_max(&self.core.env.config, &session),
+            name_hash: session.privileged.then(|| self.core.store.hash_key()),
             copies_at: session
                 .keeps_copies()
                 .then(|| self.logs.copies_at(session.process))
@@ -133,27 +156,27 @@ impl KernelFs {
     /// Seals and digests the session of this token, if it still lives, and finds what is kept of it.
     fn end_predecessor(&self, token: u128, peer: Peer) -> Option<crate::session::table::Ended> {
         let alive = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let mut entries = sessions.entries.values();
             entries
                 .find(|member| member.session.token == token && member.session.peer.uid == peer.uid)
                 .map(|member| member.session.id)
         };
         if let Some(id) = alive {
-            Teardown::of(self).seal_session(id, "its client resumes");
-            Teardown::of(self).finish_sealed();
+            self.teardown.seal_session(id, "its client resumes");
+            self.teardown.finish_sealed();
             // Another thread may be at it.
-            let until_ms = self.now_ms() + self.env.config.wait_ms;
-            while self.locked().entries.contains_key(&id) {
-                if self.now_ms() >= until_ms || self.store.latched().is_some() {
+            let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
+            while self.core.locked().entries.contains_key(&id) {
+                if self.core.now_ms() >= until_ms || self.core.store.latched().is_some() {
                     break;
                 }
-                self.env.clock.pause(std::time::Duration::from_millis(1));
-                Teardown::of(self).finish_sealed();
+                self.core.env.clock.pause(std::time::Duration::from_millis(1));
+                self.teardown.finish_sealed();
             }
         }
         let ended = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let mut all = sessions.ended.iter();
             all.find(|ended| ended.token == token && ended.uid == peer.uid)
                 .cloned()
@@ -167,7 +190,7 @@ impl KernelFs {
     /// either: `ended` itself is kept until it is heard of.
     fn forget_unheard(&self, ended: &crate::session::table::Ended) {
         let (living, forgotten) = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let unheard = |continues: Option<SessionId>| continues == Some(ended.id);
             let entries = sessions.entries.values();
             let living: Vec<_> = entries
@@ -179,26 +202,26 @@ impl KernelFs {
             (living, forgotten)
         };
         for id in living {
-            Teardown::of(self).seal(id, "its client has not heard of it", false);
-            Teardown::of(self).finish_or_leave();
+            self.teardown.seal(id, "its client has not heard of it", false);
+            self.teardown.finish_or_leave();
         }
         for id in forgotten {
-            Teardown::of(self).forget_ended(id);
+            self.teardown.forget_ended(id);
         }
     }
 
     /// Whether one more session may be. Ended sessions, which are only kept for their clients' return, make
     /// room.
     fn check_room(&self, peer: Peer) -> Result<(), IpcError> {
-        let most = self.env.config.sessions_max as usize;
-        let own_most = if self.env.is_privileged(peer.uid) {
+        let most = self.core.env.config.sessions_max as usize;
+        let own_most = if self.core.env.is_privileged(peer.uid) {
             most
         } else {
             most.div_ceil(4)
         };
         loop {
             let (all, living, own) = {
-                let sessions = self.locked();
+                let sessions = self.core.locked();
                 let entries = sessions.entries.values();
                 let own = entries
                     .filter(|member| member.session.peer.uid == peer.uid)
@@ -223,7 +246,7 @@ impl KernelFs {
     /// needs the newest.
     fn forget_crowd(&self) -> bool {
         let oldest = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let mut crowds = BTreeMap::<ProcessId, (usize, SessionId)>::new();
             for ended in &sessions.ended {
                 crowds.entry(ended.process).or_insert((0, ended.id)).0 += 1;
@@ -232,7 +255,7 @@ impl KernelFs {
         };
         match oldest {
             Some((count, id)) if count > 1 => {
-                Teardown::of(self).forget_ended(id);
+                self.teardown.forget_ended(id);
                 true
             }
             _ => false,
@@ -247,26 +270,30 @@ impl KernelFs {
         predecessor: Option<&crate::session::table::Ended>,
     ) -> Result<Session, IpcError> {
         let id = if read_only {
-            let mut sessions = self.locked();
+            let mut sessions = self.core.locked();
             sessions.next_read_only += 1;
             SessionId(sessions.next_read_only)
         } else {
-            let taken = self.store.begin().and_then(|mut tx| {
+            let taken = self.core.store.begin().and_then(|mut tx| {
                 let id = tx.next_session_id()?;
                 tx.commit()?;
                 Ok(id)
             });
-            taken.map_err(|error| self.refused(&error))?
+            taken.map_err(|error| self.core.refused(&error))?
         };
-        let token = match &self.env.tokens {
+        let token = match &self.core.env.tokens {
             Some(tokens) => tokens(),
             None => random_bytes().map(u128::from_le_bytes).map_err(|error| {
                 tracing::error!("no random numbers from /dev/urandom: {error}");
                 no(libc::EIO)
             })?,
         };
-        let limit = self.env.config.log_limit(self.store.devices().nvm.len_bytes());
-        let initial = self.env.config.log_initial_bytes.min(limit);
+        let limit = self
+            .core
+            .env
+            .config
+            .log_limit(self.core.store.devices().nvm.len_bytes());
+        let initial = self.core.env.config.log_initial_bytes.min(limit);
         let area = self
             .logs
             .create(id, (!read_only).then_some((initial, limit)))
@@ -279,8 +306,8 @@ impl KernelFs {
                     libc::EIO
                 })
             })?;
-        area.page.set_committed_tx(self.store.newest_tx());
-        let privileged = self.env.is_privileged(peer.uid);
+        area.page.set_committed_tx(self.core.store.newest_tx());
+        let privileged = self.core.env.is_privileged(peer.uid);
         let segments = if privileged {
             None
         } else {
@@ -293,7 +320,7 @@ impl KernelFs {
             privileged,
             read_only,
             token,
-            created_ns: self.env.clock.now_ns(),
+            created_ns: self.core.env.clock.now_ns(),
             page: area.page,
             log: area.log,
             process: None,
@@ -304,7 +331,7 @@ impl KernelFs {
         });
         if !read_only {
             let put = loop {
-                let put = self.store.begin().and_then(|mut tx| {
+                let put = self.core.store.begin().and_then(|mut tx| {
                     tx.session_put(&session.row(SessionState::Live, LogSeq(0), LastForwarded::default()))?;
                     tx.commit()
                 });
@@ -315,7 +342,7 @@ impl KernelFs {
             };
             put.map_err(|error| {
                 self.logs.remove(id);
-                self.refused(&error)
+                self.core.refused(&error)
             })?;
         }
         Ok(session)
@@ -323,7 +350,7 @@ impl KernelFs {
 
     /// Without them data is read by message.
     fn segments_of(&self, uid: u32) -> Option<Arc<UserSegments>> {
-        let len_bytes = self.env.config.user_bytes;
+        let len_bytes = self.core.env.config.user_bytes;
         let made = self
             .segments
             .of(uid, len_bytes, || self.logs.segment_file(uid, len_bytes));
@@ -352,9 +379,9 @@ impl KernelFs {
             .held
             .iter()
             .chain(&made)
-            .filter(|key| HeldInodes::of(self).may_hold(session, **key, predecessor.is_some()))
+            .filter(|key| self.held.may_hold(session, **key, predecessor.is_some()))
             .collect();
-        let mut sessions = self.locked();
+        let mut sessions = self.core.locked();
         let shared = sessions.is_shared(session.id);
         if !sessions.is_newcomer(predecessor.map(|ended| ended.id)) {
             session.admit_changes();

@@ -6,7 +6,8 @@
 //! in it, and digested until that is reached.
 
 use crate::error::no;
-use crate::kernel::KernelFs;
+use crate::health::Health;
+use crate::kernel::{Core, KernelFs};
 use crate::ops::digest::Digests;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
@@ -28,18 +29,36 @@ pub(crate) struct Synced {
     entries: u64,
 }
 
-impl KernelFs {
+/// What making all logs durable takes.
+pub(crate) struct Syncer<'k> {
+    core: Core<'k>,
+    health: &'k Health,
+    digests: Digests<'k>,
+    teardown: Teardown<'k>,
+}
+
+impl<'k> Syncer<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            health: &kernel.health,
+            digests: Digests::of(kernel),
+            teardown: Teardown::of(kernel),
+        }
+    }
+
     /// Makes durable what all sessions but `except` have logged.
     ///
     /// # Errors
     /// EIO if the pool is latched or a log cannot be read, ENOSPC, ETIMEDOUT if a client leaves a gap in its
     /// log for longer than `wait_ms`; every log was tried.
     pub(crate) fn sync_all(&self, except: Option<SessionId>) -> Result<Synced, IpcError> {
-        if self.store.latched().is_some() {
+        if self.core.store.latched().is_some() {
             return Err(no(libc::EIO));
         }
         let sessions: Vec<_> = {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             let others = sessions.entries.values().map(|member| &member.session);
             others
                 .filter(|session| Some(session.id) != except)
@@ -50,10 +69,11 @@ impl KernelFs {
             .iter()
             .map(|session| self.newest_logged(session))
             .collect();
-        let mut result = Digests::of(self)
+        let mut result = self
+            .digests
             .digest_all()
-            .map_err(|error| self.refused(&error));
-        Teardown::of(self).finish_sealed();
+            .map_err(|error| self.core.refused(&error));
+        self.teardown.finish_sealed();
         let mut entries = 0;
         for (session, newest) in sessions.iter().zip(newest) {
             let done = newest.and_then(|(digested, newest)| {
@@ -87,29 +107,30 @@ impl KernelFs {
 
     /// Has a log digested up to `newest`, or to its seal.
     fn sync_session(&self, session: &Arc<Session>, newest: LogSeq) -> Result<(), IpcError> {
-        let most = Duration::from_millis(self.env.config.wait_ms);
-        let (mut began, mut before) = (self.env.clock.moment(), LogSeq(0));
+        let most = Duration::from_millis(self.core.env.config.wait_ms);
+        let (mut began, mut before) = (self.core.env.clock.moment(), LogSeq(0));
         loop {
-            let digested = Digests::of(self)
+            let digested = self
+                .digests
                 .digest_session(session, None)
-                .map_err(|error| self.refused(&error))?;
+                .map_err(|error| self.core.refused(&error))?;
             if digested >= newest {
                 return Ok(());
             }
             // One that ended did not do what lies behind its seal; what lies before it is digested when it is
             // gone.
-            Teardown::of(self).seal_doomed();
-            Teardown::of(self).finish_sealed();
-            if !self.locked().entries.contains_key(&session.id) {
+            self.teardown.seal_doomed();
+            self.teardown.finish_sealed();
+            if !self.core.locked().entries.contains_key(&session.id) {
                 return Ok(());
             }
             if digested > before {
-                (began, before) = (self.env.clock.moment(), digested);
+                (began, before) = (self.core.env.clock.moment(), digested);
             }
-            if self.env.clock.moment() - began >= most {
+            if self.core.env.clock.moment() - began >= most {
                 return Err(no(libc::ETIMEDOUT));
             }
-            self.env.clock.pause(GAP_NAP);
+            self.core.env.clock.pause(GAP_NAP);
         }
     }
 }
