@@ -138,6 +138,17 @@ pub(crate) struct SpaceLimits {
     pub(crate) turn: RwLock<()>,
 }
 
+impl SpaceLimits {
+    /// Blocks that can be promised now.
+    pub(crate) fn promisable(&self, store: &Store) -> u64 {
+        let stats = store.space();
+        match self.host_left.get().and_then(|left| left(&stats)) {
+            Some(left) => left.min(stats.available),
+            None => stats.available,
+        }
+    }
+}
+
 /// The daemon: the nouns that operations work on. Threads call it; it has none of its own (see
 /// [`crate::Daemon`]).
 pub struct KernelFs {
@@ -199,11 +210,6 @@ impl KernelFs {
     /// As [`Core::faults`].
     pub(crate) fn faults(&self) -> Faults<'_> {
         Core::of(self).faults()
-    }
-
-    /// Whether inodes without a name are kept for clients that may come back.
-    pub(crate) fn in_grace(&self) -> bool {
-        self.env.in_grace()
     }
 
     pub(crate) fn refused(&self, error: &StoreError) -> IpcError {

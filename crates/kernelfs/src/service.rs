@@ -9,6 +9,7 @@ use crate::ops::holds::HeldInodes;
 use crate::ops::lifecycle::{self, Shutdown, Upkeep};
 use crate::ops::migrate::Mover;
 use crate::ops::read::{Reads, stat_fs};
+use crate::ops::reserve::Reservations;
 use crate::ops::sharing::Sharing;
 use crate::ops::status::{SessionDetail, Status, View};
 use crate::ops::sync::Syncer;
@@ -106,11 +107,11 @@ impl KernelFs {
             Request::SyncAll => Syncer::of(self)
                 .sync_all(Some(session.id))
                 .map(|_| Response::Done),
-            Request::Reserve { blocks, least } => {
-                self.reserve(session, blocks, least).map(Response::Reserved)
-            }
+            Request::Reserve { blocks, least } => Reservations::of(self)
+                .reserve(session, blocks, least)
+                .map(Response::Reserved),
             Request::ReturnReservation { blocks, of } => {
-                self.return_reservation(session, blocks, of);
+                Reservations::of(self).return_reservation(session, blocks, of);
                 Ok(Response::Done)
             }
             Request::Digest { upto, wait } => {
@@ -129,7 +130,7 @@ impl KernelFs {
                 Ok(Response::Watched(generation, watched))
             }
             Request::StatFs => {
-                let promisable = self.promisable_to(session.id);
+                let promisable = Reservations::of(self).promisable_to(session.id);
                 Ok(Response::StatFs(stat_fs(&self.store.space(), promisable)))
             }
             Request::Trouble(trouble) => {

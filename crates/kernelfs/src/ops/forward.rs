@@ -8,7 +8,7 @@ use crate::kernel::{Core, KernelFs};
 use crate::ops::digest::{Digests, LeaseView};
 use crate::ops::holds::HeldInodes;
 use crate::ops::read::exists;
-use crate::ops::reserve::Promised;
+use crate::ops::reserve::{Promised, Reservations};
 use crate::ops::rows::write_rows;
 use crate::ops::sharing::Sharing;
 use crate::session::state::Session;
@@ -220,7 +220,7 @@ impl KernelFs {
                 .map_err(|error| self.refused(&error))?;
         }
         // As a session pays for what it logs: out of what is promised to nobody.
-        let space = self.space_for(session, &|| self.needs(&parsed, op))?;
+        let space = Reservations::of(self).space_for(session, &|| self.needs(&parsed, op))?;
         let work = Work {
             op,
             parsed: &parsed,

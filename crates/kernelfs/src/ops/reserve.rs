@@ -18,7 +18,7 @@
 //!    granted to it; one that did not know of all (an answer was under way) is asked again. What calls under
 //!    way have consumed is used. Without a search it is told to a session that already has all that it may
 //!    have, and to one that could not search within `wait_ms` and then finds too little.
-//! 4. *One search at a time.* Grants hold `KernelFs::space_turn` shared, a search holds it alone: what comes
+//! 4. *One search at a time.* Grants hold `SpaceLimits::turn` shared, a search holds it alone: what comes
 //!    back goes to whom it came back for. A client's answer takes no turn, so one that waits for a
 //!    reservation itself answers all the same. A search waits for clients at most `lease_ms`, as for leases,
 //!    then for the digests of those that it has sealed; all clients are asked at once. Who waits is not late
@@ -27,7 +27,7 @@
 //!    out of space that nobody was promised, or refused (`digest::commit`).
 
 use crate::error::no;
-use crate::kernel::KernelFs;
+use crate::kernel::{Core, KernelFs, SpaceLimits};
 use crate::ops::digest::Digests;
 use crate::ops::holds::HeldInodes;
 use crate::ops::teardown::Teardown;
@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use varve_format::SessionId;
 use varve_ipc::IpcError;
-use varve_store::StoreError;
+use varve_store::{Store, StoreError};
 
 /// A session that asks for a reservation is given this part of them at least, before its log is digested for
 /// more.
@@ -64,7 +64,8 @@ const FREE_SLICE_MS: u64 = 100;
 
 /// Space that one operation may take while it is under way.
 pub(crate) struct Promised<'k> {
-    kernel: &'k KernelFs,
+    store: &'k Store,
+    space: &'k SpaceLimits,
     blocks: AtomicU64,
 }
 
@@ -76,7 +77,7 @@ impl Promised<'_> {
             .blocks
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
         {
-            self.kernel.store.unreserve(had.min(blocks));
+            self.store.unreserve(had.min(blocks));
         }
     }
 
@@ -88,7 +89,7 @@ impl Promised<'_> {
             return true;
         }
         let more = blocks - has;
-        if self.kernel.promisable() < more || self.kernel.store.reserve(more).is_err() {
+        if self.space.promisable(self.store) < more || self.store.reserve(more).is_err() {
             return false;
         }
         self.blocks.fetch_add(more, Ordering::AcqRel);
@@ -98,34 +99,55 @@ impl Promised<'_> {
 
 impl Drop for Promised<'_> {
     fn drop(&mut self) {
-        self.kernel.store.unreserve(self.blocks.load(Ordering::Acquire));
+        self.store.unreserve(self.blocks.load(Ordering::Acquire));
     }
 }
 
 /// The daemon waits for space on a session's behalf.
 struct Work<'k> {
-    kernel: &'k KernelFs,
+    core: Core<'k>,
     id: SessionId,
 }
 
 impl Drop for Work<'_> {
     fn drop(&mut self) {
-        let kernel = self.kernel;
-        kernel.locked().table.end_work(self.id, kernel.now_ms());
+        let core = self.core;
+        core.locked().table.end_work(self.id, core.now_ms());
     }
 }
 
-impl KernelFs {
+/// What promising space takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Reservations<'k> {
+    core: Core<'k>,
+    space: &'k SpaceLimits,
+    digests: Digests<'k>,
+    held: HeldInodes<'k>,
+    teardown: Teardown<'k>,
+}
+
+impl<'k> Reservations<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            space: &kernel.space,
+            digests: Digests::of(kernel),
+            held: HeldInodes::of(kernel),
+            teardown: Teardown::of(kernel),
+        }
+    }
+
     /// `Request::Reserve`.
     pub(crate) fn reserve(&self, session: &Arc<Session>, blocks: u32, least: u32) -> Result<u32, IpcError> {
         if session.read_only {
             return Err(no(libc::EROFS));
         }
-        self.check_writable()?;
+        self.core.check_writable()?;
         if least > blocks || blocks == 0 {
             return Err(no(libc::EINVAL));
         }
-        if u64::from(least) > self.env.config.credits_max_blocks {
+        if u64::from(least) > self.core.env.config.credits_max_blocks {
             return Err(no(libc::ENOSPC));
         }
         let granted = match self.grant_beside(session, blocks, least)? {
@@ -154,9 +176,9 @@ impl KernelFs {
         }
         // A digest gives used reserved blocks back, and makes superseded blocks free.
         if !self.await_reservation(session, some) {
-            Digests::of(self)
+            self.digests
                 .digest_session(session, None)
-                .map_err(|error| self.refused(&error))?;
+                .map_err(|error| self.core.refused(&error))?;
         }
         grant(least, SHARE_DIGESTED)
     }
@@ -171,7 +193,7 @@ impl KernelFs {
         share: u64,
     ) -> Result<Option<u32>, IpcError> {
         let has = session.reserved.load(Ordering::Acquire);
-        let most = self.env.config.credits_max_blocks.saturating_sub(has);
+        let most = self.core.env.config.credits_max_blocks.saturating_sub(has);
         let left = self.promisable();
         let most = most.min(left).min((left / share).max(least.into()));
         let mut amount = blocks.min(u32::try_from(most).unwrap_or(u32::MAX));
@@ -191,11 +213,11 @@ impl KernelFs {
     /// Promises `blocks` to a session, if there are so many.
     fn promise(&self, session: &Session, blocks: u64) -> Result<bool, IpcError> {
         // Under this lock it is known to end later, and then what it has goes with it.
-        let sessions = self.locked();
+        let sessions = self.core.locked();
         if sessions.live(session.id).is_none() {
             return Err(IpcError::Sealed);
         }
-        if self.store.reserve(blocks).is_err() {
+        if self.core.store.reserve(blocks).is_err() {
             return Ok(false);
         }
         session.granted.fetch_add(blocks, Ordering::AcqRel);
@@ -209,10 +231,10 @@ impl KernelFs {
         &self,
         session: &Arc<Session>,
         needs: &dyn Fn() -> Result<u64, IpcError>,
-    ) -> Result<Promised<'_>, IpcError> {
+    ) -> Result<Promised<'k>, IpcError> {
         let take = || {
             let blocks = needs()?;
-            Ok((self.promisable() >= blocks && self.store.reserve(blocks).is_ok()).then_some(blocks))
+            Ok((self.promisable() >= blocks && self.core.store.reserve(blocks).is_ok()).then_some(blocks))
         };
         let beside = match self.space.turn.try_read() {
             Some(_beside) => take()?,
@@ -226,25 +248,22 @@ impl KernelFs {
             }
         };
         Ok(Promised {
-            kernel: self,
+            store: self.core.store,
+            space: self.space,
             blocks: AtomicU64::new(blocks),
         })
     }
 
-    /// Blocks that can be promised now.
+    /// As [`SpaceLimits::promisable`].
     fn promisable(&self) -> u64 {
-        let stats = self.store.space();
-        match self.space.host_left.get().and_then(|left| left(&stats)) {
-            Some(left) => left.min(stats.available),
-            None => stats.available,
-        }
+        self.space.promisable(self.core.store)
     }
 
     /// Blocks that can be promised to a session when all others give back what they have. What these have
     /// logged and is not digested counts as free here, as it does in the number of free blocks.
     pub(crate) fn promisable_to(&self, id: SessionId) -> u64 {
         let mut others = 0;
-        for member in self.locked().entries.values() {
+        for member in self.core.locked().entries.values() {
             if member.session.id != id {
                 others += member.session.reserved.load(Ordering::Acquire);
             }
@@ -254,31 +273,34 @@ impl KernelFs {
 
     /// What it waits for here is no lateness of its own: others may ask for its leases meanwhile, which a
     /// call of it has pinned.
-    fn work_for(&self, session: &Session) -> Work<'_> {
-        self.locked().table.begin_work(session.id, self.now_ms());
+    fn work_for(&self, session: &Session) -> Work<'k> {
+        self.core
+            .locked()
+            .table
+            .begin_work(session.id, self.core.now_ms());
         Work {
-            kernel: self,
+            core: self.core,
             id: session.id,
         }
     }
 
     /// Has the session use less than its bound by `least`: if it does not, nobody else has to do with that.
     fn has_room_for(&self, session: &Arc<Session>, least: u64) -> Result<(), IpcError> {
-        let began = self.env.clock.moment();
-        let most = Duration::from_millis(self.env.config.wait_ms);
-        let bound = self.env.config.credits_max_blocks;
+        let began = self.core.env.clock.moment();
+        let most = Duration::from_millis(self.core.env.config.wait_ms);
+        let bound = self.core.env.config.credits_max_blocks;
         let fits = || session.reserved.load(Ordering::Acquire) + least <= bound;
         // Its other threads may go on taking what comes back.
         for _ in 0..OWN_ROUNDS {
             if fits() {
                 return Ok(());
             }
-            if self.env.clock.moment() - began >= most {
+            if self.core.env.clock.moment() - began >= most {
                 break;
             }
-            Digests::of(self)
+            self.digests
                 .digest_session(session, None)
-                .map_err(|error| self.refused(&error))?;
+                .map_err(|error| self.core.refused(&error))?;
             if !fits() {
                 self.reclaim_reservations(Some(session.id), &fits);
             }
@@ -293,7 +315,7 @@ impl KernelFs {
         least: u64,
         take: &dyn Fn() -> Result<Option<T>, IpcError>,
     ) -> Result<T, IpcError> {
-        let own = || Digests::of(self).digest_session(session, None).map(drop);
+        let own = || self.digests.digest_session(session, None).map(drop);
         let recall = || {
             if self.could_come_back(least) {
                 self.reclaim_reservations(None, &|| self.promisable() >= least);
@@ -307,9 +329,9 @@ impl KernelFs {
         self.await_grace();
         let all = || {
             self.free_until(least);
-            Teardown::of(self).finish_sealed();
+            self.teardown.finish_sealed();
             // What fails is noted where it does, and is another session's.
-            let _ = Digests::of(self).digest_all();
+            let _ = self.digests.digest_all();
             self.await_freed(least)
         };
         let taken = self.search(&[&all, &recall], take)?;
@@ -330,70 +352,73 @@ impl KernelFs {
             if let Some(taken) = take()? {
                 return Ok(Some(taken));
             }
-            step().map_err(|error| self.refused(&error))?;
-            self.check_writable()?;
+            step().map_err(|error| self.core.refused(&error))?;
+            self.core.check_writable()?;
         }
         take()
     }
 
     /// The right to look for space; `None`: not within `wait_ms`.
     fn one_search(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let wait = Duration::from_millis(self.env.config.wait_ms);
-        if !self.env.clock.takes_turns() {
+        let wait = Duration::from_millis(self.core.env.config.wait_ms);
+        if !self.core.env.clock.takes_turns() {
             return self.space.turn.try_write_for(wait);
         }
-        let began = self.env.clock.moment();
+        let began = self.core.env.clock.moment();
         loop {
             if let Some(guard) = self.space.turn.try_write() {
                 return Some(guard);
             }
-            if self.env.clock.moment() - began >= wait {
+            if self.core.env.clock.moment() - began >= wait {
                 return None;
             }
-            self.env.clock.pause(Duration::from_millis(1));
+            self.core.env.clock.pause(Duration::from_millis(1));
         }
     }
 
     /// Frees what is deleted until that is enough, or there is no more.
     fn free_until(&self, least: u64) {
-        let until_ms = self.now_ms() + self.env.config.wait_ms;
+        let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         while self.promisable() < least
-            && self.now_ms() < until_ms
-            && HeldInodes::of(self).free_unheld_for(FREE_SLICE_MS)
+            && self.core.now_ms() < until_ms
+            && self.held.free_unheld_for(FREE_SLICE_MS)
         {}
     }
 
     /// Has sessions (this one, or all) give back what they do not use, and waits until it is `enough` or all
     /// have answered.
     fn reclaim_reservations(&self, from: Option<SessionId>, enough: &dyn Fn() -> bool) {
-        let began = self.env.clock.moment();
-        let most = Duration::from_millis(2 * self.env.config.lease_ms);
+        let began = self.core.env.clock.moment();
+        let most = Duration::from_millis(2 * self.core.env.config.lease_ms);
         let asked = self.ask_for_reservations(from);
         // A test's clock may stand still.
-        while self.env.clock.moment() - began < most {
-            Teardown::of(self).seal_doomed();
-            Teardown::of(self).finish_sealed();
+        while self.core.env.clock.moment() - began < most {
+            self.teardown.seal_doomed();
+            self.teardown.finish_sealed();
             let under_way = {
-                let now_ms = self.now_ms();
-                let mut sessions = self.locked();
+                let now_ms = self.core.now_ms();
+                let mut sessions = self.core.locked();
                 sessions.pump(now_ms);
                 !sessions.latched && sessions.reclaims(&asked, now_ms)
             };
             if enough() || !under_way {
                 return;
             }
-            let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
+            let passed = self.core.env.clock.moment() - began;
+            self.core
+                .env
+                .clock
+                .pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
     }
 
     /// Waits for blocks that are freed and that clients may still read, or that the journal still names, as
     /// far as that helps.
     fn await_freed(&self, least: u64) -> Result<(), StoreError> {
-        let began = self.env.clock.moment();
-        let most = Duration::from_millis(2 * self.env.config.lease_ms);
+        let began = self.core.env.clock.moment();
+        let most = Duration::from_millis(2 * self.core.env.config.lease_ms);
         let waiting = || {
-            let stats = self.store.space();
+            let stats = self.core.store.space();
             stats.tiers.iter().map(|tier| tier.pending).sum::<u64>()
         };
         let helps = |blocks: u64| {
@@ -403,21 +428,24 @@ impl KernelFs {
         if !helps(waiting()) {
             return Ok(());
         }
-        self.store.checkpoint()?;
+        self.core.store.checkpoint()?;
         // Who does not forget what it has read in time is sealed. A test's clock may stand still.
-        while helps(self.store.pending_frees().blocks) && self.env.clock.moment() - began < most {
-            self.locked().pump(self.now_ms());
-            Teardown::of(self).seal_doomed();
-            Teardown::of(self).finish_sealed();
-            let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
+        while helps(self.core.store.pending_frees().blocks) && self.core.env.clock.moment() - began < most {
+            self.core.locked().pump(self.core.now_ms());
+            self.teardown.seal_doomed();
+            self.teardown.finish_sealed();
+            let passed = self.core.env.clock.moment() - began;
+            self.core
+                .env
+                .clock
+                .pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
         Ok(())
     }
 
     /// Blocks that all sessions have.
     fn promised(&self) -> u64 {
-        let sessions = self.locked();
+        let sessions = self.core.locked();
         let each = sessions
             .entries
             .values()
@@ -432,8 +460,8 @@ impl KernelFs {
 
     /// Asks sessions that may have some (this one, or all) for unused reserved blocks; which.
     fn ask_for_reservations(&self, from: Option<SessionId>) -> Vec<SessionId> {
-        let until_ms = self.now_ms() + self.env.config.lease_ms;
-        let mut sessions = self.locked();
+        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
+        let mut sessions = self.core.locked();
         let entries = sessions.entries.values().map(|member| &member.session);
         let has = entries.filter(|session| {
             from.is_none_or(|id| id == session.id) && session.reserved.load(Ordering::Acquire) > 0
@@ -447,8 +475,8 @@ impl KernelFs {
 
     /// `Request::ReturnReservation`.
     pub(crate) fn return_reservation(&self, session: &Session, blocks: u64, of: u64) {
-        let mut sessions = self.locked();
-        self.store.unreserve(session.spend(blocks));
+        let mut sessions = self.core.locked();
+        self.core.store.unreserve(session.spend(blocks));
         let knows_all = of >= session.granted.load(Ordering::Acquire);
         if let Some(member) = sessions.entries.get_mut(&session.id) {
             member.reclaim = match member.reclaim {
@@ -463,25 +491,30 @@ impl KernelFs {
     /// write until there are none, and then wait until all of that is digested.
     fn digest_before_reservation_ends(&self, session: &Session) {
         let has = session.reserved.load(Ordering::Acquire);
-        let left = self.env.config.credits_max_blocks.saturating_sub(has);
-        if has > left.min(self.store.space().available) && self.lifecycle.background.load(Ordering::Acquire) {
-            self.locked().to_digest.ask(session.id);
-            self.lifecycle.digest_bell.ring();
+        let left = self.core.env.config.credits_max_blocks.saturating_sub(has);
+        if has > left.min(self.core.store.space().available)
+            && self.core.lifecycle.background.load(Ordering::Acquire)
+        {
+            self.core.locked().to_digest.ask(session.id);
+            self.core.lifecycle.digest_bell.ring();
         }
     }
 
     /// Waits for a digest that is under way to give `least` reserved blocks back: it does so record by
     /// record. `false`: none is under way.
     fn await_reservation(&self, session: &Session, least: u32) -> bool {
-        let began = self.env.clock.moment();
+        let began = self.core.env.clock.moment();
         while session.reader.try_lock().is_none() {
             let has = session.reserved.load(Ordering::Acquire);
-            let left = self.env.config.credits_max_blocks.saturating_sub(has);
-            if left.min(self.store.space().available) >= u64::from(least) {
+            let left = self.core.env.config.credits_max_blocks.saturating_sub(has);
+            if left.min(self.core.store.space().available) >= u64::from(least) {
                 return true;
             }
-            let passed = self.env.clock.moment() - began;
-            self.env.clock.pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
+            let passed = self.core.env.clock.moment() - began;
+            self.core
+                .env
+                .clock
+                .pause((passed / 8).clamp(RESERVE_NAP, LONG_NAP));
         }
         false
     }
@@ -490,10 +523,10 @@ impl KernelFs {
     /// fills the pool.
     fn await_grace(&self) {
         // A test's clock may stand still.
-        let began = self.env.clock.moment();
-        let most = Duration::from_millis(self.env.config.grace_ms);
-        while self.in_grace() && self.env.clock.moment() - began < most {
-            self.env.clock.pause(GRACE_NAP);
+        let began = self.core.env.clock.moment();
+        let most = Duration::from_millis(self.core.env.config.grace_ms);
+        while self.core.env.in_grace() && self.core.env.clock.moment() - began < most {
+            self.core.env.clock.pause(GRACE_NAP);
         }
     }
 }

@@ -2,6 +2,7 @@
 //! or in threads that wait for each other.
 #![allow(clippy::unwrap_used)]
 
+use super::Reservations;
 use crate::common::{Client, ROOT, World, write_file};
 use crate::config::{Config, Users};
 use crate::ops::teardown::Teardown;
@@ -378,12 +379,15 @@ fn session_that_is_over_is_promised_nothing() {
     assert_eq!(ask(&a, 100), Ok(100));
     // Its request is under way.
     Teardown::of(&world.kernel).seal_session(a.id(), "a test");
-    let granted = world.kernel.reserve(&session, 100, 1);
+    let granted = Reservations::of(&world.kernel).reserve(&session, 100, 1);
     assert_eq!(granted, Err(IpcError::Sealed));
     Teardown::of(&world.kernel).finish_sealed();
     assert_eq!(reserved(&world), 0);
-    assert_eq!(world.kernel.reserve(&session, 100, 1), Err(IpcError::Sealed));
-    world.kernel.return_reservation(&session, 50, 100);
+    assert_eq!(
+        Reservations::of(&world.kernel).reserve(&session, 100, 1),
+        Err(IpcError::Sealed)
+    );
+    Reservations::of(&world.kernel).return_reservation(&session, 50, 100);
     assert_eq!(reserved(&world), 0);
 }
 
@@ -545,7 +549,7 @@ fn session_that_waits_for_space_is_not_late_with_its_leases() {
         let key = file(&mut b, b"f");
         let lease = b.write_lease(key).lease;
         let session = world.kernel.locked().live(b.id()).unwrap();
-        let work = waits.then(|| world.kernel.work_for(&session));
+        let work = waits.then(|| Reservations::of(&world.kernel).work_for(&session));
         world.clock.advance_ms(world.config.min_hold_ms);
         std::thread::scope(|scope| {
             scope.spawn(|| c.write_lease(key));
