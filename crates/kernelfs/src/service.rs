@@ -3,12 +3,16 @@
 use crate::error::{KernelError, no};
 use crate::health::Reporter;
 use crate::kernel::{KernelFs, Parts};
+use crate::ops::acquire::Leasing;
 use crate::ops::digest::{Digests, TakeOver};
 use crate::ops::handshake::{Handshake, LocalSession};
 use crate::ops::holds::HeldInodes;
 use crate::ops::lifecycle::{self, Shutdown, Upkeep};
+use crate::ops::log::LogRequests;
 use crate::ops::migrate::Mover;
+use crate::ops::numbers::InodeNumbers;
 use crate::ops::read::{Reads, stat_fs};
+use crate::ops::release::Releases;
 use crate::ops::reserve::Reservations;
 use crate::ops::sharing::Sharing;
 use crate::ops::status::{SessionDetail, Status, View};
@@ -72,19 +76,21 @@ impl KernelFs {
                 Ok(Response::Done)
             }
             Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),
-            Request::GetAttr { key } => self.get_attr(session, key).map(Response::Attr),
-            Request::Acquire { wants } => self.acquire(session, &wants).map(Response::Granted),
-            Request::AcquireNear { wants, near } => {
-                self.acquire_near(session, &wants, near).map(Response::Granted)
-            }
-            Request::Release { items } => self.release(session, &items).map(|()| Response::Done),
+            Request::GetAttr { key } => Leasing::of(self).get_attr(session, key).map(Response::Attr),
+            Request::Acquire { wants } => Leasing::of(self).acquire(session, &wants).map(Response::Granted),
+            Request::AcquireNear { wants, near } => Leasing::of(self)
+                .acquire_near(session, &wants, near)
+                .map(Response::Granted),
+            Request::Release { items } => Releases::of(self)
+                .release(session, &items)
+                .map(|()| Response::Done),
             Request::Drop { keys } => HeldInodes::of(self)
                 .drop_holds(session, &keys)
                 .map(|()| Response::Done),
             Request::Hold { keys } => HeldInodes::of(self).hold(session, &keys).map(|()| Response::Done),
-            Request::AllocInodes { near, count } => {
-                self.alloc_inodes(session, near, count).map(Response::Inodes)
-            }
+            Request::AllocInodes { near, count } => InodeNumbers::of(self)
+                .alloc_inodes(session, near, count)
+                .map(Response::Inodes),
             Request::ReadDir {
                 dir,
                 cookie,
@@ -102,8 +108,12 @@ impl KernelFs {
             Request::ReadData { key, offset, len } => {
                 reads().read_data(session, key, offset, len).map(Response::Bytes)
             }
-            Request::GrowLog { len_bytes } => self.grow_log(session, len_bytes).map(Response::LogBytes),
-            Request::SyncLog { ranges } => self.sync_log(session, &ranges).map(|()| Response::Done),
+            Request::GrowLog { len_bytes } => LogRequests::of(self)
+                .grow_log(session, len_bytes)
+                .map(Response::LogBytes),
+            Request::SyncLog { ranges } => LogRequests::of(self)
+                .sync_log(session, &ranges)
+                .map(|()| Response::Done),
             Request::SyncAll => Syncer::of(self)
                 .sync_all(Some(session.id))
                 .map(|_| Response::Done),
@@ -114,9 +124,9 @@ impl KernelFs {
                 Reservations::of(self).return_reservation(session, blocks, of);
                 Ok(Response::Done)
             }
-            Request::Digest { upto, wait } => {
-                self.digest_request(session, upto, wait).map(Response::Digested)
-            }
+            Request::Digest { upto, wait } => LogRequests::of(self)
+                .digest_request(session, upto, wait)
+                .map(Response::Digested),
             Request::Forward(op) => self.forward(session, &op).map(Response::Forwarded),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);

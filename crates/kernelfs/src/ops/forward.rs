@@ -5,6 +5,7 @@ use crate::counters::Counters;
 use crate::digest::{self, Client, ForwardError};
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};
+use crate::ops::acquire::Leasing;
 use crate::ops::digest::{Digests, LeaseView};
 use crate::ops::holds::HeldInodes;
 use crate::ops::read::exists;
@@ -288,7 +289,7 @@ impl KernelFs {
             .collect();
         if !wants.is_empty() {
             let until_ms = self.now_ms() + self.env.config.wait_ms;
-            self.obtain(owner, &wants, until_ms)?;
+            Leasing::of(self).obtain(owner, &wants, until_ms)?;
         }
         Ok(owner)
     }

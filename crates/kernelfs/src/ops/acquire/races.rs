@@ -2,11 +2,13 @@
 //! step.
 #![allow(clippy::unwrap_used)]
 
+use super::Leasing;
 use crate::common::{Client, ROOT, World, want};
 use crate::digest::Applied;
 use crate::kernel::Core;
 use crate::leases::grants::RowChange;
 use crate::ops::digest::TakeOver;
+use crate::ops::numbers::InodeNumbers;
 use crate::ops::rows::write_rows;
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
@@ -40,8 +42,10 @@ fn grant_leaves_no_row_when_its_session_ends_before_it_counts() {
         let session = session_of(&world, &a);
         let wants = [want(ROOT, LeaseMode::Write)];
         let until_ms = world.kernel.now_ms() + 1000;
-        let decision = world.kernel.obtain(a.id(), &wants, until_ms).unwrap();
-        let written = world.kernel.write_grants(&session, &decision);
+        let decision = Leasing::of(&world.kernel)
+            .obtain(a.id(), &wants, until_ms)
+            .unwrap();
+        let written = Leasing::of(&world.kernel).write_grants(&session, &decision);
         assert_eq!(world.kernel.store.grants().unwrap().len(), 1);
         if ended {
             end(&world, &a);
@@ -49,7 +53,7 @@ fn grant_leaves_no_row_when_its_session_ends_before_it_counts() {
             // Sealed; its end is still to come, and takes the row along.
             Teardown::of(&world.kernel).seal_session(a.id(), "a test");
         }
-        let settled = world.kernel.settle_grants(&session, &decision, written);
+        let settled = Leasing::of(&world.kernel).settle_grants(&session, &decision, written);
         assert!(settled.is_ok() != ended, "{settled:?}");
         Teardown::of(&world.kernel).finish_sealed();
         nothing_is_left(&world, inodes);
@@ -64,14 +68,16 @@ fn numbers_leave_nothing_when_their_session_ends_before_they_count() {
         let a = world.client();
         let session = session_of(&world, &a);
         let mut tx = world.kernel.store.begin_with_room().unwrap();
-        let batch = world.kernel.reserve_batch(&mut tx, &session, ROOT, 4).unwrap();
+        let batch = InodeNumbers::of(&world.kernel)
+            .reserve_batch(&mut tx, &session, ROOT, 4)
+            .unwrap();
         tx.commit().unwrap();
         if ended {
             end(&world, &a);
         } else {
             Teardown::of(&world.kernel).seal_session(a.id(), "a test");
         }
-        let settled = world.kernel.settle_numbers(&session, vec![batch]);
+        let settled = InodeNumbers::of(&world.kernel).settle_numbers(&session, vec![batch]);
         assert!(matches!(settled, Err(StoreError::NoSession(_))), "{settled:?}");
         Teardown::of(&world.kernel).finish_sealed();
         nothing_is_left(&world, inodes);

@@ -1,0 +1,112 @@
+//! What a client asks for its own log: a digest, more room, durability.
+
+use crate::error::no;
+use crate::health::Health;
+use crate::kernel::{Core, KernelFs};
+use crate::ops::digest::Digests;
+use crate::session::state::Session;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use varve_format::LogSeq;
+use varve_ipc::{IpcError, SYNC_RANGES_MAX};
+
+/// What requests about logs take.
+pub(crate) struct LogRequests<'k> {
+    core: Core<'k>,
+    health: &'k Health,
+    digests: Digests<'k>,
+}
+
+impl<'k> LogRequests<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            health: &kernel.health,
+            digests: Digests::of(kernel),
+        }
+    }
+
+    /// `Request::Digest`.
+    pub(crate) fn digest_request(
+        &self,
+        session: &Arc<Session>,
+        upto: LogSeq,
+        wait: bool,
+    ) -> Result<LogSeq, IpcError> {
+        if self.core.store.latched().is_some() {
+            return Err(no(libc::EIO));
+        }
+        let digested = varve_ipc::SessionPage::digested(&*session.page);
+        if digested >= upto && upto > LogSeq(0) {
+            return Ok(digested);
+        }
+        if !wait && self.core.lifecycle.background.load(Ordering::Acquire) {
+            self.core.locked().to_digest.ask(session.id);
+            self.core.lifecycle.digest_bell.ring();
+            return Ok(digested);
+        }
+        self.digests
+            .digest_session(session, None)
+            .map_err(|error| self.core.refused(&error))
+    }
+
+    /// `Request::GrowLog`.
+    pub(crate) fn grow_log(&self, session: &Session, len_bytes: u64) -> Result<u64, IpcError> {
+        let Some(log) = &session.log else {
+            return Err(no(libc::EROFS));
+        };
+        let limit = self
+            .core
+            .env
+            .config
+            .log_limit(self.core.store.devices().nvm.len_bytes());
+        let chunk = varve_format::log::CHUNK_BYTES;
+        if !len_bytes.is_multiple_of(chunk) || len_bytes > limit {
+            return Err(no(libc::EINVAL));
+        }
+        let grown = self
+            .health
+            .log_work(session.id, &session.log_trouble, "growing the log", || {
+                log.grow(len_bytes)
+            });
+        grown.map_err(|error| {
+            no(if error.is_no_space() {
+                libc::ENOSPC
+            } else {
+                libc::EIO
+            })
+        })?;
+        Ok(log.len_bytes())
+    }
+
+    /// `Request::SyncLog`: what a client with a backing file does by itself.
+    pub(crate) fn sync_log(&self, session: &Session, ranges: &[(u64, u64)]) -> Result<(), IpcError> {
+        let Some(log) = &session.log else {
+            return Err(no(libc::EROFS));
+        };
+        if ranges.len() > SYNC_RANGES_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        // A client has each byte written once: more is work for the disk that nobody needs.
+        let bytes = ranges
+            .iter()
+            .fold(0_u64, |sum, (_, len)| sum.saturating_add(*len));
+        if bytes > 2 * log.len_bytes() {
+            return Err(no(libc::EINVAL));
+        }
+        let synced = self
+            .health
+            .log_work(session.id, &session.log_trouble, "sync of the log", || {
+                log.sync_all(ranges)
+            });
+        synced.map_err(|error| {
+            tracing::warn!(session = %session.id, "a log cannot be made durable: {error}");
+            no(match error {
+                varve_media::MediaError::OutOfRange { .. } => libc::EINVAL,
+                error if error.is_no_space() => libc::ENOSPC,
+                _ => libc::EIO,
+            })
+        })
+    }
+}

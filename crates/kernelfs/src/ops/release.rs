@@ -1,0 +1,148 @@
+//! Leases as clients give them back: the holder's log is digested up to its last entry about the inode, and the
+//! row ends, before anybody else is granted one.
+
+use crate::error::no;
+use crate::kernel::{Core, KernelFs};
+use crate::leases::grants::RowChange;
+use crate::ops::digest::Digests;
+use crate::ops::holds::HeldInodes;
+use crate::ops::rows::write_rows;
+use crate::session::state::Session;
+use std::sync::Arc;
+use std::time::Duration;
+use varve_format::LogSeq;
+use varve_format::seeded::{Bug, armed};
+use varve_ipc::{IpcError, LeaseMode, RELEASED_MAX, ReleaseItem};
+
+/// What giving leases back takes.
+pub(crate) struct Releases<'k> {
+    core: Core<'k>,
+    digests: Digests<'k>,
+    held: HeldInodes<'k>,
+}
+
+impl<'k> Releases<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) const fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            digests: Digests::of(kernel),
+            held: HeldInodes::of(kernel),
+        }
+    }
+
+    /// `Request::Release`.
+    pub(crate) fn release(&self, session: &Arc<Session>, items: &[ReleaseItem]) -> Result<(), IpcError> {
+        if items.len() > RELEASED_MAX {
+            return Err(no(libc::E2BIG));
+        }
+        let (begun, upto) = {
+            let began_ms = self.core.now_ms();
+            let mut sessions = self.core.locked();
+            sessions.table.begin_work(session.id, began_ms);
+            let mut begun = Vec::new();
+            let mut upto = LogSeq(0);
+            for item in items {
+                if let Some(mode) = sessions.table.begin_release(session.id, item.key, item.lease) {
+                    if mode == LeaseMode::Write && !armed(Bug::LeaseBeforeDigest) {
+                        let short = u64::from(armed(Bug::HandOverShort));
+                        upto = upto.max(LogSeq(item.last_seq.0.saturating_sub(short)));
+                    }
+                    if mode == LeaseMode::Write {
+                        let count = sessions.changes_under(session.id, item);
+                        sessions.table.note_changes(item.key, session.id, count);
+                    }
+                    begun.push((*item, mode));
+                }
+            }
+            (begun, upto)
+        };
+        if armed(Bug::RowGoneBeforeDigest) {
+            self.rows_first(session, &begun)?;
+        }
+        let done = self
+            .digest_until(session, upto)
+            .and_then(|()| self.end_rows(session, &begun));
+        let now_ms = self.core.now_ms();
+        let mut sessions = self.core.locked();
+        sessions.table.end_work(session.id, now_ms);
+        for (item, _) in &begun {
+            if done.is_err() {
+                sessions
+                    .table
+                    .abort_release(session.id, item.key, item.lease, now_ms);
+                continue;
+            }
+            let stays =
+                sessions
+                    .table
+                    .finish_release(session.id, item.key, item.lease, item.downgrade, now_ms);
+            if !stays && !item.open {
+                sessions.unhold(session.id, item.key);
+            }
+        }
+        sessions.pump(now_ms);
+        drop(sessions);
+        self.held.free_or_leave();
+        done
+    }
+
+    /// Removes the rows of write leases that end; in DRAM too.
+    fn end_rows(&self, session: &Arc<Session>, begun: &[(ReleaseItem, LeaseMode)]) -> Result<(), IpcError> {
+        let ending = || {
+            begun
+                .iter()
+                .filter(|(_, mode)| *mode == LeaseMode::Write)
+                .map(|(item, _)| item.key)
+        };
+        // Rows of a batch are shared: all of it under one lock and in one order.
+        let _one_at_a_time = session.row_changes.lock();
+        let changes: Vec<RowChange> = {
+            let mut sessions = self.core.locked();
+            let mut changes: Vec<RowChange> = Vec::new();
+            for key in ending() {
+                changes.extend(sessions.rows.give_back_changes(session.id, key));
+                sessions.rows.end(session.id, key);
+            }
+            changes
+        };
+        write_rows(self.core, &changes).map_err(|error| self.core.refused(&error))
+    }
+
+    /// Removes the rows on media only (seeded bug only).
+    fn rows_first(&self, session: &Arc<Session>, begun: &[(ReleaseItem, LeaseMode)]) -> Result<(), IpcError> {
+        let written = begun.iter().filter(|(_, mode)| *mode == LeaseMode::Write);
+        let changes: Vec<_> = {
+            let sessions = self.core.locked();
+            written
+                .filter_map(|(item, _)| sessions.rows.end_change(session.id, item.key))
+                .collect()
+        };
+        write_rows(self.core, &changes).map_err(|error| self.core.refused(&error))
+    }
+
+    /// Digests a session's log up to `upto`. Numbers below that other threads have not committed yet are
+    /// waited for, within `lease_ms`.
+    fn digest_until(&self, session: &Arc<Session>, upto: LogSeq) -> Result<(), IpcError> {
+        let until_ms = self.core.now_ms() + self.core.env.config.lease_ms;
+        let mut tries = 0;
+        while varve_ipc::SessionPage::digested(&*session.page) < upto {
+            let digested = self
+                .digests
+                .digest_session(session, Some(upto))
+                .map_err(|error| self.core.refused(&error))?;
+            if digested >= upto {
+                break;
+            }
+            tries += 1;
+            if self.core.now_ms() >= until_ms || tries > 4 * self.core.env.config.lease_ms {
+                return Err(no(libc::EAGAIN));
+            }
+            if self.core.locked().live(session.id).is_none() {
+                return Err(IpcError::Sealed);
+            }
+            self.core.env.clock.pause(Duration::from_micros(250));
+        }
+        Ok(())
+    }
+}
