@@ -206,36 +206,6 @@ impl KernelFs {
     pub(crate) fn locked(&self) -> MutexGuard<'_, SessionTable> {
         self.sessions.table.lock()
     }
-
-    /// As [`Core::faults`].
-    pub(crate) fn faults(&self) -> Faults<'_> {
-        Core::of(self).faults()
-    }
-
-    pub(crate) fn refused(&self, error: &StoreError) -> IpcError {
-        Core::of(self).refused(error)
-    }
-
-    pub(crate) fn check_writable(&self) -> Result<(), IpcError> {
-        Core::of(self).check_writable()
-    }
-
-    pub(crate) fn begin_change(&self) -> Change<'_> {
-        Core::of(self).begin_change()
-    }
-
-    pub(crate) fn begin_request(&self) -> Result<InFlightGuard<'_>, IpcError> {
-        self.lifecycle.begin_request()
-    }
-
-    pub(crate) fn nap<T>(
-        &self,
-        changed: &parking_lot::Condvar,
-        guard: &mut MutexGuard<'_, T>,
-        time: Duration,
-    ) {
-        Core::of(self).nap(changed, guard, time);
-    }
 }
 
 /// What every operation that changes something works on: the shared area, the sessions, settings and time,

@@ -2,9 +2,10 @@
 
 use crate::error::{KernelError, no};
 use crate::health::Reporter;
-use crate::kernel::{KernelFs, Parts};
+use crate::kernel::{Core, KernelFs, Parts};
 use crate::ops::acquire::Leasing;
 use crate::ops::digest::{Digests, TakeOver};
+use crate::ops::forward::Forwarding;
 use crate::ops::handshake::{Handshake, LocalSession};
 use crate::ops::holds::HeldInodes;
 use crate::ops::lifecycle::{self, Shutdown, Upkeep};
@@ -50,7 +51,7 @@ impl KernelFs {
     /// # Errors
     /// An errno; `Sealed` when the session is over; `Forward` when an inode is contended.
     pub fn call_session(&self, id: SessionId, request: Request) -> Result<Response, IpcError> {
-        let _entered = self.begin_request()?;
+        let _entered = self.lifecycle.begin_request()?;
         let session = self.locked().live(id).ok_or(IpcError::Sealed)?;
         if let Some(predecessor) = session.hears() {
             Teardown::of(self).forget_ended(predecessor);
@@ -127,7 +128,9 @@ impl KernelFs {
             Request::Digest { upto, wait } => LogRequests::of(self)
                 .digest_request(session, upto, wait)
                 .map(Response::Digested),
-            Request::Forward(op) => self.forward(session, &op).map(Response::Forwarded),
+            Request::Forward(op) => Forwarding::of(self)
+                .forward(session, &op)
+                .map(Response::Forwarded),
             Request::BarrierAck { tx } => {
                 TakeOver::of(self).barrier_ack(session, tx);
                 Ok(Response::Done)
@@ -167,14 +170,15 @@ impl KernelFs {
     /// # Errors
     /// EPERM, EIO with the cause in the daemon's log, ENOSYS where nobody implements it.
     pub fn admin_request(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError> {
-        let _entered = self.begin_request()?;
+        let _entered = self.lifecycle.begin_request()?;
         if !self.env.is_privileged(peer.uid) {
             return Err(no(libc::EPERM));
         }
         let json = match admin {
             Admin::Status => serde_json::to_string(&self.status()).map_err(|_| no(libc::EIO))?,
             Admin::DigestAll => {
-                self.digest_all().map_err(|error| self.refused(&error))?;
+                self.digest_all()
+                    .map_err(|error| Core::of(self).refused(&error))?;
                 self.tick();
                 serde_json::to_string(&self.status().digest).map_err(|_| no(libc::EIO))?
             }
@@ -185,7 +189,10 @@ impl KernelFs {
             Admin::Fsck => match &self.env.fsck {
                 Some(hook) => hook(self).map_err(IpcError::Protocol)?,
                 None => {
-                    let findings = self.store.check().map_err(|error| self.refused(&error))?;
+                    let findings = self
+                        .store
+                        .check()
+                        .map_err(|error| Core::of(self).refused(&error))?;
                     let findings: Vec<_> = findings.iter().map(|finding| format!("{finding:?}")).collect();
                     serde_json::json!({ "clean": findings.is_empty(), "findings": findings }).to_string()
                 }
@@ -272,7 +279,7 @@ impl KernelFs {
 
 impl Service for KernelFs {
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError> {
-        let _entered = self.begin_request()?;
+        let _entered = self.lifecycle.begin_request()?;
         let opened = self.open_session(peer, hello)?;
         let session = opened.welcome.session;
         let given = self.logs.descriptors(session, opened.welcome.privileged);

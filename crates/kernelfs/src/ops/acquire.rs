@@ -1,5 +1,4 @@
-//! Leases as clients ask for them: waiting, making grants durable. How they come back is
-//! [`crate::ops::release`]'s.
+//! Leases as clients ask for them: waiting, making grants durable. How they come back is `release`'s.
 
 use crate::config::Config;
 use crate::counters::Counters;

@@ -133,7 +133,31 @@ fn client(session: &Session) -> Client {
     }
 }
 
-impl KernelFs {
+/// What doing a client's operation for it takes.
+pub(crate) struct Forwarding<'k> {
+    core: Core<'k>,
+    counters: &'k Counters,
+    digests: Digests<'k>,
+    held: HeldInodes<'k>,
+    sharing: Sharing<'k>,
+    leasing: Leasing<'k>,
+    reservations: Reservations<'k>,
+}
+
+impl<'k> Forwarding<'k> {
+    /// Out of the daemon's nouns.
+    pub(crate) fn of(kernel: &'k KernelFs) -> Self {
+        Self {
+            core: Core::of(kernel),
+            counters: &kernel.counters,
+            digests: Digests::of(kernel),
+            held: HeldInodes::of(kernel),
+            sharing: Sharing::of(kernel),
+            leasing: Leasing::of(kernel),
+            reservations: Reservations::of(kernel),
+        }
+    }
+
     /// `Request::Forward`.
     pub(crate) fn forward(
         &self,
@@ -143,7 +167,7 @@ impl KernelFs {
         if session.read_only {
             return Err(no(libc::EROFS));
         }
-        self.check_writable()?;
+        self.core.check_writable()?;
         let malformed = op.entry.len() > HEADER_SIZE + PAYLOAD_MAX.max(BODY_MAX)
             || op.cred.groups.len() > GROUPS_MAX
             || op.number == 0;
@@ -159,7 +183,7 @@ impl KernelFs {
             own.cred = session.cred.clone();
             &own
         };
-        Sharing::of(self).admit_changes(session)?;
+        self.sharing.admit_changes(session)?;
         self.take_turn(session, op.number)?;
         let result = self.forward_in_turn(session, op);
         let mut last = session.turn.last.lock();
@@ -172,16 +196,17 @@ impl KernelFs {
     /// Waits until all lower numbers of the session were carried out. One that was carried out already is
     /// EALREADY.
     fn take_turn(&self, session: &Arc<Session>, number: u64) -> Result<(), IpcError> {
-        let until_ms = self.now_ms() + self.env.config.wait_ms;
+        let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
         let mut last = session.turn.last.lock();
         if number <= *last {
             return Err(no(libc::EALREADY));
         }
         while number > last.saturating_add(1) {
-            if self.now_ms() >= until_ms {
+            if self.core.now_ms() >= until_ms {
                 return Err(no(libc::ETIMEDOUT));
             }
-            self.nap(&session.turn.next, &mut last, Duration::from_millis(20));
+            self.core
+                .nap(&session.turn.next, &mut last, Duration::from_millis(20));
             if session.upcalls.is_closed() {
                 return Err(IpcError::Sealed);
             }
@@ -216,25 +241,27 @@ impl KernelFs {
         }
         if matches!(parsed, LogOp::Fallocate { .. }) {
             // What it has allocated itself needs no space again.
-            Digests::of(self)
+            self.digests
                 .digest_session(session, None)
-                .map_err(|error| self.refused(&error))?;
+                .map_err(|error| self.core.refused(&error))?;
         }
         // As a session pays for what it logs: out of what is promised to nobody.
-        let space = Reservations::of(self).space_for(session, &|| self.needs(&parsed, op))?;
+        let space = self
+            .reservations
+            .space_for(session, &|| self.needs(&parsed, op))?;
         let work = Work {
             op,
             parsed: &parsed,
             space: &space,
         };
-        let wait = Duration::from_millis(self.env.config.wait_ms);
+        let wait = Duration::from_millis(self.core.env.config.wait_ms);
         // Two moves with disjoint leases could otherwise make a cycle.
         let _moving = match touched.moves {
             true => Some(self.one_move(wait).ok_or_else(|| no(libc::ETIMEDOUT))?),
             false => None,
         };
         {
-            let sessions = self.locked();
+            let sessions = self.core.locked();
             if sessions.live(session.id).is_none() {
                 return Err(IpcError::Sealed);
             }
@@ -254,23 +281,23 @@ impl KernelFs {
 
     /// Blocks that an operation takes at most; for an `fallocate` those of its holes, as digested.
     fn needs(&self, parsed: &LogOp<'_>, op: &ForwardedOp) -> Result<u64, IpcError> {
-        match digest::blocks_missing(&self.store, parsed) {
+        match digest::blocks_missing(self.core.store, parsed) {
             Ok(Some(holes)) => Ok(holes + FALLOCATE_BESIDE),
             Ok(None) => Ok(cost(parsed, op)),
-            Err(error) => Err(self.refused(&error)),
+            Err(error) => Err(self.core.refused(&error)),
         }
     }
 
     /// The right to move directories, within `wait`. It is held while leases are waited for.
     fn one_move(&self, wait: Duration) -> Option<MutexGuard<'_, ()>> {
-        if !self.env.clock.takes_turns() {
-            return self.sessions.rename.try_lock_for(wait);
+        if !self.core.env.clock.takes_turns() {
+            return self.core.sessions.rename.try_lock_for(wait);
         }
-        let began = self.env.clock.moment();
+        let began = self.core.env.clock.moment();
         loop {
-            match self.sessions.rename.try_lock() {
-                None if self.env.clock.moment() - began < wait => {
-                    self.env.clock.pause(Duration::from_millis(1))
+            match self.core.sessions.rename.try_lock() {
+                None if self.core.env.clock.moment() - began < wait => {
+                    self.core.env.clock.pause(Duration::from_millis(1))
                 }
                 guard => return guard,
             }
@@ -279,7 +306,7 @@ impl KernelFs {
 
     /// Exclusive leases on `keys`, all at once, for a session of the daemon's own. They go with it.
     fn exclusive(&self, keys: &[InodeKey]) -> Result<SessionId, IpcError> {
-        let owner = self.locked().table.internal_session();
+        let owner = self.core.locked().table.internal_session();
         let wants: Vec<_> = keys
             .iter()
             .map(|key| Want {
@@ -288,8 +315,8 @@ impl KernelFs {
             })
             .collect();
         if !wants.is_empty() {
-            let until_ms = self.now_ms() + self.env.config.wait_ms;
-            Leasing::of(self).obtain(owner, &wants, until_ms)?;
+            let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
+            self.leasing.obtain(owner, &wants, until_ms)?;
         }
         Ok(owner)
     }
@@ -304,8 +331,8 @@ impl KernelFs {
     ) -> Result<ForwardedResult, IpcError> {
         let owner = self.exclusive(keys)?;
         let mut result = self.apply(session, work, named);
-        let now_ms = self.now_ms();
-        let mut sessions = self.locked();
+        let now_ms = self.core.now_ms();
+        let mut sessions = self.core.locked();
         sessions.table.drop_session(owner);
         for key in keys {
             sessions.table.note_forwarded(*key, session.id, now_ms);
@@ -316,7 +343,7 @@ impl KernelFs {
         }
         sessions.pump(now_ms);
         drop(sessions);
-        HeldInodes::of(self).free_or_leave();
+        self.held.free_or_leave();
         Counters::bump(&self.counters.forwarded);
         result
     }
@@ -363,9 +390,9 @@ impl KernelFs {
     ) -> Result<(), IpcError> {
         let owner = self.exclusive(keys)?;
         let found = self.find_by_name(session, by_name, op);
-        let mut sessions = self.locked();
+        let mut sessions = self.core.locked();
         sessions.table.drop_session(owner);
-        sessions.pump(self.now_ms());
+        sessions.pump(self.core.now_ms());
         drop(sessions);
         match found? {
             Some(_) => Ok(()),
@@ -375,8 +402,8 @@ impl KernelFs {
 
     /// By name only in contended directories: elsewhere clients know the names under leases, and ask nothing.
     fn may_go_by_name(&self, by_name: &ByName<'_>) -> Result<(), IpcError> {
-        let sessions = self.locked();
-        let now_ms = self.now_ms();
+        let sessions = self.core.locked();
+        let now_ms = self.core.now_ms();
         let contended = |dir| sessions.table.is_contended(dir, now_ms);
         if contended(by_name.dir) && contended(by_name.new_dir) && !by_name.replaces {
             Ok(())
@@ -388,7 +415,7 @@ impl KernelFs {
     /// Whether no client may be changing the directories at this moment: what is digested then is all that
     /// there is.
     fn is_as_digested(&self, by_name: &ByName<'_>) -> bool {
-        let sessions = self.locked();
+        let sessions = self.core.locked();
         !sessions.table.is_written(by_name.dir) && !sessions.table.is_written(by_name.new_dir)
     }
 
@@ -399,31 +426,37 @@ impl KernelFs {
         by_name: &ByName<'_>,
         op: &ForwardedOp,
     ) -> Result<Option<InodeKey>, IpcError> {
-        let found = digest::find_named(&self.store, client(session), by_name.dir, by_name.name, &op.cred)
-            .and_then(|found| {
-                if by_name.new_dir != by_name.dir {
-                    digest::find_named(
-                        &self.store,
-                        client(session),
-                        by_name.new_dir,
-                        by_name.new_name,
-                        &op.cred,
-                    )?;
-                }
-                Ok(found)
-            });
+        let found = digest::find_named(
+            self.core.store,
+            client(session),
+            by_name.dir,
+            by_name.name,
+            &op.cred,
+        )
+        .and_then(|found| {
+            if by_name.new_dir != by_name.dir {
+                digest::find_named(
+                    self.core.store,
+                    client(session),
+                    by_name.new_dir,
+                    by_name.new_name,
+                    &op.cred,
+                )?;
+            }
+            Ok(found)
+        });
         found.map_err(|error| match error {
             ForwardError::Errno(errno) => no(errno),
-            ForwardError::Store(error) => self.refused(&error),
+            ForwardError::Store(error) => self.core.refused(&error),
         })
     }
 
     /// Whether there is such an inode, perhaps only in the session's own log yet.
     fn known_inode(&self, session: &Arc<Session>, key: InodeKey) -> Result<bool, IpcError> {
-        if exists(&self.store, key).map_err(|error| self.refused(&error))? {
+        if exists(self.core.store, key).map_err(|error| self.core.refused(&error))? {
             return Ok(true);
         }
-        Ok(self.locked().table.mode(session.id, key).is_some())
+        Ok(self.core.locked().table.mode(session.id, key).is_some())
     }
 
     fn apply(
@@ -433,9 +466,9 @@ impl KernelFs {
         named: Option<InodeKey>,
     ) -> Result<ForwardedResult, IpcError> {
         // The session's own log comes first: what it has logged on other inodes may be named here.
-        Digests::of(self)
+        self.digests
             .digest_session(session, None)
-            .map_err(|error| self.refused(&error))?;
+            .map_err(|error| self.core.refused(&error))?;
         // A sealed log is not digested here: then this would come before what the session has logged.
         if SessionPage::state(&*session.page) == PageState::Sealed {
             return Err(IpcError::Sealed);
@@ -445,10 +478,10 @@ impl KernelFs {
             return Err(no(libc::ENOSPC));
         }
         let client = client(session);
-        let view = LeaseView::of(Core::of(self));
-        let env = Digests::of(self).environment(&view);
-        let change = self.begin_change();
-        let done = digest::apply_forwarded(&self.store, client, op, named, &env, &|blocks| {
+        let view = LeaseView::of(self.core);
+        let env = self.digests.environment(&view);
+        let change = self.core.begin_change();
+        let done = digest::apply_forwarded(self.core.store, client, op, named, &env, &|blocks| {
             space.spent(blocks)
         });
         let (applied, result) = match done {
@@ -456,7 +489,7 @@ impl KernelFs {
             Err(ForwardError::Errno(errno)) => return Err(no(errno)),
             Err(ForwardError::Store(error)) => {
                 drop(change);
-                return Err(self.refused(&error));
+                return Err(self.core.refused(&error));
             }
         };
         // Before anybody else can find it, and remove it; and before one without a name counts as held by
@@ -464,14 +497,14 @@ impl KernelFs {
         if op.open
             && let Some(attr) = &result.attr
         {
-            let mut sessions = self.locked();
+            let mut sessions = self.core.locked();
             if sessions.live(session.id).is_some() {
                 sessions.holds.add(session.id, attr.key);
             }
         }
-        let rows = Digests::of(self).take_over(&applied);
+        let rows = self.digests.take_over(&applied);
         drop(change);
-        write_rows(Core::of(self), &rows).map_err(|error| self.refused(&error))?;
+        write_rows(self.core, &rows).map_err(|error| self.core.refused(&error))?;
         Ok(result)
     }
 }

@@ -5,7 +5,7 @@
 //! resume: the policy looks at the pool as it is.
 
 use crate::digest::Applied;
-use crate::kernel::{Change, Faults, KernelFs, SpaceLimits};
+use crate::kernel::{Change, Core, Faults, KernelFs, SpaceLimits};
 use crate::ops::digest::TakeOver;
 use crate::placement::jobs::Placer;
 use crate::placement::{Catalog, Cause, Job, Move, PlacementStatus};
@@ -101,7 +101,7 @@ impl<'k> Mover<'k> {
             space: &kernel.space,
             stopping: &kernel.lifecycle.stopping,
             step_blocks: kernel.env.config.placement_step_blocks,
-            faults: kernel.faults(),
+            faults: Core::of(kernel).faults(),
             take_over: TakeOver::of(kernel),
         }
     }

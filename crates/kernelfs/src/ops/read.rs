@@ -2,7 +2,7 @@
 //! permission bits.
 
 use crate::error::no;
-use crate::kernel::{Faults, KernelFs};
+use crate::kernel::{Core, Faults, KernelFs};
 use crate::ops::map::Windows;
 use crate::placement::{Placement, Use};
 use crate::session::state::Session;
@@ -43,7 +43,7 @@ impl<'k> Reads<'k> {
             store,
             sessions,
             policy,
-            faults: kernel.faults(),
+            faults: Core::of(kernel).faults(),
             windows: Windows {
                 store,
                 sessions,

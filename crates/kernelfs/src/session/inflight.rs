@@ -71,7 +71,7 @@ mod tests {
         let request = {
             let (kernel, ended) = (Arc::clone(&world.kernel), Arc::clone(&ended));
             std::thread::spawn(move || {
-                let entered = kernel.begin_request().unwrap();
+                let entered = kernel.lifecycle.begin_request().unwrap();
                 begun.send(()).unwrap();
                 while !kernel.lifecycle.stopping.load(Ordering::Acquire) {
                     std::thread::yield_now();
@@ -85,7 +85,7 @@ mod tests {
         begins.recv().unwrap();
         world.kernel.shutdown().unwrap();
         assert!(ended.load(Ordering::Acquire));
-        assert!(world.kernel.begin_request().is_err());
+        assert!(world.kernel.lifecycle.begin_request().is_err());
         assert!(world.kernel.store.begin().is_err(), "whoever asks");
         request.join().unwrap();
     }
@@ -97,7 +97,7 @@ mod tests {
         let request = {
             let kernel = Arc::clone(&world.kernel);
             std::thread::spawn(move || {
-                let _entered = kernel.begin_request().unwrap();
+                let _entered = kernel.lifecycle.begin_request().unwrap();
                 let (check, began) = (kernel.store.begin_check(), std::time::Instant::now());
                 begun.send(()).unwrap();
                 while kernel.store.goes_on(check).is_ok() && began.elapsed() < Duration::from_secs(10) {
@@ -119,7 +119,7 @@ mod tests {
             wait_ms: 100,
             ..Config::default()
         });
-        let _entered = world.kernel.begin_request().unwrap();
+        let _entered = world.kernel.lifecycle.begin_request().unwrap();
         let before = world.kernel.store.newest_tx();
         world.kernel.shutdown().unwrap();
         assert_eq!(world.kernel.store.newest_tx(), before);

@@ -1,7 +1,7 @@
 //! What a kernel believes under a scheduler that tries interleavings: answers go out while sessions come,
 //! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
 //! changes after it was let is never seen as it was before. The daemon's part is a model of
-//! `kernelfs/src/ops/handshake.rs` (`admit_changes`, `company_ack`) and `teardown.rs` (`note_solitude`).
+//! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `company_ack`, `note_solitude`).
 //! Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 
 use super::{DentryTimeouts, Era};
