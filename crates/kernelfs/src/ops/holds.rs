@@ -45,6 +45,24 @@ impl<'k> HeldInodes<'k> {
         self.core.locked().hold(session.id, &keys)
     }
 
+    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten
+    /// when the daemon starts: then it keeps what belongs to its user.
+    pub(crate) fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
+        if session.knows(key) {
+            return true;
+        }
+        let own = resumes
+            && self
+                .core
+                .store
+                .get_key(key)
+                .is_ok_and(|inode| inode.attr.uid == session.cred.uid);
+        if own {
+            session.learn(key);
+        }
+        own
+    }
+
     /// Last closes.
     pub(crate) fn drop_holds(&self, session: &Session, keys: &[InodeKey]) -> Result<(), IpcError> {
         if keys.len() > HELD_MAX {
@@ -73,24 +91,6 @@ impl<'k> HeldInodes<'k> {
         } else {
             self.free_unheld();
         }
-    }
-
-    /// Whether a client may say that it has `key` open. What an unprivileged one had looked up is forgotten
-    /// when the daemon starts: then it keeps what belongs to its user.
-    pub(crate) fn may_hold(&self, session: &Session, key: InodeKey, resumes: bool) -> bool {
-        if session.knows(key) {
-            return true;
-        }
-        let own = resumes
-            && self
-                .core
-                .store
-                .get_key(key)
-                .is_ok_and(|inode| inode.attr.uid == session.cred.uid);
-        if own {
-            session.learn(key);
-        }
-        own
     }
 
     /// Frees inodes that lost their last hold and have no name, for about [`FREE_MS`]: sessions that ended,

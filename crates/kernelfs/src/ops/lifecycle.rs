@@ -1,4 +1,4 @@
-//! Starting, the work of time, stopping.
+//! Starting, periodic work, stopping.
 
 use crate::config::VerifyNvm;
 use crate::counters::Counters;
@@ -79,7 +79,7 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     Ok(kernel)
 }
 
-/// What the work of time takes.
+/// What periodic work takes.
 pub(crate) struct Upkeep<'k> {
     core: Core<'k>,
     held: HeldInodes<'k>,

@@ -2,16 +2,13 @@
 //! another's inside.
 //!
 //! An operation is a struct of references that [`KernelFs`](crate::KernelFs) lends for one call (`of`). One
-//! that needs another holds it as a field, and only one of a row above its own in this table:
-//!
-//! | operations | what they do |
-//! | --- | --- |
-//! | `rows`, `map`, `status`, `watch` | need no other |
-//! | `digest`, `read` | digest a log and take over what changed; answer from the store |
-//! | `holds`, `teardown`, `migrate`, `log` | free inodes that nobody holds; end sessions; move data; serve logs |
-//! | `recovery`, `sharing`, `reserve`, `release`, `sync` | end sessions of an earlier daemon; admit changes; promise space; take leases back; sync all logs |
-//! | `acquire`, `lifecycle` | grant leases; start, tick, stop |
-//! | `numbers`, `forward`, `handshake` | grant inode numbers; do an operation for a client; open a session |
+//! that needs another holds it as a field, and only one that stands in an earlier line:
+//! - `rows`, `map`, `status`, `watch` need no other;
+//! - `digest`, `read`;
+//! - `holds`, `log`, `migrate`, `teardown`;
+//! - `recovery`, `release`, `reserve`, `sharing`, `sync`;
+//! - `acquire`, `lifecycle`;
+//! - `forward`, `handshake`, `numbers`.
 
 pub(crate) mod acquire;
 pub(crate) mod digest;

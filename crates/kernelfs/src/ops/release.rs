@@ -1,5 +1,5 @@
-//! Leases as clients give them back: the holder's log is digested up to its last entry about the inode, and the
-//! row ends, before anybody else is granted one.
+//! Leases as clients give them back: the holder's log is digested up to its last entry about the inode, and
+//! the grant's row ends, before anybody else is granted one.
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs};

@@ -1,5 +1,5 @@
-//! Changes of grant rows, and of the inode numbers that are reserved under them, on media. What changes is said
-//! by [`crate::leases::grants`].
+//! Changes of grant rows on media, and of the inode numbers that are reserved under them. What is to change,
+//! [`crate::leases::grants`] says.
 
 use crate::kernel::Core;
 use crate::leases::grants::RowChange;
