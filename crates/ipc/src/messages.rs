@@ -319,9 +319,9 @@ pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
     /// After [`Upcall::Sharing`]: what the shim answers from now on is not believed, and what it opens is
-    /// opened as in company. The newcomer may begin.
+    /// opened as in company, but for what is under way. The newcomer may begin.
     SharingNoted,
-    /// After [`Request::SharingNoted`], once for each [`Upcall::Sharing`]: what the shim's kernel believed has
+    /// After [`Request::SharingNoted`]: what the shim's kernel believed has
     /// run out. The newcomer may change what others see.
     SharingAck,
     /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).
@@ -584,7 +584,7 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Another session comes: use zero time-outs, say [`Request::SharingNoted`], let the old ones run out, say
+    /// Other sessions come (said once, until [`Upcall::Solo`]): use zero time-outs, say [`Request::SharingNoted`], let the old ones run out, say
     /// [`Request::SharingAck`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,

@@ -655,26 +655,63 @@ fn newcomer_waits_for_what_the_kernel_of_a_mount_believes_that_was_sealed_meanwh
     });
 }
 
+/// A newcomer that was not let change anything yet goes on in another session, after the mount's has `ended`.
+fn newcomer_goes_on(ended: fn(World, &Client) -> World) {
+    let world = World::new();
+    let shim = shim(&world);
+    let newcomer = welcomed(&world, &shim);
+    let world = ended(world, &shim);
+    let newcomer = newcomer.resume(&world.kernel, Vec::new());
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| newcomer.write_lease(ROOT));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(
+            !change.is_finished(),
+            "the mount's kernel still believes what was so before it came"
+        );
+        world.clock.advance_ms(2_000);
+        change.join().unwrap();
+    });
+}
+
 #[test]
-fn mount_is_not_alone_again_before_it_has_answered_for_every_newcomer() {
+fn newcomer_that_was_sealed_after_the_mount_still_waits_for_the_mounts_kernel() {
+    newcomer_goes_on(|world, shim| {
+        let hello = Hello {
+            kind: ClientKind::Shim,
+            resume: Some(shim.welcome.token),
+            ..hello()
+        };
+        drop(world.client_as(Peer::this_process(), hello));
+        assert!(!shim.is_live());
+        world
+    });
+}
+
+#[test]
+fn newcomer_still_waits_for_the_mounts_kernel_after_a_restart() {
+    newcomer_goes_on(|world, _| world.restart());
+}
+
+#[test]
+fn mount_is_told_of_company_once_and_answers_once_for_all_newcomers() {
     let world = World::new();
     let shim = shim(&world);
     let first = welcomed(&world, &shim);
-    let second = std::thread::scope(|scope| {
-        let second = scope.spawn(|| world.client());
-        assert_eq!(shim.upcall(), Upcall::Sharing);
-        second.join().unwrap()
-    });
-    assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+    // It has been told, and all it has to do is to let its kernel's beliefs run out.
+    let second = world.client();
+    let nothing = || assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
+    nothing();
     drop((first, second));
     let long = || {
         world.kernel.tick();
         world.clock.advance_ms(60_000);
         world.kernel.tick();
     };
-    long();
-    let none = shim.link.upcall(std::time::Duration::ZERO);
-    assert_eq!(none, Ok(None), "its late answer would let the next one in");
+    world.kernel.tick();
+    world.clock.advance_ms(world.config.solo_ms);
+    world.kernel.tick();
+    nothing();
     assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
     long();
     assert_eq!(shim.upcall(), Upcall::Solo);
@@ -684,6 +721,49 @@ fn mount_is_not_alone_again_before_it_has_answered_for_every_newcomer() {
     let third = welcomed(&world, &shim);
     assert_eq!(kernel_of(&world, &shim), "runs out");
     drop(third);
+}
+
+/// Else threads of the daemon would stay with clients that come, ask and go.
+#[test]
+fn newcomer_that_goes_while_it_waits_for_a_mount_takes_its_requests_with_it() {
+    let world = World::new();
+    let shim = shim(&world);
+    let newcomer = welcomed(&world, &shim);
+    std::thread::scope(|scope| {
+        let change = scope.spawn(|| newcomer.acquire(&[want(ROOT, LeaseMode::Write)]).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!change.is_finished());
+        assert_eq!(newcomer.link.call(Request::Bye), Ok(Response::Done));
+        assert_eq!(change.join().unwrap(), Err(IpcError::Sealed));
+    });
+    assert!(shim.is_live());
+}
+
+/// It was company of this mount once; the mount has been alone since.
+#[test]
+fn session_that_comes_back_after_the_mount_was_told_that_it_is_alone_is_a_newcomer() {
+    let world = World::new();
+    let shim = shim(&world);
+    let old = welcomed(&world, &shim);
+    assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+    old.write_lease(ROOT);
+    world.kernel.gone(old.id());
+    world.clock.advance_ms(world.config.grace_ms);
+    world.kernel.tick();
+    world.clock.advance_ms(world.config.solo_ms);
+    world.kernel.tick();
+    assert_eq!(shim.upcall(), Upcall::Solo);
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| old.resume(&world.kernel, Vec::new()));
+        assert_eq!(shim.upcall(), Upcall::Sharing);
+        assert_eq!(shim.link.call(Request::SharingNoted), Ok(Response::Done));
+        let back = back.join().unwrap();
+        let change = scope.spawn(move || back.write_lease(ROOT));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!change.is_finished(), "the mount's kernel keeps names again");
+        assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
+        change.join().unwrap();
+    });
 }
 
 #[test]

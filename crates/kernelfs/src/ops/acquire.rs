@@ -65,15 +65,15 @@ impl<'k> Leasing<'k> {
         if writes && session.read_only {
             return Err(no(libc::EROFS));
         }
-        if writes {
-            self.core.check_writable()?;
-            self.sharing.admit_changes(session)?;
-        }
         for want in wants {
             if !session.knows(want.key) {
                 return Err(no(libc::ESTALE));
             }
             self.attr_of(session, want.key)?;
+        }
+        if writes {
+            self.core.check_writable()?;
+            self.sharing.admit_changes(session)?;
         }
         self.make_room(session);
         let until_ms = self.core.now_ms() + self.core.env.config.wait_ms;
@@ -97,10 +97,10 @@ impl<'k> Leasing<'k> {
         if near.count > NEAR_MAX || near.these.len() > usize::from(NEAR_MAX) {
             return Err(no(libc::E2BIG));
         }
+        let mut grants = self.acquire(session, wants)?;
         if near.mode == LeaseMode::Write && !session.read_only {
             self.sharing.admit_changes(session)?;
         }
-        let mut grants = self.acquire(session, wants)?;
         grants.extend(self.neighbours(session, &near));
         Ok(grants)
     }

@@ -383,7 +383,7 @@ impl<'k> Handshake<'k> {
             .collect();
         let mut sessions = self.core.locked();
         let shared = sessions.is_shared(session.id);
-        if !sessions.is_newcomer(predecessor.map(|ended| ended.id)) {
+        if !sessions.is_newcomer(predecessor) {
             session.admit_changes();
         }
         let member = SessionEntry {

@@ -61,15 +61,15 @@ impl<'k> Recovery<'k> {
             self.core.env.grace_until_ms.store(0, Ordering::Release);
         }
         self.core.locked().earlier = rows.iter().map(|row| row.id).collect();
-        // A mount may have been alone when the earlier daemon ended. One that was unmounted has no row.
+        // A mount may have been alone when the earlier daemon ended, or others beside it not let change
+        // anything yet: all begin anew. One that is the only one changes nothing behind its own kernel. One
+        // that was unmounted has no row.
         let is_mount = |row: &SessionRow| row.flags & 1 == 1;
         if rows.iter().any(is_mount) {
-            let over = rows
-                .iter()
-                .filter(|row| !is_mount(row) && matches!(row.state, SessionState::Ended(_)));
+            let others = rows.iter().filter(|_| rows.len() > 1).map(|row| row.id);
             self.core
                 .locked()
-                .note_believed(self.core.env.clock.moment(), over.map(|row| row.id));
+                .note_believed(self.core.env.clock.moment(), others);
         }
         let numbers = self.take_up_grants(&rows)?;
         let sealed = self.revive_all(rows, limit)?;
@@ -275,6 +275,7 @@ fn ended(row: &SessionRow, seal: Seal) -> Ended {
         holds_until_ms: None,
         row: true,
         known: None,
+        may_change: true,
         continues: None,
     }
 }

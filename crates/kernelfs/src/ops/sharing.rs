@@ -4,10 +4,11 @@
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
-use crate::session::table::{Company, Phase, SessionEntry};
+use crate::session::table::{Company, Phase, SessionEntry, SessionTable};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::SessionId;
-use varve_ipc::{ClientKind, IpcError, Upcall};
+use varve_ipc::{BELIEVED_MOST, ClientKind, IpcError, Upcall};
 
 /// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
 /// dentries and attributes have expired.
@@ -51,34 +52,48 @@ impl<'k> Sharing<'k> {
                         *company = Company::at_entry(true);
                         continue;
                     }
-                    if company.announced == 0 {
+                    // Whoever comes later waits for the same answers.
+                    if !company.announced {
+                        company.announced = true;
                         company.until_ms = until_ms;
+                        sessions.send(id, Upcall::Sharing);
                     }
-                    company.announced += 1;
-                    sessions.send(id, Upcall::Sharing);
                 }
             }
         }
-        self.await_mounts(newcomer, |company| company.noted);
+        // One that ended meanwhile is told so by its first request.
+        let _ = self.await_mounts(newcomer, |company| company.noted);
+    }
+
+    /// Whether a session may wait on.
+    fn may_wait(&self, sessions: &SessionTable, id: SessionId) -> Result<(), IpcError> {
+        if self.core.lifecycle.stopping.load(Ordering::Acquire) {
+            return Err(IpcError::Gone("the daemon is stopping".into()));
+        }
+        sessions.live(id).map(drop).ok_or(IpcError::Sealed)
     }
 
     /// Waits until all mounts but `newcomer` that have heard of company are so far. Bounded: one that does
     /// not say so is sealed.
-    fn await_mounts(&self, newcomer: SessionId, so_far: impl Fn(&Company) -> bool) {
+    ///
+    /// # Errors
+    /// The newcomer's session, or the daemon, has ended.
+    fn await_mounts(&self, newcomer: SessionId, so_far: impl Fn(&Company) -> bool) -> Result<(), IpcError> {
         let mut sessions = self.core.locked();
         loop {
+            self.may_wait(&sessions, newcomer)?;
             let late = |member: &&SessionEntry| {
                 let company = &member.company;
                 member.session.id != newcomer
                     && member.session.kind == ClientKind::Shim
                     && member.phase == Phase::Live
-                    && company.announced > 0
+                    && company.announced
                     && !so_far(company)
             };
             let first = sessions.entries.values().find(late);
             let Some((id, until_ms)) = first.map(|member| (member.session.id, member.company.until_ms))
             else {
-                return;
+                return Ok(());
             };
             if self.core.now_ms() >= until_ms {
                 drop(sessions);
@@ -102,17 +117,19 @@ impl<'k> Sharing<'k> {
     /// anything, and of that its kernel knows.
     ///
     /// # Errors
-    /// `Sealed`: the session ended meanwhile.
+    /// `Sealed`: the session ended meanwhile. `Gone`: the daemon did.
     pub(crate) fn admit_changes(&self, session: &Session) -> Result<(), IpcError> {
         if session.may_change() {
             return Ok(());
         }
         let began_ms = self.core.now_ms();
-        self.await_mounts(session.id, |company| company.shared);
-        self.await_disbelief();
+        self.await_mounts(session.id, |company| company.shared)?;
+        self.await_disbelief(session.id)?;
         let waited_ms = self.core.now_ms().saturating_sub(began_ms);
         let mut sessions = self.core.locked();
-        sessions.company_waited_ms = sessions.company_waited_ms.max(waited_ms);
+        // A mount that was stopped took longer; it is not the pool's way of working.
+        let counted_ms = waited_ms.min(BELIEVED_MOST.as_millis() as u64);
+        sessions.company_waited_ms = sessions.company_waited_ms.max(counted_ms);
         if sessions.live(session.id).is_none() {
             return Err(IpcError::Sealed);
         }
@@ -121,12 +138,16 @@ impl<'k> Sharing<'k> {
     }
 
     /// Waits until no kernel believes what a mount told it whose session is over.
-    fn await_disbelief(&self) {
+    fn await_disbelief(&self, newcomer: SessionId) -> Result<(), IpcError> {
         loop {
-            let until = self.core.locked().believed.until;
+            let until = {
+                let sessions = self.core.locked();
+                self.may_wait(&sessions, newcomer)?;
+                sessions.believed.until
+            };
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {
-                return;
+                return Ok(());
             }
             self.core.env.clock.pause(left.min(Duration::from_millis(20)));
         }
@@ -135,7 +156,7 @@ impl<'k> Sharing<'k> {
     /// A mount answers nothing that is believed any more.
     pub(crate) fn company_noted(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id) {
-            member.company.noted |= member.company.announced > 0;
+            member.company.noted |= member.company.announced;
         }
         self.core.sessions.sharing_changed.notify_all();
     }
@@ -143,11 +164,9 @@ impl<'k> Sharing<'k> {
     /// A mount's kernel caches have run out.
     pub(crate) fn company_ack(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id)
-            && member.company.announced > 0
+            && member.company.announced
         {
-            member.company.announced -= 1;
-            member.company.noted = true;
-            member.company.shared = true;
+            member.company = Company::at_entry(true);
         }
         self.core.sessions.sharing_changed.notify_all();
     }
@@ -162,11 +181,7 @@ impl<'k> Sharing<'k> {
         if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
             return;
         }
-        // An answer that is still to come would be taken for one to the next announcement.
-        let shim = sessions
-            .entries
-            .values_mut()
-            .find(|member| member.company.shared && member.company.announced == 0);
+        let shim = sessions.entries.values_mut().find(|member| member.company.shared);
         let id = shim.map(|member| {
             member.company = Company::at_entry(false);
             member.session.id

@@ -431,7 +431,7 @@ fn session_status(
         kernel: match (session.kind, &member.company) {
             (varve_ipc::ClientKind::Linked, _) => String::new(),
             (_, company) if company.shared => "asks".into(),
-            (_, company) if company.announced > 0 => "runs out".into(),
+            (_, company) if company.announced => "runs out".into(),
             _ => "keeps".into(),
         },
         read_only: session.read_only,

@@ -291,6 +291,7 @@ impl<'k> Teardown<'k> {
                 holds_until_ms: Some(session.holds_until_ms.load(Ordering::Acquire)).filter(|ms| *ms > 0),
                 row: !session.read_only,
                 known: Some(session.known()),
+                may_change: session.may_change(),
                 continues: session.continues(),
             }),
             None => sessions.unheld.extend(sessions.holds.drop_session(session.id)),

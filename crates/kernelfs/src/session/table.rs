@@ -39,9 +39,9 @@ pub(crate) struct SessionEntry {
 /// What a session knows of others. Only mounts are told, whose kernels believe names and attributes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Company {
-    /// Times that it was told of a newcomer and has not answered yet that its kernel believes nothing.
-    pub(crate) announced: u32,
-    /// Until when it must have answered the first of them.
+    /// It was told of a newcomer and has not answered yet that its kernel believes nothing.
+    pub(crate) announced: bool,
+    /// Until when it must have.
     pub(crate) until_ms: u64,
     /// It answers nothing that is believed any more.
     pub(crate) noted: bool,
@@ -53,7 +53,7 @@ impl Company {
     /// Of a session that comes, beside others or not.
     pub(crate) const fn at_entry(beside_others: bool) -> Self {
         Self {
-            announced: 0,
+            announced: false,
             until_ms: 0,
             noted: beside_others,
             shared: beside_others,
@@ -99,6 +99,8 @@ pub(crate) struct Ended {
     pub(crate) row: bool,
     /// What it could name; `None` if the daemon was started since.
     pub(crate) known: Option<Known>,
+    /// It was let change what others see; of a session of an earlier daemon not known, and taken for so.
+    pub(crate) may_change: bool,
 }
 
 /// How a request for leases ended.
@@ -176,8 +178,8 @@ pub(crate) struct SessionTable {
 /// What kernels go on believing that mounts told them whose sessions are over.
 #[derive(Debug, Default)]
 pub(crate) struct Believed {
-    /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody is let in before who was not
-    /// there already.
+    /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody may change anything
+    /// before who was not there already.
     pub(crate) until: Duration,
     /// Sessions that were over then: who continues one of these was not there.
     pub(crate) absent: BTreeSet<SessionId>,
@@ -225,12 +227,13 @@ impl SessionTable {
 
     /// Whether a client that continues this session, or none, may change what a kernel believes: that of a
     /// mount that is alone yet, or was when its session ended.
-    pub(crate) fn is_newcomer(&self, continues: Option<SessionId>) -> bool {
+    pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
         let is_alone = |member: &SessionEntry| {
             let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
             is_mount && !member.company.shared
         };
-        self.entries.values().any(is_alone) || continues.is_none_or(|id| self.believed.absent.contains(&id))
+        let is_new = |ended: &Ended| !ended.may_change || self.believed.absent.contains(&ended.id);
+        self.entries.values().any(is_alone) || continues.is_none_or(is_new)
     }
 
     /// Whether a client of an earlier daemon may come back yet.

@@ -3,9 +3,9 @@
 //! (`docs/adr/0003-kernel-dentry-caching-only-while-exclusive.md`). Owns the mode, and when the last answer
 //! with a timeout expires; does not know what was answered.
 //!
-//! An answer gets a timeout only if the mount was exclusive from before the operation until the answer. Each
-//! session that announces itself waits until the answers under way are out and the last of them has expired;
-//! several sessions may come at once.
+//! An answer gets a timeout only if the mount was exclusive from before the operation until the answer. The
+//! first change of a session that comes waits until the answers under way are out and the last of them has
+//! expired; several sessions may come at once.
 
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
