@@ -8,7 +8,6 @@ use crate::pool::Pool;
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::process::ExitCode;
-use varve_format::superblock::SuperblockError;
 use varve_ipc::Admin;
 use varve_kernelfs::pool::{CheckItem, CheckReport, describe, describe_loss, explain};
 use varve_store::repair::{RepairOptions, RepairReport};
@@ -24,7 +23,7 @@ type Check = fn(&Store) -> Result<CheckReport, StoreError>;
 /// Whether the pool is to blame, not its device or this program's version.
 fn is_damage(error: &StoreError) -> bool {
     match error {
-        StoreError::Superblock { fault, .. } => !matches!(fault, SuperblockError::Version(_)),
+        StoreError::Superblock { fault, .. } => !fault.is_refusal(),
         StoreError::Tree(_)
         | StoreError::Block { .. }
         | StoreError::Inode { .. }

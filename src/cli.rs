@@ -37,6 +37,8 @@ pub enum Command {
     Mkfs(MkfsArgs),
     /// Remove a pool for good, or memory of pools that are gone
     Destroy(DestroyArgs),
+    /// Bring a stopped pool of an older version up to this program's format
+    Upgrade(UpgradeArgs),
     /// Run the daemon of a pool in the foreground
     Serve(ServeArgs),
     /// Mount a pool whose daemon runs
@@ -170,6 +172,26 @@ pub struct DestroyArgs {
     #[arg(long)]
     pub yes: bool,
     /// Print what was removed as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  varve down ./pool && varve upgrade ./pool
+  varve upgrade --check ./pool    only says which version it has
+
+Pools of older versions are served as they are. An upgrade lets a pool use features that came since; it changes nothing
+else, takes milliseconds, and may be cut off at any point and run again. What waits in logs stays there. There is no way
+back: older programs refuse the pool from then on. docs/reference/format.md lists the versions and features.")]
+pub struct UpgradeArgs {
+    /// The pool: its directory or its TOML file
+    pub pool: PathBuf,
+    /// Change nothing
+    #[arg(long)]
+    pub check: bool,
+    /// Print what was found as JSON
     #[arg(long)]
     pub json: bool,
 }

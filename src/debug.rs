@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::path::Path;
 use varve_format::inode::{Content, InodeSlot};
-use varve_format::superblock::{SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock};
+use varve_format::superblock::{FEATURES_VERSION, SUPERBLOCK_BLOCKS, SUPERBLOCK_SIZE, Superblock};
 use varve_format::{BLOCK_BYTES, FileBlock, Ino, Tier};
 use varve_kernelfs::pool::{explain, uuid_text};
 use varve_store::{OpenOptions, Store};
@@ -110,7 +110,7 @@ fn fields(sb: &Superblock) -> Value {
             (tier.name().to_owned(), value)
         })
         .collect();
-    json!({
+    let mut all = json!({
         "version": sb.version.get(),
         "sequence": sb.sequence.get(),
         "pool_uuid": uuid_text(&sb.pool_uuid),
@@ -122,7 +122,12 @@ fn fields(sb: &Superblock) -> Value {
         "journal_bytes": sb.journal_bytes.get(),
         "crc32c": format!("{:08x}", sb.crc32c.get()),
         "tiers": tiers,
-    })
+    });
+    // Older ones print what they always did.
+    if sb.version.get() >= FEATURES_VERSION {
+        all["features"] = sb.features().names().into();
+    }
+    all
 }
 
 /// Fields of a JSON object, one a line.

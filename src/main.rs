@@ -31,6 +31,7 @@ mod sync;
 mod top;
 mod trouble;
 mod up;
+mod upgrade;
 
 use clap::Parser;
 use cli::{Cli, Command};
@@ -82,6 +83,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Down(args) => up::down(&args).map(done),
         Command::Mkfs(args) => mkfs::mkfs(&args).map(done),
         Command::Destroy(args) => destroy::destroy(&args).map(done),
+        Command::Upgrade(args) => upgrade::upgrade(&args).map(done),
         Command::Serve(args) => serve::serve(&args).map(done),
         Command::Mount(args) => mount::mount(&args).map(done),
         Command::Umount(args) => mount::umount(&args).map(done),

@@ -240,10 +240,63 @@ fn pool_of_version_1_opens_lists_checks_and_prints_as_it_did() {
 
 #[test]
 fn pool_of_version_2_opens_lists_checks_and_prints_as_it_did() {
+    opens_lists_checks_and_prints_as_it_did(2);
+}
+
+#[test]
+fn pool_of_version_3_opens_lists_checks_and_prints_as_it_did() {
     if std::env::var_os("VARVE_MAKE_FIXTURE").is_some() {
         make();
     }
-    opens_lists_checks_and_prints_as_it_did(2);
+    opens_lists_checks_and_prints_as_it_did(3);
+}
+
+/// With a log that waits.
+#[test]
+fn older_pools_are_upgraded_with_all_that_is_in_them() {
+    for version in 1..FORMAT_VERSION {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("pool");
+        let _live = LiveDirs::of(&dir);
+        unpack(&std::fs::read(archive(version)).unwrap(), &dir);
+        let upgrade = |words: &[&str]| text_of(varve().arg("upgrade").args(words).arg(&dir));
+        let nvm = std::fs::read(dir.join("nvm.img")).unwrap();
+        let said = upgrade(&["--check"]);
+        assert!(
+            said.contains(&format!("format version {version}; `varve upgrade")),
+            "{said}"
+        );
+        assert!(
+            std::fs::read(dir.join("nvm.img")).unwrap() == nvm,
+            "--check changed the pool"
+        );
+        let done: Value = serde_json::from_str(&upgrade(&["--json"])).unwrap();
+        assert_eq!(
+            (&done["found_version"], &done["version"]),
+            (&version.into(), &FORMAT_VERSION.into())
+        );
+        let after = std::fs::read(dir.join("nvm.img")).unwrap();
+        assert!(
+            after[8192..] == nvm[8192..],
+            "more than the superblocks was changed"
+        );
+        assert!(upgrade(&[]).contains("nothing to do"));
+        let printed: Value =
+            serde_json::from_str(&text_of(varve().args(["debug", "super", "--json"]).arg(&dir))).unwrap();
+        assert_eq!(printed["copies"][1]["features"], serde_json::json!([]));
+        serves_what_it_held(&dir, version);
+        // What was in the log is digested now, and the pool whole.
+        let fsck = text_of(varve().arg("fsck").arg(&dir));
+        assert!(fsck.contains("clean"), "{fsck}");
+    }
+}
+
+#[test]
+fn upgrade_refuses_a_pool_that_is_served() {
+    let pool = Pool::up(&["--nvm", "8M", "--ssd", "0", "--hdd", "0"]);
+    let output = varve().arg("upgrade").arg(pool.dir()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("varve down"), "{said}");
 }
 
 fn opens_lists_checks_and_prints_as_it_did(version: u32) {
@@ -264,7 +317,12 @@ fn opens_lists_checks_and_prints_as_it_did(version: u32) {
     for words in [&["super"][..], &["log"]] {
         assert!(!text_of(varve().arg("debug").args(words).arg(&dir)).is_empty());
     }
-    let host = HostPool::find(&dir).unwrap();
+    serves_what_it_held(&dir, version);
+    run_ok(varve().arg("fsck").arg(&dir));
+}
+
+fn serves_what_it_held(dir: &Path, version: u32) {
+    let host = HostPool::find(dir).unwrap();
     let daemon = HostDaemon::start(&host).unwrap();
     let options = FsOptions {
         kind: ClientKind::Linked,
@@ -306,7 +364,6 @@ fn opens_lists_checks_and_prints_as_it_did(version: u32) {
     posix.fs().unmount().unwrap();
     drop(posix);
     daemon.stop().unwrap();
-    run_ok(varve().arg("fsck").arg(&dir));
 }
 
 #[test]

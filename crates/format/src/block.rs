@@ -15,7 +15,8 @@ pub const BLOCK_BODY_SIZE: usize = BLOCK_SIZE - BLOCK_HEADER_SIZE;
 /// First two bytes after the checksum: "VB".
 pub const BLOCK_MAGIC: u16 = u16::from_le_bytes(*b"VB");
 
-/// What a metadata block holds. The numbers are on media for ever.
+/// What a metadata block holds. The numbers are on media for ever; those of features that are not built are in
+/// docs/reference/format.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum BlockKind {
@@ -98,8 +99,8 @@ pub struct BlockHeader {
     pub owner: U64,
     /// The block's own number, with its tier: a misdirected write shows.
     pub block: U64,
-    /// Generation of the owner, or 0.
-    pub generation: U32,
+    /// Number of the newest snapshot when the block was written; 0 without that feature, which is not built.
+    pub birth: U32,
     /// Zero.
     pub reserved: U32,
 }
@@ -109,7 +110,7 @@ const _: () = {
     assert!(offset_of!(BlockHeader, kind) == 6);
     assert!(offset_of!(BlockHeader, owner) == 8);
     assert!(offset_of!(BlockHeader, block) == 16);
-    assert!(offset_of!(BlockHeader, generation) == 24);
+    assert!(offset_of!(BlockHeader, birth) == 24);
 };
 
 /// Why the header of a metadata block was refused.
@@ -145,6 +146,9 @@ pub enum HeaderFault {
     /// A block that was written for another place.
     #[error("block was written for block {0}")]
     Place(u64),
+    /// A block of a pool with snapshots.
+    #[error("block was written after snapshot {0}, in a pool that has none")]
+    Birth(u32),
 }
 
 impl BlockHeader {
@@ -157,7 +161,7 @@ impl BlockHeader {
             kind: U16::new(kind as u16),
             owner: U64::new(owner.0),
             block: U64::new(block.0),
-            generation: U32::ZERO,
+            birth: U32::ZERO,
             reserved: U32::ZERO,
         }
     }
@@ -196,6 +200,9 @@ impl BlockHeader {
         }
         if self.block.get() != block.0 {
             return Err(HeaderFault::Place(self.block.get()));
+        }
+        if self.birth.get() != 0 {
+            return Err(HeaderFault::Birth(self.birth.get()));
         }
         Ok(())
     }
@@ -259,6 +266,12 @@ mod tests {
         assert_eq!(
             header.expect(BlockKind::DirLeaf, Ino(9), BlockNo(78)),
             Err(HeaderFault::Place(77))
+        );
+        let mut born = header;
+        born.birth.set(1);
+        assert_eq!(
+            born.expect(BlockKind::DirLeaf, Ino(9), BlockNo(77)),
+            Err(HeaderFault::Birth(1))
         );
         block[4095] ^= 1;
         assert!(verify_block(&block).is_err());

@@ -14,6 +14,9 @@ pub const ORDINALS: u64 = 1 << ORDINAL_BITS;
 pub const COOKIE_MIN: u64 = ORDINALS;
 /// Longest attribute value that lies beside its name; longer ones have blocks of their own.
 pub const XATTR_INLINE_MAX: usize = 1024;
+/// Bytes of the root of an inode's attributes, and of each tree that hangs on the pool state beside the inode
+/// file.
+pub const MAP_ROOT_SIZE: usize = 24;
 /// Blocks of the longest attribute value.
 pub const XATTR_BLOCKS_MAX: usize = XATTR_VALUE_MAX.div_ceil(crate::BLOCK_BODY_SIZE);
 
@@ -344,7 +347,7 @@ pub struct XattrRoot {
 const _: () = {
     assert!(size_of::<DirRoot>() == ROOT_SIZE);
     assert!(offset_of!(DirRoot, height) == 20);
-    assert!(size_of::<XattrRoot>() == 24);
+    assert!(size_of::<XattrRoot>() == MAP_ROOT_SIZE);
     assert!(offset_of!(XattrRoot, height) == 20);
 };
 

@@ -28,10 +28,8 @@ bitflags::bitflags! {
 }
 
 impl ExtentFlags {
-    /// Number kept for byte ranges over a lower extent; refused by this version.
-    pub const RESERVED_PATCH: u8 = 2;
-    /// Number kept for an extent with a second, clean copy on another tier; refused by this version.
-    pub const RESERVED_CLEAN_COPY: u8 = 4;
+    /// Flags of features that are not built: patched, second copy, shared, compressed, born.
+    pub const NOT_BUILT: [u8; 5] = [2, 4, 8, 16, 32];
 }
 
 /// A run of blocks of a file and where they lie.
@@ -474,8 +472,8 @@ mod tests {
     }
 
     #[test]
-    fn extents_of_later_versions_are_refused() {
-        for flag in [ExtentFlags::RESERVED_PATCH, ExtentFlags::RESERVED_CLEAN_COPY] {
+    fn extents_of_features_that_are_not_built_are_refused() {
+        for flag in ExtentFlags::NOT_BUILT.into_iter().chain([64, 128]) {
             let mut value = ExtentValue::encode(&extent(1));
             value.as_mut_bytes()[13] = flag;
             assert_eq!(value.decode(1), Err(ExtentFault::Flags(flag)));

@@ -39,7 +39,8 @@ struct InodeImage {
     btime_ns: I64,
     orphan_next: U64,
     orphan_prev: U64,
-    reserved: [u8; 24],
+    project: U32,
+    reserved: [u8; 20],
     root: [u8; ROOT_SIZE],
     xattrs: [u8; 24],
 }
@@ -48,6 +49,7 @@ const _: () = {
     assert!(size_of::<InodeImage>() == INODE_SIZE);
     assert!(offset_of!(InodeImage, ino) == 8);
     assert!(offset_of!(InodeImage, size) == 40);
+    assert!(offset_of!(InodeImage, project) == 104);
     assert!(offset_of!(InodeImage, root) == 128);
     assert!(offset_of!(InodeImage, xattrs) == 232);
     assert!(size_of::<XattrRoot>() == 24);
@@ -264,6 +266,9 @@ impl InodeImage {
         if self.flags & !(FLAG_SYMLINK_BLOCK | FLAG_ORPHAN) != 0 {
             return Err(InodeFault::Nonsense("its flags"));
         }
+        if self.project.get() != 0 {
+            return Err(InodeFault::Nonsense("its project: the pool has none"));
+        }
         let bad_root = |_| InodeFault::Nonsense("its root");
         let content = match kind {
             FileKind::Directory => {
@@ -379,6 +384,18 @@ mod tests {
         let mut inode = Inode::new(attr(0o100_644));
         inode.content = Content::Dir(DirRoot::default());
         assert!(InodeSlot::Used(Box::new(inode)).encode(Ino(33)).is_err());
+    }
+
+    #[test]
+    fn image_is_refused_when_it_has_fields_of_features_that_are_not_built() {
+        let slot = InodeSlot::Used(Box::new(Inode::new(attr(0o040_755))));
+        for (at, value) in [(17, 4), (104, 1)] {
+            let mut bytes = slot.encode(Ino(33)).unwrap();
+            bytes[at] |= value;
+            let crc = crc32c::crc32c(&bytes[4..]);
+            bytes[..4].copy_from_slice(&crc.to_le_bytes());
+            assert!(InodeSlot::decode(&bytes, Ino(33)).is_err(), "byte {at}");
+        }
     }
 
     proptest! {

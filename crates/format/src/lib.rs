@@ -10,6 +10,7 @@ pub mod block;
 mod charge;
 mod dirent;
 mod extent;
+pub mod features;
 mod ids;
 pub mod inode;
 pub mod journal;
@@ -28,13 +29,14 @@ pub use block::{
 };
 pub use charge::{charge, charge_write};
 pub use dirent::{
-    COOKIE_MIN, DirRoot, Dirent, HashKey, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX,
+    COOKIE_MIN, DirRoot, Dirent, HashKey, MAP_ROOT_SIZE, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX,
     XATTR_INLINE_MAX, XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,
 };
 pub use extent::{
     EXTENT_VALUE_SIZE, Extent, ExtentFault, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, INLINE_EXTENTS,
     ROOT_SIZE, RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
 };
+pub use features::Features;
 pub use ids::{
     BLOCK_BYTES, BLOCK_SIZE, BlockNo, DIR_SIZE, FILE_SIZE_MAX, FileBlock, Generation, INO_BITS, Ino,
     InodeKey, LINK_MAX, LeaseNo, LogSeq, NAME_MAX, ROOT_INO, SEAL_MISSING_MAX, SYMLINK_MAX, Seal, SeqRange,

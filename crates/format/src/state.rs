@@ -1,8 +1,8 @@
 //! The pool state block: the counters and roots that change with transactions.
 
-use crate::ROOT_SIZE;
+use crate::{Features, MAP_ROOT_SIZE, ROOT_SIZE};
 use std::mem::{offset_of, size_of};
-use zerocopy::little_endian::U64;
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Body of the pool state block (after the block header).
@@ -23,16 +23,42 @@ pub struct PoolState {
     pub orphans: U64,
     /// Number plus one of the open unit of each tier; 0: none. NVM has none.
     pub open_unit: [U64; 3],
+    /// The superblock's features again, so that a stale copy of it shows; zero before version 3.
+    pub features: Features,
     /// Zero.
-    pub reserved: [u8; 56],
+    pub reserved: [u8; 24],
     /// Root of the inode file's extent tree.
     pub inode_root: [u8; ROOT_SIZE],
+    /// First number that no shared run had.
+    pub next_shared: U64,
+    /// Root of the shared runs.
+    pub shared: [u8; MAP_ROOT_SIZE],
+    /// Number of the next snapshot.
+    pub next_snapshot: U32,
+    /// Zero.
+    pub reserved1: U32,
+    /// Root of the snapshots.
+    pub snapshots: [u8; MAP_ROOT_SIZE],
+    /// Root of the projects.
+    pub projects: [u8; MAP_ROOT_SIZE],
+}
+
+impl PoolState {
+    /// Whether a field is set that belongs to a feature: none is built.
+    #[must_use]
+    pub fn has_fields_of_features(&self) -> bool {
+        self.as_bytes()[offset_of!(Self, next_shared)..]
+            .iter()
+            .any(|byte| *byte != 0)
+    }
 }
 
 /// Bytes of a [`PoolState`].
-pub const POOL_STATE_SIZE: usize = 232;
+pub const POOL_STATE_SIZE: usize = 320;
 
 const _: () = {
     assert!(size_of::<PoolState>() == POOL_STATE_SIZE);
     assert!(offset_of!(PoolState, inode_root) == 128);
+    assert!(offset_of!(PoolState, shared) == 240);
+    assert!(offset_of!(PoolState, projects) == 296);
 };

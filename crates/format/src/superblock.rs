@@ -1,7 +1,7 @@
 //! The superblock: what a pool is made of and where its fixed areas lie. Everything that changes often is in
 //! the pool state block.
 
-use crate::{BLOCK_SIZE, Tier};
+use crate::{BLOCK_SIZE, Features, Tier};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -9,7 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// NVM blocks that hold the two copies.
 pub const SUPERBLOCK_BLOCKS: [u64; 2] = [0, 1];
 /// Version of the format that this code writes and the newest it reads.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
+/// Pools of this version and later have feature words; before, those bytes say nothing.
+pub const FEATURES_VERSION: u32 = 3;
 /// Pools of this version and later may have metadata on SSD and HDD; before, all of it is in NVM.
 pub const COLD_METADATA_VERSION: u32 = 2;
 /// Smallest NVM tier, in bytes.
@@ -94,8 +96,32 @@ pub struct Superblock {
     pub first_free: U64,
     /// Bytes of the journal region.
     pub journal_bytes: U64,
+    /// Features that a program must know to open the pool; see [`Features`].
+    pub incompat: U64,
+    /// Features that it must know to change the pool.
+    pub ro_compat: U64,
+    /// Features that it need not know.
+    pub compat: U64,
+    /// Kind of all checksums: [`Superblock::CRC32C`]. Versions before [`FEATURES_VERSION`] have 0.
+    pub checksum_kind: u8,
+    /// Kind of the tags; 0: none.
+    pub tag_kind: u8,
+    /// How far tags are added or removed.
+    pub tags_state: u8,
     /// Zero.
-    pub reserved: [u8; 188],
+    pub reserved1: [u8; 5],
+    /// Tags, by [`Tier`].
+    pub tags: [Area; 3],
+    /// Wrapped keys.
+    pub keys: Area,
+    /// Device rows.
+    pub devices: Area,
+    /// Features of what waits in logs and the journal.
+    pub log_incompat: U64,
+    /// Zero.
+    pub reserved: [u8; 52],
+    /// Tag of this block.
+    pub tag: [u8; 16],
     /// CRC-32C of bytes 0..508.
     pub crc32c: U32,
 }
@@ -107,6 +133,11 @@ const _: () = {
     assert!(size_of::<TierLayout>() == 64);
     assert!(size_of::<Superblock>() == SUPERBLOCK_SIZE);
     assert!(offset_of!(Superblock, tiers) == 64);
+    assert!(offset_of!(Superblock, incompat) == 320);
+    assert!(offset_of!(Superblock, tags) == 352);
+    assert!(offset_of!(Superblock, devices) == 416);
+    assert!(offset_of!(Superblock, log_incompat) == 432);
+    assert!(offset_of!(Superblock, tag) == 492);
     assert!(offset_of!(Superblock, crc32c) == 508);
     assert!(SUPERBLOCK_SIZE <= BLOCK_SIZE);
 };
@@ -123,11 +154,33 @@ pub enum SuperblockError {
     /// From a newer version.
     #[error("format version {0} is newer than {FORMAT_VERSION}, which this program knows")]
     Version(u32),
+    /// Uses what this program cannot serve.
+    #[error("the pool uses features that this program cannot serve: {0}")]
+    Features(Features),
+    /// A copy whose last write was lost.
+    #[error(
+        "the pool has features that this copy of the superblock does not name ({0}): it is an old one, and the other copy is \
+        damaged"
+    )]
+    Stale(Features),
+    /// Has what none of its features allows.
+    #[error("the superblock has {0}, which no feature of the pool allows")]
+    Stray(&'static str),
+}
+
+impl SuperblockError {
+    /// Whether there is a pool that may be whole: nobody may repair or overwrite it by what this program knows.
+    #[must_use]
+    pub const fn is_refusal(&self) -> bool {
+        matches!(self, Self::Version(_) | Self::Features(_) | Self::Stale(_))
+    }
 }
 
 impl Superblock {
     /// Marks a superblock.
     pub const MAGIC: [u8; 8] = *b"VARVE\0SB";
+    /// [`checksum_kind`](Self::checksum_kind) of CRC-32C, the only one.
+    pub const CRC32C: u8 = 1;
 
     /// The same superblock with its checksum.
     #[must_use]
@@ -136,11 +189,11 @@ impl Superblock {
         self
     }
 
-    /// Reads and checks the first bytes of a copy.
+    /// Reads the first bytes of a copy and checks that it is whole.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
+    /// [`SuperblockError::Magic`] or [`SuperblockError::Checksum`].
+    pub fn read(bytes: &[u8]) -> Result<Self, SuperblockError> {
         let (block, _) = Self::read_from_prefix(bytes).map_err(|_| SuperblockError::Magic)?;
         if block.magic != Self::MAGIC {
             return Err(SuperblockError::Magic);
@@ -148,10 +201,74 @@ impl Superblock {
         if block.crc32c.get() != crc32c::crc32c(&block.as_bytes()[..508]) {
             return Err(SuperblockError::Checksum);
         }
-        if block.version.get() > FORMAT_VERSION || block.version.get() == 0 {
-            return Err(SuperblockError::Version(block.version.get()));
-        }
         Ok(block)
+    }
+
+    /// As [`read`](Self::read), and [`check`](Self::check).
+    ///
+    /// # Errors
+    /// Theirs.
+    pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
+        let block = Self::read(bytes)?;
+        block.check()?;
+        Ok(block)
+    }
+
+    /// Whether this program can serve the pool.
+    ///
+    /// # Errors
+    /// The version, features that are not built, or fields of features that the pool has not.
+    pub fn check(&self) -> Result<(), SuperblockError> {
+        if self.version.get() > FORMAT_VERSION || self.version.get() == 0 {
+            return Err(SuperblockError::Version(self.version.get()));
+        }
+        if self.version.get() < FEATURES_VERSION {
+            return Ok(());
+        }
+        let unserved = self.features().unserved();
+        if !unserved.is_empty() {
+            return Err(SuperblockError::Features(unserved));
+        }
+        let none = Area::default();
+        let stray = [
+            ("another kind of checksums", self.checksum_kind != Self::CRC32C),
+            (
+                "tags",
+                self.tag_kind != 0 || self.tags_state != 0 || self.tag != [0; 16],
+            ),
+            ("places of tags", self.tags != [none; 3] || self.keys != none),
+            ("more devices", self.devices != none),
+        ];
+        match stray.into_iter().find(|(_, is_there)| *is_there) {
+            Some((what, _)) => Err(SuperblockError::Stray(what)),
+            None => Ok(()),
+        }
+    }
+
+    /// The superblock of the same pool in this program's version.
+    #[must_use]
+    pub fn upgraded(mut self) -> Self {
+        if self.version.get() < FEATURES_VERSION {
+            self.reserved0 = U32::ZERO;
+            self.as_mut_bytes()[offset_of!(Self, incompat)..].fill(0);
+            self.checksum_kind = Self::CRC32C;
+        }
+        self.version = U32::new(FORMAT_VERSION);
+        self.sealed()
+    }
+
+    /// Features of the pool.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        if self.version.get() < FEATURES_VERSION {
+            return Features::NONE;
+        }
+        Features {
+            incompat: self.incompat,
+            ro_compat: self.ro_compat,
+            compat: self.compat,
+            log_incompat: self.log_incompat,
+        }
     }
 
     /// Whether metadata may lie on slower tiers.
@@ -179,6 +296,7 @@ mod tests {
         block.magic = Superblock::MAGIC;
         for version in 1..=FORMAT_VERSION {
             block.version = U32::new(version);
+            block.checksum_kind = u8::from(version >= FEATURES_VERSION);
             assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
         }
         for version in [0, FORMAT_VERSION + 1] {
@@ -191,5 +309,69 @@ mod tests {
         let mut bytes = block.sealed().as_bytes().to_vec();
         bytes[100] ^= 1;
         assert_eq!(Superblock::parse(&bytes), Err(SuperblockError::Checksum));
+    }
+
+    fn newest() -> Superblock {
+        let mut block = Superblock::new_zeroed();
+        block.magic = Superblock::MAGIC;
+        block.upgraded()
+    }
+
+    #[test]
+    fn features_that_are_not_built_are_refused_by_name() {
+        type Set = fn(&mut Superblock, u64);
+        let words: [(&str, Set); 3] = [
+            ("shared_extents", |block, bits| block.incompat.set(bits)),
+            ("projects", |block, bits| block.ro_compat.set(bits)),
+            ("placed_payload", |block, bits| block.log_incompat.set(bits)),
+        ];
+        for (name, set) in words {
+            let mut block = newest();
+            set(&mut block, 1);
+            let error = Superblock::parse(block.sealed().as_bytes()).unwrap_err();
+            assert!(error.is_refusal() && error.to_string().ends_with(name), "{error}");
+            // In older versions these bytes say nothing.
+            block.version.set(2);
+            assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
+            assert!(block.features().is_empty());
+        }
+        let mut block = newest();
+        block.compat.set(u64::MAX);
+        assert!(Superblock::parse(block.sealed().as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn fields_without_their_feature_are_refused() {
+        type Change = fn(&mut Superblock);
+        let changes: [Change; 8] = [
+            |block| block.checksum_kind = 0,
+            |block| block.checksum_kind = 2,
+            |block| block.tag_kind = 1,
+            |block| block.tags_state = 1,
+            |block| block.tag[15] = 1,
+            |block| block.tags[2] = Area::new(7, 1),
+            |block| block.keys = Area::new(7, 1),
+            |block| block.devices = Area::new(7, 1),
+        ];
+        for change in changes {
+            let mut block = newest();
+            change(&mut block);
+            let error = Superblock::parse(block.sealed().as_bytes()).unwrap_err();
+            assert!(matches!(error, SuperblockError::Stray(_)), "{error}");
+            assert!(!error.is_refusal());
+        }
+    }
+
+    #[test]
+    fn upgrade_keeps_all_but_the_version_and_what_the_older_one_did_not_look_at() {
+        let mut old = Superblock::new_zeroed();
+        old.as_mut_bytes().fill(0xa5);
+        old.magic = Superblock::MAGIC;
+        old.version.set(2);
+        let new = Superblock::parse(old.sealed().upgraded().as_bytes()).unwrap();
+        assert_eq!(new.version.get(), FORMAT_VERSION);
+        assert_eq!(new.as_bytes()[16..320], old.as_bytes()[16..320]);
+        assert!(new.features().is_empty());
+        assert_eq!(new.upgraded(), new);
     }
 }

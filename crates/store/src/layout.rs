@@ -49,6 +49,7 @@ impl Layout {
         let mut sb = Superblock::new_zeroed();
         sb.magic = Superblock::MAGIC;
         sb.version = U32::new(FORMAT_VERSION);
+        sb.checksum_kind = Superblock::CRC32C;
         sb.sequence = U64::new(1);
         sb.pool_uuid = options.pool_uuid;
         sb.dir_hash_key = options.dir_hash_key;
@@ -233,6 +234,9 @@ impl Layout {
         }
         if state.next_session.get().max(state.next_lease.get()) > NUMBERS_MAX {
             return Some("numbers of sessions or leases are used up".into());
+        }
+        if state.has_fields_of_features() {
+            return Some("roots of features that the pool has not".into());
         }
         Tier::ALL.into_iter().find_map(|tier| {
             let units = self.blocks(tier).checked_div(self.unit_blocks(tier)).unwrap_or(0);

@@ -6,7 +6,7 @@ use crate::pool::{journal_id, read_superblock};
 use crate::reader::POOL_INO;
 use crate::{Devices, MkfsOptions, OpenOptions, Result, Store, StoreError};
 use std::sync::Arc;
-use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS, Superblock, SuperblockError};
+use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS, Superblock};
 use varve_format::{
     BLOCK_BYTES, BLOCK_SIZE, Block, BlockKind, BlockNo, InodeAttr, InodeKey, MODE_PERM_MASK, ROOT_INO, Tier,
     init_block,
@@ -28,10 +28,7 @@ impl Store {
                         devices.nvm.info().name
                     )));
                 }
-                Err(StoreError::Superblock {
-                    fault: fault @ SuperblockError::Version(_),
-                    ..
-                }) => {
+                Err(StoreError::Superblock { fault, .. }) if fault.is_refusal() => {
                     return Err(StoreError::Devices(format!(
                         "{} holds a pool ({fault}); use force to overwrite it",
                         devices.nvm.info().name

@@ -199,6 +199,21 @@ pub fn explain(pool: &HostPool, error: StoreError) -> KernelError {
             pool.dir().display(),
             varve_format::superblock::FORMAT_VERSION
         )),
+        StoreError::Superblock {
+            fault: SuperblockError::Features(features),
+            ..
+        } => KernelError::Pool(format!(
+            "{} uses features that this program cannot serve: {features}. Use a newer varve",
+            pool.dir().display(),
+        )),
+        StoreError::Superblock {
+            fault: fault @ SuperblockError::Stale(_),
+            ..
+        } => KernelError::Pool(format!(
+            "{}: {fault}. It is not opened, so that nothing gets worse: restore {} from a backup",
+            pool.dir().display(),
+            pool.nvm_path().display()
+        )),
         StoreError::JournalDamaged { .. } => KernelError::Pool(format!(
             "{error}. The pool is not opened, so that nothing gets worse. Look with `varve fsck {}`, and \
             restore {} from a backup if you have one",

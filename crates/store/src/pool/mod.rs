@@ -9,7 +9,7 @@ pub(crate) mod read;
 mod snapshot;
 pub(crate) mod writer;
 
-pub(crate) use open::{bad_superblocks, journal_id, read_superblock};
+pub(crate) use open::{bad_superblocks, journal_id, read_superblock, refuse_unknown};
 pub(crate) use snapshot::{Committed, Snapshot};
 
 use crate::cache::MetaCache;

@@ -12,6 +12,7 @@ use varve_extent_tree::{Directory, ExtentTree, Mapping, MetaRead, Xattrs};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
+use varve_format::superblock::SuperblockError;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Extent, ExtentFlags, FILE_BLOCKS_MAX,
     FileBlock, HashKey, Ino, InodeKey, Tier, TreeRoot, sum_of_metadata, verify_block,
@@ -355,6 +356,13 @@ impl<V: View> MetaReader<'_, V> {
 pub(crate) fn state_in(layout: &Layout, bytes: &Block) -> Result<PoolState> {
     let state = PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
         .map_err(|_| StoreError::Damaged("pool state block".into()))?;
+    let stale = state.features.without(&layout.sb.features());
+    if !stale.is_empty() {
+        return Err(StoreError::Superblock {
+            device: "NVM".into(),
+            fault: SuperblockError::Stale(stale),
+        });
+    }
     match layout.doubt(&state) {
         None => Ok(state),
         Some(doubt) => Err(StoreError::Damaged(format!("pool state: {doubt}"))),

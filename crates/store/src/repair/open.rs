@@ -4,7 +4,7 @@
 use super::RepairReport;
 use crate::journal::Journal;
 use crate::layout::Layout;
-use crate::pool::{bad_superblocks, journal_id, read_superblock};
+use crate::pool::{bad_superblocks, journal_id, read_superblock, refuse_unknown};
 use crate::{Devices, OpenOptions, Result, Store, StoreError};
 use std::sync::Arc;
 use varve_format::journal::Range;
@@ -26,13 +26,18 @@ impl Store {
     pub(super) fn open_damaged(devices: &Devices, report: &mut RepairReport) -> Result<Self> {
         let sb = read_superblock(devices)?;
         let layout = Layout::validate(sb, devices)?;
+        refuse_unknown(devices, &sb)?;
         let bad = bad_superblocks(devices, &sb)?;
+        let journal = open_journal(devices, &layout, report)?;
+        let mut store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
+        // By an old copy of the superblock, what it does not know of would be taken for damage.
+        if let Err(error @ StoreError::Superblock { .. }) = store.snapshot().reader().state() {
+            return Err(error);
+        }
         if !bad.is_empty() {
             crate::mkfs::write_superblocks(devices, sb, &bad)?;
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
-        let journal = open_journal(devices, &layout, report)?;
-        let mut store = Self::assemble(devices.clone(), layout, journal, &OpenOptions::default());
         store.trusting = true;
         Ok(store)
     }

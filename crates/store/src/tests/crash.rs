@@ -21,7 +21,7 @@ fn commit(tx: Tx<'_>, store: &Store) -> Result<()> {
 }
 
 /// A pool with something in it.
-fn prepared(medium: SimMedium) -> Rig {
+pub(super) fn prepared(medium: SimMedium) -> Rig {
     let rig = Rig::sized(medium, 256 << 10, 4 << 20);
     let mut tx = rig.store.begin().unwrap();
     let dir = make(&mut tx, ROOT_INO, "d", 0o040_755).unwrap();

@@ -171,7 +171,7 @@ fn readers_see_one_state_while_blocks_are_reused() {
 }
 
 /// Changes the pool state of a pool that nobody has open, with a right checksum.
-fn spoil_state(world: &SimWorld, at: u64, spoil: fn(&mut PoolState)) {
+pub(super) fn spoil_state(world: &SimWorld, at: u64, spoil: fn(&mut PoolState)) {
     let nvm = world.region("nvm").unwrap();
     let mut block: Box<Block> = Box::new([0; 4096]);
     nvm.read(at, &mut block[..]).unwrap();
@@ -184,7 +184,7 @@ fn spoil_state(world: &SimWorld, at: u64, spoil: fn(&mut PoolState)) {
 }
 
 /// A pool with a file; what it holds, and where its state is.
-fn pool_with_a_file() -> (SimWorld, BTreeMap<String, String>, u64) {
+pub(super) fn pool_with_a_file() -> (SimWorld, BTreeMap<String, String>, u64) {
     let rig = Rig::new();
     let mut tx = rig.store.begin().unwrap();
     let file = make(&mut tx, ROOT_INO, "f", 0o100_644).unwrap().ino;

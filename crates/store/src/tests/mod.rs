@@ -9,6 +9,7 @@ mod demotion_full;
 mod faults;
 mod model;
 mod space;
+mod upgrade;
 
 use crate::{Content, DataTarget, Devices, MkfsOptions, OpenOptions, Progress, Result, Store, Tx};
 use std::collections::BTreeMap;
