@@ -2,16 +2,15 @@
 
 use crate::journal::Journal;
 use crate::layout::Layout;
-use crate::pool::{journal_id, read_superblock};
+use crate::pool::{journal_id, read_superblock, write_superblocks};
 use crate::reader::POOL_INO;
 use crate::{Devices, MkfsOptions, OpenOptions, Result, Store, StoreError};
 use std::sync::Arc;
-use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS, Superblock};
+use varve_format::superblock::{Area, SUPERBLOCK_BLOCKS};
 use varve_format::{
     BLOCK_BYTES, BLOCK_SIZE, Block, BlockKind, BlockNo, InodeAttr, InodeKey, MODE_PERM_MASK, ROOT_INO, Tier,
     init_block,
 };
-use zerocopy::IntoBytes;
 
 impl Store {
     /// Makes a pool. Durable when this returns; a crash before leaves no pool.
@@ -100,17 +99,4 @@ impl Store {
         )?;
         tx.commit().map(drop)
     }
-}
-
-/// Writes these copies, one after the other; durable when this returns.
-pub(crate) fn write_superblocks(devices: &Devices, sb: Superblock, copies: &[u64]) -> Result<()> {
-    for number in copies.iter().copied() {
-        let mut block = [0; BLOCK_SIZE];
-        block[..size_of::<Superblock>()].copy_from_slice(sb.as_bytes());
-        let at = BlockNo(number).offset_bytes();
-        devices.nvm.write(at, &block)?;
-        devices.nvm.fence()?;
-        devices.nvm.sync(at, BLOCK_BYTES)?;
-    }
-    Ok(())
 }

@@ -7,10 +7,12 @@ mod open;
 mod query;
 pub(crate) mod read;
 mod snapshot;
+mod superblock;
 pub(crate) mod writer;
 
-pub(crate) use open::{bad_superblocks, journal_id, read_superblock, refuse_unknown};
+pub(crate) use open::journal_id;
 pub(crate) use snapshot::{Committed, Snapshot};
+pub(crate) use superblock::{bad_superblocks, read_superblock, refuse_unknown, write_superblocks};
 
 use crate::cache::MetaCache;
 use crate::layout::Layout;

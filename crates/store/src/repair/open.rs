@@ -35,7 +35,7 @@ impl Store {
             return Err(error);
         }
         if !bad.is_empty() {
-            crate::mkfs::write_superblocks(devices, sb, &bad)?;
+            crate::pool::write_superblocks(devices, sb, &bad)?;
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
         store.trusting = true;

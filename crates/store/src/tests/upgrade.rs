@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 fn change_superblocks(devices: &Devices, copies: &[u64], change: fn(&mut Superblock)) {
     let mut sb = crate::pool::read_superblock(devices).unwrap();
     change(&mut sb);
-    crate::mkfs::write_superblocks(devices, sb.sealed(), copies).unwrap();
+    crate::pool::write_superblocks(devices, sb.sealed(), copies).unwrap();
 }
 
 /// What a program of version 2 had there it did not look at.
