@@ -158,10 +158,7 @@ pub enum SuperblockError {
     #[error("the pool uses features that this program cannot serve: {0}")]
     Features(Features),
     /// A copy whose last write was lost.
-    #[error(
-        "the pool has features that this copy of the superblock does not name ({0}): it is an old one, and the other copy is \
-        damaged"
-    )]
+    #[error("the pool has features that the superblock does not name ({0}): this copy of it is an old one")]
     Stale(Features),
     /// Has what none of its features allows.
     #[error("the superblock has {0}, which no feature of the pool allows")]

@@ -153,7 +153,7 @@ fn old_copy_of_the_superblock_does_not_turn_a_feature_into_damage() {
     spoil_state(&world, at, |state| state.features.incompat.set(1));
     let devices = devices_of(&world);
     devices.nvm.write(0, &[0xee; 512]).unwrap();
-    assert_hands_off(&world, false, "shared_extents): it is an old one");
+    assert_hands_off(&world, false, "shared_extents): this copy of it is an old one");
     // With the copy that knows, it is the feature that is refused.
     change_superblocks(&devices, &[0], |sb| {
         sb.sequence.set(sb.sequence.get() + 1);
