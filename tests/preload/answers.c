@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, FILE_FD = 100, READ_FD, WRITE_FD, DIR_FD, PATH_FD, EPOLL_FD, PIPE_OUT, PIPE_IN, NO_FD };
+enum { PAGE = 4096, FILE_FD = 100, READ_FD, WRITE_FD, DIR_FD, PATH_FD, PLACE_FD, EPOLL_FD, PIPE_OUT, PIPE_IN, NO_FD };
 
 /* Kinds of arguments:
  *   P path   X name of an attribute   b memory for an answer   B memory with data   v vector   T two timespec   U two timeval   O offset or null
@@ -290,6 +290,7 @@ static void numbers(long number, const struct row *row, int i, const long *list,
         begin();
         /* Only where it is asked for: such a descriptor is the kernel's, who has to look the file up. */
         if (list[k] == PATH_FD) open_at(PATH_FD, "f", O_PATH);
+        if (list[k] == PLACE_FD) open_at(PLACE_FD, "d", O_PATH | O_DIRECTORY);
         attempt(number, row, i, what, list[k]);
     }
 }
@@ -342,8 +343,8 @@ static void argument(long number, const struct row *row, int i) {
             begin(), *offset = -1, attempt(number, row, i, "negative", (long)offset);
             break;
         case 'f':
-        case 'e': NUMBERS(-1, 9999, AT_FDCWD, FILE_FD, READ_FD, WRITE_FD, DIR_FD, PATH_FD, PIPE_IN, PIPE_OUT, NO_FD); break;
-        case 'd': NUMBERS(-1, 9999, FILE_FD, DIR_FD, PATH_FD, PIPE_IN, NO_FD); break;
+        case 'e': NUMBERS(-1, 9999, AT_FDCWD, FILE_FD, READ_FD, WRITE_FD, DIR_FD, PATH_FD, PLACE_FD, PIPE_IN, PIPE_OUT, NO_FD); break;
+        case 'd': NUMBERS(-1, 9999, FILE_FD, DIR_FD, PATH_FD, PLACE_FD, PIPE_IN, NO_FD); break;
         case 't': NUMBERS(-1, 120, FILE_FD, DIR_FD, 1 << 24, INT_MAX); break;
         case 'n': NUMBERS(0, 1, -1, 1024, 1025, 1L << 40); break;
         case 'z': NUMBERS(0, 1, 3, -1, 1L << 40, 1L << 47, INT64_MIN); break;

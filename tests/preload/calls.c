@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -22,6 +23,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -199,6 +201,41 @@ static void descriptors_are_the_kernels_numbers(void) {
     CHECK(open((char *)8, O_RDONLY) < 0 && errno == EFAULT);
 }
 
+/* A directory that is open as a place: duplicated, moved, removed, given to children and programs. */
+static void places_are_directories_that_stay(void) {
+    struct stat stat_, other;
+    char path[64], text[8] = "";
+    CHECK(mkdir("stays", 0700) == 0);
+    int place = open("stays", O_PATH | O_NOFOLLOW | O_CLOEXEC), copy = dup(place);
+    CHECK(place >= 0 && copy >= 0 && fcntl(place, F_GETFD) == FD_CLOEXEC && fcntl(copy, F_GETFD) == 0);
+    CHECK((fcntl(place, F_GETFL) & (O_PATH | O_ACCMODE)) == O_PATH && fcntl(place, F_SETFL, O_APPEND) < 0 && errno == EBADF);
+    CHECK(fchmod(place, 0755) < 0 && errno == EBADF && fsync(place) < 0 && errno == EBADF && flock(place, LOCK_SH) < 0 && errno == EBADF);
+    CHECK(fsetxattr(place, "user.a", "b", 1, 0) < 0 && errno == EBADF && futimens(place, NULL) < 0 && errno == EBADF);
+    CHECK(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, place, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(syscall(SYS_getdents64, place, text, sizeof text) < 0 && errno == EBADF && lseek(place, 0, SEEK_SET) < 0 && errno == EBADF);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", place);
+    CHECK(chmod(path, 0711) == 0 && stat("stays", &stat_) == 0 && (stat_.st_mode & 07777) == 0711);
+    CHECK(fchmodat(AT_FDCWD, path, 0755, 0) == 0 && fstat(copy, &stat_) == 0 && (stat_.st_mode & 07777) == 0755);
+    CHECK(fchownat(place, "", 0, 0, AT_EMPTY_PATH) == 0 || errno == EPERM);
+    CHECK(rename("stays", "moved") == 0 && fstatat(copy, "", &other, AT_EMPTY_PATH) == 0 && other.st_ino == stat_.st_ino);
+    CHECK(mkdirat(copy, "in", 0755) == 0 && access("moved/in", F_OK) == 0);
+    int back = open(".", O_RDONLY | O_DIRECTORY);
+    CHECK(fchdir(place) == 0 && access("in", F_OK) == 0 && fchdir(back) == 0 && close(back) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        /* It goes on without the parent's copy, and the next program has it too. */
+        close(place);
+        if (fstat(copy, &other) || other.st_ino != stat_.st_ino || mkdirat(copy, "by child", 0700)) _exit(1);
+        snprintf(path, sizeof path, "test -d /proc/self/fd/%d/in", copy);
+        execl("/bin/sh", "sh", "-c", path, NULL);
+        _exit(2);
+    }
+    CHECK(status_of(child) == 0 && unlinkat(copy, "by child", AT_REMOVEDIR) == 0 && unlinkat(place, "in", AT_REMOVEDIR) == 0);
+    CHECK(rmdir("moved") == 0 && fstat(place, &stat_) == 0 && stat_.st_nlink == 0);
+    CHECK(mkdirat(place, "late", 0700) < 0 && errno == ENOENT && openat(copy, "x", O_CREAT | O_RDWR, 0600) < 0 && errno == ENOENT);
+    CHECK(close(place) == 0 && close(copy) == 0 && fstat(copy, &stat_) < 0 && errno == EBADF);
+}
+
 static void places_are_directories_to_start_from(void) {
     char byte;
     struct stat stat_, other;
@@ -217,6 +254,7 @@ static void places_are_directories_to_start_from(void) {
     CHECK(openat(below, "none", O_PATH) < 0 && errno == ENOENT);
     CHECK(openat(below, "file", O_PATH | O_DIRECTORY) < 0 && errno == ENOTDIR);
     CHECK(close(place) == 0 && close(below) == 0);
+    places_are_directories_that_stay();
     /* The number is another directory's now. */
     CHECK(open("tree/a", O_RDONLY | O_DIRECTORY) == place);
     CHECK(faccessat(place, "b/file", F_OK, 0) == 0 && close(place) == 0);

@@ -80,6 +80,8 @@ pub struct Ofd {
     lost: AtomicBool,
     /// Whether it is a directory.
     pub is_dir: bool,
+    /// It only stands for a place (`O_PATH`).
+    pub path_only: bool,
     /// Flags as `F_GETFL` shows them.
     status: AtomicI32,
     position: Mutex<Position>,
@@ -110,6 +112,8 @@ pub enum Unnamed {
 
 /// Flags of `open` that are not remembered.
 const NOT_STATUS: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+/// Flags of `open` that are remembered beside `O_PATH`.
+const PATH_STATUS: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
 /// Flags that `F_SETFL` changes.
 const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_ASYNC | libc::O_DIRECT | libc::O_NOATIME;
 /// What the kernel adds for every program of 64 bits.
@@ -125,6 +129,7 @@ impl Ofd {
             key,
             lost: AtomicBool::new(false),
             is_dir,
+            path_only: false,
             status: AtomicI32::new(flags & !NOT_STATUS | LARGEFILE),
             position: Mutex::default(),
             record: AtomicPtr::default(),
@@ -134,6 +139,15 @@ impl Ofd {
             side: Mutex::new(None),
             unnamed: None,
         }
+    }
+
+    /// A description of a directory that only stands for a place (`O_PATH`).
+    #[must_use]
+    pub fn path_only(file: OpenFile, flags: i32, route: Route, parent: InodeKey) -> Self {
+        let mut ofd = Self::new(file, true, flags, route, parent);
+        ofd.path_only = true;
+        ofd.status = AtomicI32::new(flags & PATH_STATUS);
+        ofd
     }
 
     /// A description of a file without a name that was made in the directory `parent`, whose path below the
@@ -158,6 +172,7 @@ impl Ofd {
             key: parent.key,
             lost: AtomicBool::new(false),
             is_dir: parent.is_dir,
+            path_only: parent.path_only,
             status: AtomicI32::new(parent.status.load(Ordering::Relaxed)),
             position: Mutex::default(),
             record: AtomicPtr::new(parent.record.load(Ordering::Acquire)),
@@ -179,6 +194,7 @@ impl Ofd {
             key,
             lost: AtomicBool::new(false),
             is_dir: false,
+            path_only: false,
             status: AtomicI32::new(status),
             position: Mutex::new(Position { at, moved: false }),
             record: AtomicPtr::default(),

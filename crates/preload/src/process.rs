@@ -20,7 +20,7 @@ use crate::stats;
 use crate::sys::kernel::Ids;
 use crate::sys::{kernel, ranges, reentry};
 use crate::table::Table;
-use crate::walk::{Here, Route, Start, Stop, Walked, fail, walk};
+use crate::walk::{Here, Start, Stop, Walked, fail, walk};
 use crate::watches::{self, Watches};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
@@ -60,11 +60,8 @@ pub struct Process {
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
-    /// Directories behind descriptors of the kernel that only stand for a place (`O_PATH`): paths from there
-    /// are served.
-    places: RwLock<HashMap<i32, (InodeKey, Route)>>,
-    /// `places` holds, or held, something.
-    any_places: AtomicBool,
+    /// A descriptor only stands for a place (`O_PATH`), or did.
+    any_path_only: AtomicBool,
     /// Inodes that are mapped for writing: opened through the mount only.
     pub mapped: RwLock<HashMap<InodeKey, ()>>,
     /// Inodes with POSIX locks of this process, and a descriptor to let them go by.
@@ -125,10 +122,9 @@ pub fn after_fork(parent: &Process) {
     // Maps are inherited. Who changes this holds the gate, which the thread that forked held too.
     child.mapped.write().clone_from(&parent.mapped.read());
     child.table.inherit_given(&parent.table);
-    child.places.write().clone_from(&parent.places.read());
     child
-        .any_places
-        .store(parent.any_places.load(Ordering::Relaxed), Ordering::Relaxed);
+        .any_path_only
+        .store(parent.any_path_only.load(Ordering::Relaxed), Ordering::Relaxed);
     let mut inherited: HashMap<*const Ofd, Arc<Ofd>> = HashMap::new();
     for (fd, ofd) in parent.table.all() {
         // One that is not real could not be given to the kernel, and nobody can read it here.
@@ -188,8 +184,7 @@ impl Process {
             off: AtomicBool::new(false),
             missed: AtomicU32::new(0),
             anchor: AtomicI32::new(-1),
-            places: RwLock::default(),
-            any_places: AtomicBool::new(false),
+            any_path_only: AtomicBool::new(false),
             mapped: RwLock::default(),
             locked: Mutex::default(),
             any_locked: AtomicBool::new(false),
@@ -358,12 +353,21 @@ impl Process {
         if fd < 0 {
             return fail(-fd as i32);
         }
+        if ofd.path_only {
+            self.any_path_only.store(true, Ordering::Release);
+        }
         if self.table.put(fd as i32, ofd) {
             Ok(fd as i32)
         } else {
             kernel::close(fd as i32);
             Err(Stop::Kernel)
         }
+    }
+
+    /// Whether one of `fds` only stands for a place (`O_PATH`).
+    pub fn path_only(&self, mut fds: impl Iterator<Item = i32>) -> bool {
+        self.any_path_only.load(Ordering::Acquire)
+            && fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))
     }
 
     /// Walks a path of the mount.

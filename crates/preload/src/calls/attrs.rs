@@ -174,19 +174,24 @@ pub(super) fn chmod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32, flag
     if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
         return p.kernels(&[dirfd]);
     }
+    let change_mode = |key| {
+        let mode = AttrChange {
+            mode: Some(mode & 0o7777),
+            ..AttrChange::default()
+        };
+        change(p, key, &mode)
+    };
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    // The C library's way to change the mode of what a directory has by a name, if that is no symbolic link.
+    if follow && let Some(ofd) = a.path(i).ok().and_then(|path| p.named_open(path)) {
+        return Answer::of(change_mode(ofd.key()));
+    }
     p.on_path(a, dirfd, i, |start| {
-        let attr = find(p, start, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+        let attr = find(p, start, follow)?;
         if attr.kind() == FileKind::Symlink {
             return fail(libc::EOPNOTSUPP);
         }
-        change(
-            p,
-            attr.key,
-            &AttrChange {
-                mode: Some(mode & 0o7777),
-                ..AttrChange::default()
-            },
-        )
+        change_mode(attr.key)
     })
 }
 

@@ -15,7 +15,6 @@ pub(super) fn close(p: &Process, a: &Args) -> Answer {
         return BAD;
     }
     if !p.table.has(fd) {
-        p.forget_places(fd..=fd);
         return Answer::NotOurs;
     }
     let gate = p.gate.read();
@@ -37,9 +36,6 @@ pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
     if a.int(2) & libc::CLOSE_RANGE_UNSHARE as i32 != 0 {
         // The table of descriptors is this thread's alone from now on; ours is the process'.
         return p.gives_up();
-    }
-    if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
-        p.forget_places(i32::try_from(first).unwrap_or(i32::MAX)..=i32::try_from(last).unwrap_or(i32::MAX));
     }
     let gate = p.gate.read();
     if a.int(2) & libc::CLOSE_RANGE_CLOEXEC as i32 == 0 {
@@ -99,9 +95,6 @@ pub(super) fn dup_to(p: &Process, a: &Args) -> Answer {
     let (fd, to) = (a.int(0), a.int(1));
     if reentry::is_own(to) || reentry::is_own(fd) {
         return BAD;
-    }
-    if fd != to {
-        p.forget_places(to..=to);
     }
     if !p.table.has(fd) && !p.table.has(to) {
         return Answer::NotOurs;

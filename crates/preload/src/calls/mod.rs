@@ -15,10 +15,12 @@ mod open;
 mod programs;
 mod watched;
 
+use crate::ofd::Ofd;
 use crate::process::Process;
 use crate::sys::args::Args;
 use crate::walk::{Here, Start, Stop};
 use crate::{Errno, stats};
+use std::sync::Arc;
 
 /// What became of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +138,16 @@ impl Process {
         }
     }
 
+    /// The description of ours that a path names by its descriptor in this process, if nobody watches it.
+    fn named_open(&self, path: &[u8]) -> Option<Arc<Ofd>> {
+        let by_number = [&b"/proc/self/fd/"[..], b"/dev/fd/"];
+        let is_own = by_number.iter().any(|prefix| path.starts_with(prefix));
+        let fd = named_descriptor(path).filter(|_| is_own && !self.is_off())?;
+        let ofd = self.table.get(fd)?;
+        let is_watched = self.watched().is_some_and(|set| set.has_open(&ofd));
+        (!is_watched).then_some(ofd)
+    }
+
     /// A path that is not ours may name a descriptor that is.
     fn of_others(&self, path: &[u8]) -> Answer {
         named_descriptor(path).map_or(Answer::NotOurs, |fd| self.kernels(&[fd]))
@@ -215,6 +227,9 @@ pub fn dispatch(process: &'static Process, args: &Args) -> Option<isize> {
 fn choose(p: &'static Process, a: &Args) -> Answer {
     use libc as c;
     if let Some(answer) = watched::watched(p, a) {
+        return answer;
+    }
+    if let Some(answer) = open::on_path_only(p, a) {
         return answer;
     }
     let cwd = c::AT_FDCWD;

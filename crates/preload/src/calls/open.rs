@@ -1,6 +1,7 @@
 //! Opening.
 
 use super::Answer;
+use super::counted::descriptors;
 use crate::Errno;
 use crate::ofd::{Ofd, open_flags};
 use crate::process::Process;
@@ -15,20 +16,49 @@ const LOOKS_MAX: usize = 100;
 
 pub(super) fn open(p: &Process, a: &Args, dirfd: i32, i: usize, flags: i32, mode: u32) -> Answer {
     if flags & libc::O_PATH != 0 {
-        return p.on_path(a, dirfd, i, |start| {
-            let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
-            let route = walked.whole();
-            match walked.target {
-                Some(attr) if attr.is_dir() => {
-                    Err(Stop::Made(p.open_place(attr.key, route, flags)? as isize))
-                }
-                _ => Err(Stop::Kernel),
-            }
-        });
+        return p.on_path(a, dirfd, i, |start| open_path_only(p, start, flags));
     }
     p.on_path(a, dirfd, i, |start| {
         open_here(p, start, flags, mode).map(|fd| fd as isize)
     })
+}
+
+/// Opens a directory as a place (`O_PATH`). Other files are the kernel's.
+fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
+    let walked = p.walk(start, flags & libc::O_NOFOLLOW == 0)?;
+    let route = walked.whole();
+    let dir = walked.target.filter(InodeAttr::is_dir).ok_or(Stop::Kernel)?;
+    let wanted = open_flags(libc::O_RDONLY).ok_or(Stop::Kernel)?;
+    // To stand there takes no right to it.
+    let file = p.fs()?.open(dir.key, wanted, &Cred::root())?;
+    let ofd = Arc::new(Ofd::path_only(file, flags, route, walked.dir));
+    let _gate = p.gate.read();
+    p.place(ofd, flags & libc::O_CLOEXEC != 0).map(|fd| fd as isize)
+}
+
+/// Calls on a descriptor that only stands for a place: the kernel has its own answer to all but those that are
+/// served, which may be on a descriptor, too, that is open for reading.
+pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
+    let is_served = match a.number() as libc::c_long {
+        libc::SYS_close
+        | libc::SYS_dup
+        | libc::SYS_dup2
+        | libc::SYS_dup3
+        | libc::SYS_fstat
+        | libc::SYS_fstatfs
+        | libc::SYS_fchdir => true,
+        libc::SYS_fcntl => matches!(
+            a.int(1),
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFD | libc::F_SETFD | libc::F_GETFL
+        ),
+        _ => false,
+    };
+    let fds = || {
+        let null = a.number() as libc::c_long == libc::SYS_utimensat && a.word(1) == 0;
+        let about = descriptors(a).into_iter().chain([null.then(|| a.int(0))]);
+        about.flatten()
+    };
+    (!is_served && p.path_only(fds())).then(|| p.on_real(&fds().collect::<Vec<_>>()))
 }
 
 /// All flags that `openat2` knows; it refuses others, where `open` ignores them.
@@ -50,8 +80,14 @@ const KNOWN: i32 = libc::O_ACCMODE
     | libc::O_CLOEXEC
     | libc::O_TMPFILE;
 
-/// Whether `openat2` takes these flags and this mode, and they do not open a place (`O_PATH`).
+/// Flags that `openat2` takes beside `O_PATH`.
+const WITH_PATH: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+
+/// Whether `openat2` takes these flags and this mode.
 fn is_valid(how: &libc::open_how) -> bool {
+    if how.flags & libc::O_PATH as u64 != 0 {
+        return how.flags & !(WITH_PATH as u64) == 0 && how.mode == 0;
+    }
     let makes = how.flags & (libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY)) as u64 != 0;
     how.flags & !(KNOWN as u64) == 0 && how.mode & !(if makes { 0o7777 } else { 0 }) == 0
 }
@@ -60,6 +96,9 @@ pub(super) fn openat2(p: &Process, a: &Args) -> Answer {
     let known = a.word(3) == size_of::<libc::open_how>();
     match a.get::<libc::open_how>(2) {
         Ok(how) if known && how.resolve == 0 && is_valid(&how) => p.on_path(a, a.int(0), 1, |start| {
+            if how.flags & libc::O_PATH as u64 != 0 {
+                return open_path_only(p, start, how.flags as i32);
+            }
             open_here(p, start, how.flags as i32, how.mode as u32).map(|fd| fd as isize)
         }),
         _ => p.kernels(&[a.int(0)]),
@@ -103,10 +142,7 @@ fn find(p: &Process, start: Start<'_>, flags: i32, mode: u32, wanted: OpenFlags)
 }
 
 fn open_here(p: &Process, start: Start<'_>, flags: i32, mode: u32) -> Here<i32> {
-    // Descriptors that stand for a place, and what is no mode of access: the kernel knows them.
-    if flags & libc::O_PATH != 0 {
-        return Err(Stop::Kernel);
-    }
+    // What is no mode of access, the kernel knows.
     let Some(wanted) = open_flags(flags) else {
         return Err(Stop::Kernel);
     };

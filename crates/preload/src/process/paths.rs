@@ -1,7 +1,7 @@
-//! Where paths start: the mount's root, the working directory, descriptors that stand for a place, and
-//! directories outside from which names lead in.
+//! Where paths start: the mount's root, the working directory, directories that are open, and directories
+//! outside from which names lead in.
 
-use super::{Process, ended};
+use super::Process;
 use crate::Errno;
 use crate::sys::kernel;
 use crate::walk::{Here, Route, Start, Stop, fail, walk};
@@ -22,42 +22,6 @@ pub(super) struct Cwd {
 }
 
 impl Process {
-    /// Opens a directory as a place (`O_PATH`), which is the kernel's, and remembers it.
-    ///
-    /// # Errors
-    /// [`Stop::Kernel`] when the kernel is to open it as the program says.
-    pub fn open_place(&self, key: InodeKey, route: Route, flags: i32) -> Here<i32> {
-        let mut path = self.config.mount.clone();
-        path.extend_from_slice(&route);
-        let _gate = self.gate.read();
-        let fd = kernel::open(&ended(path), flags | libc::O_NOFOLLOW, 0) as i32;
-        if fd < 0 {
-            return Err(Stop::Kernel);
-        }
-        if kernel::identity(fd) != Some((self.config.device, key.number())) {
-            kernel::close(fd);
-            return Err(Stop::Kernel);
-        }
-        self.places.write().insert(fd, (key, route));
-        self.any_places.store(true, Ordering::Release);
-        Ok(fd)
-    }
-
-    fn place_of(&self, fd: i32) -> Option<(InodeKey, Route)> {
-        if !self.any_places.load(Ordering::Acquire) {
-            return None;
-        }
-        self.places.read().get(&fd).cloned()
-    }
-
-    /// The descriptors of `fds` are closed, or become something else.
-    pub fn forget_places(&self, fds: std::ops::RangeInclusive<i32>) {
-        if self.any_places.load(Ordering::Acquire) {
-            let _gate = self.gate.read();
-            self.places.write().retain(|fd, _| !fds.contains(fd));
-        }
-    }
-
     /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
     ///
     /// # Errors
@@ -90,13 +54,6 @@ impl Process {
             return self.start_outside(dirfd, path);
         }
         let Some(ofd) = self.table.get(dirfd) else {
-            if let Some((dir, route)) = self.place_of(dirfd) {
-                return Ok(Some(Start {
-                    dir,
-                    route,
-                    rest: path,
-                }));
-            }
             return self.start_outside(dirfd, path);
         };
         if path.is_empty() {

@@ -146,7 +146,7 @@ impl Process {
         let all = self.table.descriptions();
         self.realise_many(&all);
         for (ofd, fds) in all {
-            if ofd.is_real() && !ofd.share() {
+            if ofd.is_real() && !ofd.path_only && !ofd.share() {
                 hand_offset(fds[0], &ofd);
             }
         }
@@ -308,7 +308,11 @@ impl Process {
     }
 
     fn open_real(&self, ofd: &Ofd) -> Result<KernelFd, Errno> {
-        let kind = if ofd.is_dir { libc::O_DIRECTORY } else { 0 };
+        let kind = match (ofd.path_only, ofd.is_dir) {
+            (true, _) => libc::O_PATH | libc::O_DIRECTORY,
+            (false, true) => libc::O_DIRECTORY,
+            (false, false) => 0,
+        };
         let flags = ofd.status() & KEPT | kind | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         if ofd.unnamed.is_some() {
             return self.open_unnamed(ofd, flags);
