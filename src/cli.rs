@@ -520,6 +520,10 @@ pub struct RunArgs {
     /// The pool whose mount is meant
     #[arg(long, value_name = "DIR", conflicts_with = "mount")]
     pub pool: Option<PathBuf>,
+    /// Calls that only look at files which a process makes through the mount before it opens a session of its
+    /// own; the first change, directory or large file opens one at once. 0: every call is served
+    #[arg(long, value_name = "CALLS", default_value_t = 16)]
+    pub session_after: u32,
     /// Program and arguments
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<std::ffi::OsString>,

@@ -31,6 +31,7 @@ const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 const STATS: &str = "VARVE_PRELOAD_STATS";
 const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 const ATIME: &str = "VARVE_PRELOAD_ATIME";
+const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
 const SITES: &str = "VARVE_PRELOAD_SITES";
 /// How a shell says that a program was ended by a signal.
 const SIGNALLED: i32 = 128;
@@ -81,7 +82,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             .env(DEVICE, meta.dev().to_string())
             .env_remove(STATS)
             .env_remove(READ_ONLY)
-            .env_remove(ATIME);
+            .env_remove(ATIME)
+            .env(SESSION_AFTER, args.session_after.to_string());
         if mounted.is_read_only {
             command.env(READ_ONLY, "1");
         }

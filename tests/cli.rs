@@ -465,7 +465,7 @@ fn memory_only_pool_says_what_to_do_when_its_memory_is_gone() {
 fn run_says_what_is_missing_where_no_pool_is_mounted() {
     let dir = tempfile::tempdir().unwrap();
     let output = varve()
-        .args(["run", "--mount"])
+        .args(["run", "--session-after", "0", "--mount"])
         .arg(dir.path())
         .args(["ls", "-l"])
         .output()

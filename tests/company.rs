@@ -30,7 +30,7 @@ fn kernel(pool: &Pool) -> String {
 
 fn run(pool: &Pool, program: &[&str]) -> Command {
     let mut run = varve();
-    run.args(["run", "--mount"])
+    run.args(["run", "--session-after", "0", "--mount"])
         .arg(pool.mnt())
         .arg("--")
         .args(program);

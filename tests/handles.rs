@@ -146,12 +146,15 @@ fn handle_of_a_program_under_run_is_the_mounts() {
     let (path, kept) = (pool.mnt().join("f"), pool.outside().join("f.handle"));
     let run = |words: &[&Path]| {
         let mut command = varve();
-        command.args(["run", "--mount"]).arg(pool.mnt()).arg("--");
+        command
+            .args(["run", "--session-after", "0", "--mount"])
+            .arg(pool.mnt())
+            .arg("--");
         text_of(command.arg(&program).args(words))
     };
     run_ok(
         varve()
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(pool.mnt())
             .args(["--", "sh", "-c", "echo hello > $0"])
             .arg(&path),

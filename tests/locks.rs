@@ -107,7 +107,9 @@ fn lock_by_one_way_keeps_the_others_out_and_its_holders_writes_are_seen() {
     // The program of util-linux: `flock FILE COMMAND`.
     let run = |words: &[&str]| {
         let mut command = varve();
-        command.args(["run", "--mount"]).arg(pool.mnt());
+        command
+            .args(["run", "--session-after", "0", "--mount"])
+            .arg(pool.mnt());
         command.args(["--", "flock"]).args(words).arg(&path);
         command
     };

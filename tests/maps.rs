@@ -77,7 +77,7 @@ struct Mapper {
 impl Mapper {
     fn start(place: &Place) -> Self {
         let mut child = varve()
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(place.pool.mnt())
             .arg("--")
             .arg(&place.program)
@@ -147,7 +147,7 @@ fn bytes_of_copies(pid: u32) -> u64 {
 fn run_served(place: &Place, script: &str) {
     run_ok(
         varve()
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(place.pool.mnt())
             .args(["--", "sh", "-euc", script])
             .current_dir(place.pool.mnt()),

@@ -83,7 +83,9 @@ fn time_of_birth_is_told_and_stays() {
     // The same under `varve run`, and from the mount beside it.
     let told = |command: &mut Command| text_of(command.args(["stat", "-c", "%W %.9W"]).arg(&moved));
     let mut run = varve();
-    run.args(["run", "--mount"]).arg(pool.mnt()).arg("--");
+    run.args(["run", "--session-after", "0", "--mount"])
+        .arg(pool.mnt())
+        .arg("--");
     assert_eq!(told(&mut run), told(&mut Command::new("env")));
     pool.down();
     pool.start();

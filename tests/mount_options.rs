@@ -248,7 +248,7 @@ fn does(pool: &Pool, program: &Path, run: bool, file: &Path, steps: &[&str]) -> 
     if run {
         command = varve();
         command
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(pool.mnt())
             .arg("--")
             .arg(program);

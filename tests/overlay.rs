@@ -364,7 +364,9 @@ fn program_under_run_leaves_whiteouts() {
     std::fs::write(mnt.join("d/f"), "f").expect("a file");
     for (from, to) in [("d/f", "g"), ("d", "e")] {
         let mut run = varve();
-        run.args(["run", "--stats", "--mount"]).arg(&mnt).arg("--");
+        run.args(["run", "--stats", "--session-after", "0", "--mount"])
+            .arg(&mnt)
+            .arg("--");
         let output = run_ok(run.arg(&program).arg(mnt.join(from)).arg(mnt.join(to)));
         assert_eq!(output.stdout, b"a whiteout\n");
     }

@@ -153,7 +153,7 @@ impl Place {
             Way::Mount => Command::new(&self.changer),
             Way::Run => {
                 let mut run = varve();
-                run.args(["run", "--mount"])
+                run.args(["run", "--session-after", "0", "--mount"])
                     .arg(self.pool.mnt())
                     .arg("--")
                     .arg(&self.changer);
@@ -173,7 +173,7 @@ impl Place {
     /// A program under `varve run` that has looked at the mount and stays.
     fn shared(&self) -> Sharing {
         let child = varve()
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(self.pool.mnt())
             .args(["--", "sh", "-c", "ls . > /dev/null; echo there; exec sleep 600"])
             .current_dir(self.pool.mnt())

@@ -49,7 +49,9 @@ impl Place {
             Way::Mount => Command::new(&self.program),
             Way::Run => {
                 let mut run = varve();
-                run.args(["run", "--mount"]).arg(self.pool.mnt()).arg("--");
+                run.args(["run", "--session-after", "0", "--mount"])
+                    .arg(self.pool.mnt())
+                    .arg("--");
                 run.arg(&self.program);
                 run
             }

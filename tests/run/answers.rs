@@ -232,7 +232,19 @@ fn every_served_call_answers_a_bad_argument_as_the_kernel_does() {
     let text = |path: &Path| path.to_str().expect("text").to_owned();
     let (run, at) = (text(Path::new(&run)), text(&mnt));
     for question in &questions {
-        let (found, output) = question.ask(&[&run, "run", "--stats", "--mount", &at, "--"], &mnt);
+        let (found, output) = question.ask(
+            &[
+                &run,
+                "run",
+                "--stats",
+                "--session-after",
+                "0",
+                "--mount",
+                &at,
+                "--",
+            ],
+            &mnt,
+        );
         let counts = counters(&output);
         assert!(
             counts["share"].as_f64() > Some(0.95),

@@ -30,7 +30,7 @@ fn cannot_run() -> bool {
 fn served(pool: &Pool, script: &str) -> Command {
     let mut command = varve();
     command
-        .args(["run", "--stats", "--mount"])
+        .args(["run", "--stats", "--session-after", "0", "--mount"])
         .arg(pool.mnt())
         .args(["--", "sh", "-euc", script]);
     command.current_dir(pool.mnt());
@@ -120,6 +120,53 @@ fn alike(pool: &Pool, script: &str) -> u64 {
     let served = counters(&output)["served_total"].as_u64().expect("a number");
     assert!(served > 0, "nothing was served: {script}");
     served
+}
+
+/// Sessions that a program and its children opened, by default.
+fn sessions_of(pool: &Pool, script: &str) -> u64 {
+    let output = varve()
+        .args(["run", "--stats", "--mount"])
+        .arg(pool.mnt())
+        .args(["--", "sh", "-euc", script])
+        .current_dir(pool.mnt())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+    counters(&output)["sessions"]["opened"].as_u64().unwrap()
+}
+
+#[test]
+fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_does() {
+    if cannot_run() {
+        return;
+    }
+    let pool = Pool::up(&["--nvm", "64M", "--ssd", "0", "--hdd", "0"]);
+    std::fs::create_dir(pool.mnt().join("d")).unwrap();
+    std::fs::write(pool.mnt().join("small"), "a small file\n").unwrap();
+    std::fs::write(pool.mnt().join("large"), vec![b'x'; 1 << 20]).unwrap();
+    std::os::unix::fs::symlink("small", pool.mnt().join("link")).unwrap();
+    for (script, expected) in [
+        (
+            "for i in 1 2 3 4 5; do test \"$(cat small)\" = 'a small file'; done",
+            0,
+        ),
+        (
+            "cat $PWD/link; test -e small; test ! -e none; ! cat none 2>&1; ! cat small/x 2>&1",
+            0,
+        ),
+        ("cat large | cmp - large; cat small", 2),
+        ("cat small; exec ls d", 1),
+        ("cat small; echo more >> small", 1),
+        ("for i in $(seq 40); do test -e small; done", 1),
+        ("cp small copied && rm copied", 2),
+    ] {
+        assert_eq!(sessions_of(&pool, script), expected, "{script}");
+    }
+    assert_eq!(
+        std::fs::read(pool.mnt().join("small")).unwrap(),
+        b"a small file\nmore\n"
+    );
 }
 
 #[test]
@@ -405,14 +452,14 @@ fn the_exit_code_is_the_programs() {
         assert_eq!(status.code(), Some(code), "{script}");
     }
     let missing = varve()
-        .args(["run", "--mount"])
+        .args(["run", "--session-after", "0", "--mount"])
         .arg(pool.mnt())
         .args(["--", "no-such-program"])
         .output()
         .expect("it runs");
     assert_eq!(missing.status.code(), Some(1));
     let nowhere = varve()
-        .args(["run", "--mount"])
+        .args(["run", "--session-after", "0", "--mount"])
         .arg(pool.outside())
         .args(["--", "true"])
         .output()
@@ -452,7 +499,7 @@ fn redirections_of_a_shell_are_served_in_the_program_that_it_starts() {
     };
     let mut command = varve();
     command
-        .args(["run", "--stats", "--mount"])
+        .args(["run", "--stats", "--session-after", "0", "--mount"])
         .arg(pool.mnt())
         .args(["--", "bash"]);
     let output = run(&mut command);

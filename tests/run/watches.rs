@@ -123,7 +123,7 @@ fn watchers_are_told_of_what_served_programs_do() {
     acting.say("elsewhere");
     let mut within = Watcher::start(
         varve()
-            .args(["run", "--mount"])
+            .args(["run", "--session-after", "0", "--mount"])
             .arg(pool.mnt())
             .arg("--")
             .arg(&watcher)
@@ -173,7 +173,7 @@ fn watch_is_noticed_while_a_served_program_has_files_open_and_costs_nothing_else
         let marks = rustix::fs::getxattr(pool.mnt(), "system.varve.watched", &mut [0_u8; 0]);
         assert_eq!(marks, Err(rustix::io::Errno::NODATA), "it is not an attribute");
         let counts = Command::new(env!("CARGO_BIN_EXE_varve"))
-            .args(["run", "--stats", "--mount"])
+            .args(["run", "--stats", "--session-after", "0", "--mount"])
             .arg(pool.mnt())
             .args(["--", "sh", "-c", "echo x > y; rm y"])
             .current_dir(&dir)

@@ -30,7 +30,7 @@ impl Process {
         let program = std::env::current_exe().expect("the test program");
         let mut command = if way == Way::Run {
             let mut run = varve();
-            run.args(["run", "--mount"])
+            run.args(["run", "--session-after", "0", "--mount"])
                 .arg(pool.mnt())
                 .arg("--")
                 .arg(program);

@@ -474,7 +474,7 @@ fn ordinary_users_programs_are_served_in_their_process() {
                   ls -A a/d; (cat secret && echo read) || echo refused; (echo x > new && echo made) || echo \
                   refused; stat -c %u:%g a/d/g";
     let run = Command::new(&program)
-        .args(["run", "--stats", "--mount"])
+        .args(["run", "--stats", "--session-after", "0", "--mount"])
         .arg(&mnt)
         .args(["--", "sh", "-uc", script])
         .current_dir(&mnt)

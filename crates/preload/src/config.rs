@@ -15,6 +15,10 @@ pub const DEVICE: &str = "VARVE_PRELOAD_DEVICE";
 pub const READ_ONLY: &str = "VARVE_PRELOAD_READ_ONLY";
 /// When reads move the time of the last read: "noatime" or "strictatime", else as relatime.
 pub const ATIME: &str = "VARVE_PRELOAD_ATIME";
+/// How many calls that only look a process makes through the mount before it opens a session.
+pub const SESSION_AFTER: &str = "VARVE_PRELOAD_SESSION_AFTER";
+/// That many if nothing is said.
+pub const SESSION_AFTER_DEFAULT: u32 = 16;
 /// File of the counters, if they are wanted.
 pub const STATS: &str = "VARVE_PRELOAD_STATS";
 
@@ -87,6 +91,8 @@ pub struct Config {
     pub read_only: bool,
     /// When reads move the time of the last read.
     pub atime: Atime,
+    /// How many calls that only look the mount makes before a session is opened for them.
+    pub session_after: u32,
     /// File of the counters.
     pub stats: Option<PathBuf>,
 }
@@ -108,6 +114,10 @@ impl Config {
                 Ok("strictatime") => Atime::Strict,
                 _ => Atime::Relative,
             },
+            session_after: std::env::var(SESSION_AFTER)
+                .ok()
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(SESSION_AFTER_DEFAULT),
             stats: std::env::var_os(STATS).map(Into::into),
         })
     }
@@ -203,6 +213,7 @@ mod tests {
             device: 7,
             read_only: false,
             atime: Atime::Relative,
+            session_after: 0,
             stats: None,
         }
     }

@@ -30,10 +30,6 @@ use varve_format::InodeKey;
 use varve_ipc::CopiesAt;
 use varve_libfs::{AtimePolicy, Cred, Fs, FsOptions, OpenFile, SocketConnector};
 
-/// Calls on inherited files that the kernel makes before it is worth a session: many a child only starts a
-/// program.
-const MISSES: u32 = 16;
-
 /// One process.
 pub struct Process {
     /// What `varve run` said.
@@ -56,7 +52,7 @@ pub struct Process {
     pub threaded: AtomicBool,
     /// Nothing new is served.
     off: AtomicBool,
-    /// Calls on inherited files while there was no session.
+    /// Calls on inherited files, and calls that only look, while there was no session.
     missed: AtomicU32,
     /// `O_PATH` descriptor of the mount, from which placeholders are duplicated; -1 before the first.
     anchor: AtomicI32,
@@ -385,8 +381,7 @@ impl Process {
     /// yet and hardly a use for one.
     pub fn file<'a>(&self, ofd: &'a Ofd) -> Here<&'a OpenFile> {
         ofd.file_or(|| {
-            let worth = self.fs.get().is_some() || self.missed.fetch_add(1, Ordering::Relaxed) >= MISSES;
-            if self.off.load(Ordering::Acquire) || !worth {
+            if self.off.load(Ordering::Acquire) || !self.is_worth_a_session() {
                 return None;
             }
             let flags = open_flags(ofd.status())?;
@@ -396,6 +391,18 @@ impl Process {
             }
             file
         })
+    }
+
+    /// Whether there is a session, or enough was done without: many a program reads a file or two, many a child
+    /// only starts a program.
+    fn is_worth_a_session(&self) -> bool {
+        self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= self.config.session_after
+    }
+
+    /// Whether a session was opened.
+    #[must_use]
+    pub fn has_session(&self) -> bool {
+        self.fs.get().is_some()
     }
 
     /// Whether a file system is mounted at a path below the mount. The mount is asked only where there is no

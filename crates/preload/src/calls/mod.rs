@@ -9,6 +9,7 @@ mod fds;
 mod io;
 pub mod limits;
 mod locks;
+mod looking;
 mod maps;
 mod names;
 mod open;
@@ -109,6 +110,9 @@ impl Process {
             // The kernel finds the same, and says it in its own order.
             Err(_) => return self.kernels(&[dirfd]),
         };
+        if looking::is_left_to_mount(self, args, dirfd, path) {
+            return Answer::FellBack;
+        }
         match self.start(dirfd, path) {
             Ok(None) => self.of_others(path),
             Ok(Some(start)) => match act(start) {

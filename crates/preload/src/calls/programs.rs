@@ -69,6 +69,9 @@ pub(super) fn clone3(p: &'static Process, a: &Args) -> Answer {
 /// The kernel does not run what is open for writing. Whatever of that the new program does not inherit, the
 /// kernel is to know before.
 fn show_writers(p: &Process, a: &Args, dirfd: i32, i: usize) {
+    if !p.has_session() {
+        return;
+    }
     let key = match a.path(i) {
         Ok(b"") => p.table.get(dirfd).map(|ofd| ofd.key()),
         Ok(path) => match p.start(dirfd, path) {

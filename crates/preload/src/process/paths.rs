@@ -22,6 +22,21 @@ pub(super) struct Cwd {
 }
 
 impl Process {
+    /// Whether a path is in the mount as far as can be told without a session, and none is worth opening yet
+    /// for who only looks.
+    #[must_use]
+    pub fn is_early(&self, dirfd: i32, path: &[u8]) -> bool {
+        if self.has_session() || self.off.load(Ordering::Acquire) {
+            return false;
+        }
+        let is_ours = match path.first() {
+            None => false,
+            Some(b'/') => self.config.under_mount(path).is_some(),
+            Some(_) => dirfd == libc::AT_FDCWD && self.cwd.read().route.is_some(),
+        };
+        is_ours && !self.is_worth_a_session()
+    }
+
     /// Where a path starts, if that is in the mount; `None`: it is the kernel's.
     ///
     /// # Errors
@@ -144,7 +159,7 @@ impl Process {
     /// # Errors
     /// ENOENT if it was removed; [`Stop::Kernel`] if the kernel knows better.
     pub fn working_path(&self) -> Here<Vec<u8>> {
-        if self.off.load(Ordering::Acquire) {
+        if self.off.load(Ordering::Acquire) || !self.has_session() {
             return Err(Stop::Kernel);
         }
         let found = self.cwd_key()?;

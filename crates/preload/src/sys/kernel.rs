@@ -206,6 +206,15 @@ pub fn inode_at(dir: i32, path: &CStr, follow: bool) -> Option<(u64, u64)> {
     Some((device, statx.stx_ino))
 }
 
+/// Mode and size of what a path names.
+#[must_use]
+pub fn mode_and_size(dir: i32, path: &CStr, follow: bool) -> Option<(u32, u64)> {
+    let kept = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+    let mask = libc::STATX_TYPE | libc::STATX_SIZE;
+    let statx = statx(dir, path, kept | libc::AT_NO_AUTOMOUNT, mask)?;
+    Some((u32::from(statx.stx_mode), statx.stx_size))
+}
+
 /// Asks a file for an extended attribute whose value nobody wants; both texts end with a zero byte.
 pub fn ask_attribute(path: &[u8], name: &[u8]) {
     assert!(path.ends_with(&[0]) && name.ends_with(&[0]));
