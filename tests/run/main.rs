@@ -130,10 +130,12 @@ fn sessions_of(pool: &Pool, script: &str) -> u64 {
         .args(["--", "sh", "-euc", script])
         .current_dir(pool.mnt())
         .output()
-        .unwrap();
+        .expect("it starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{script}: {said}");
-    counters(&output)["sessions"]["opened"].as_u64().unwrap()
+    counters(&output)["sessions"]["opened"]
+        .as_u64()
+        .expect("a number")
 }
 
 #[test]
@@ -142,10 +144,10 @@ fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_do
         return;
     }
     let pool = Pool::up(&["--nvm", "64M", "--ssd", "0", "--hdd", "0"]);
-    std::fs::create_dir(pool.mnt().join("d")).unwrap();
-    std::fs::write(pool.mnt().join("small"), "a small file\n").unwrap();
-    std::fs::write(pool.mnt().join("large"), vec![b'x'; 1 << 20]).unwrap();
-    std::os::unix::fs::symlink("small", pool.mnt().join("link")).unwrap();
+    std::fs::create_dir(pool.mnt().join("d")).expect("a file");
+    std::fs::write(pool.mnt().join("small"), "a small file\n").expect("a file");
+    std::fs::write(pool.mnt().join("large"), vec![b'x'; 1 << 20]).expect("a file");
+    std::os::unix::fs::symlink("small", pool.mnt().join("link")).expect("a file");
     for (script, expected) in [
         (
             "for i in 1 2 3 4 5; do test \"$(cat small)\" = 'a small file'; done",
@@ -164,7 +166,7 @@ fn a_program_that_reads_a_file_or_two_opens_no_session_and_one_that_does_more_do
         assert_eq!(sessions_of(&pool, script), expected, "{script}");
     }
     assert_eq!(
-        std::fs::read(pool.mnt().join("small")).unwrap(),
+        std::fs::read(pool.mnt().join("small")).expect("a file"),
         b"a small file\nmore\n"
     );
 }
