@@ -44,6 +44,13 @@ impl Aligned {
     }
 }
 
+impl Drop for FileDevice {
+    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 impl FileDevice {
     /// Opens a file or block device for this process alone.
     ///
@@ -197,6 +204,18 @@ impl Device for FileDevice {
 mod tests {
     use super::FileDevice;
     use crate::device::Device;
+
+    #[test]
+    fn closed_device_can_be_opened_while_a_child_that_starts_has_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let device = FileDevice::create(&path, 4 << 20).unwrap();
+        assert!(FileDevice::open(&path).is_err(), "it is locked");
+        let childs = device.file.try_clone().unwrap();
+        drop(device);
+        FileDevice::open(&path).unwrap();
+        drop(childs);
+    }
 
     #[test]
     fn file_gives_back_what_was_written_and_refuses_the_end() {

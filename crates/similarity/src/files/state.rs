@@ -91,7 +91,7 @@ pub enum Looked {
 pub struct State {
     dir: PathBuf,
     sums: File,
-    _lock: File,
+    lock: File,
     /// By place.
     kept: Vec<Kept>,
     /// Indices into `kept`.
@@ -100,6 +100,13 @@ pub struct State {
     /// The next free place.
     next: u64,
     unsaved_bytes: u64,
+}
+
+impl Drop for State {
+    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    fn drop(&mut self) {
+        let _ = self.lock.unlock();
+    }
 }
 
 impl State {
@@ -135,7 +142,7 @@ impl State {
         Ok(Self {
             dir: dir.to_owned(),
             sums,
-            _lock: lock,
+            lock,
             kept,
             by_id,
             seen: HashSet::new(),

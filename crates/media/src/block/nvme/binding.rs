@@ -41,9 +41,16 @@ pub(super) struct Taken {
 #[derive(Debug)]
 struct Record {
     path: PathBuf,
-    _lock: File,
+    lock: File,
     /// Driver to give it back to; `None`: leave it as it is.
     former: Option<String>,
+}
+
+impl Drop for Record {
+    /// Lets the lock go at once: a child that is being started has a copy of the descriptor for a moment.
+    fn drop(&mut self) {
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 /// Locks a record, made if it is not there.
@@ -191,7 +198,7 @@ impl Places {
             way,
             record: Record {
                 path,
-                _lock: file,
+                lock: file,
                 former: None,
             },
         };
