@@ -73,6 +73,8 @@ pub enum Bug {
     /// A grant that is wanted back before it came goes at once, though what was read under the one that it
     /// took the place of is still there.
     SuccessorAhead,
+    /// A number that is written off claims that all lower ones are committed.
+    NoopClaimsStable,
     /// The page that a waiting write of the kernel ends in stays, also when it is up to date.
     KernelTailKept,
     /// A read of the kernel that overtook a write leaves what was there before.

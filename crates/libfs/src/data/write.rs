@@ -159,7 +159,7 @@ impl DataPlane {
         // Taking the number is the full barrier between naming the inode and looking at its flag.
         let number = slot.take_number();
         if inode.is_exclusive() || offset + len as u64 > inode.size_hint() {
-            slot.abandon(number.0);
+            slot.abandon(number);
             return Ok(None);
         }
         let receipt = slot

@@ -157,6 +157,49 @@ fn acknowledged_is_scanned() {
     }
 }
 
+/// One thread logs, another takes a number and writes it off, a third logs after that, a fourth seals and scans.
+fn abandoned_number_claims_nothing() {
+    let stage = stage();
+    let writers: Vec<_> = (0..2_u8)
+        .map(|thread| {
+            let stage = Arc::clone(&stage);
+            thread::spawn(move || vec![stage.append(&[thread; 40])])
+        })
+        .collect();
+    let abandoner = {
+        let stage = Arc::clone(&stage);
+        thread::spawn(move || {
+            let mut slot = stage.log.reserve::<()>(&NoHost, HEADER_SIZE).unwrap();
+            let number = slot.take_number();
+            slot.abandon(number);
+        })
+    };
+    // The others run as long as the scheduler likes.
+    thread::yield_now();
+    let scan = stage.scan();
+    for stable_below in scan.values() {
+        for seq in 1..*stable_below {
+            assert!(scan.contains_key(&seq), "{seq} was said to be stable: {scan:?}");
+        }
+    }
+    abandoner.join().unwrap();
+    for writer in writers {
+        writer.join().unwrap();
+    }
+}
+
+#[test]
+fn abandoned_number_says_of_lower_ones_no_more_than_is_so() {
+    shuttle::check_random(abandoned_number_claims_nothing, 3_000);
+    shuttle::check_pct(abandoned_number_claims_nothing, 2_000, 3);
+}
+
+#[test]
+fn abandoned_number_that_claims_all_lower_ones_is_caught() {
+    let found = seeded::is_found(Bug::NoopClaimsStable, &[abandoned_number_claims_nothing]);
+    assert!(found, "the seeded bug is not found");
+}
+
 #[test]
 fn what_is_acknowledged_is_in_the_scan_after_the_seal() {
     shuttle::check_random(acknowledged_is_scanned, 3_000);

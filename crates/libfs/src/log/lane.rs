@@ -466,7 +466,7 @@ impl<'l> Slot<'l> {
                     offset: 0,
                 }),
                 Err(errno) => {
-                    self.fill_with_noops(first, count);
+                    self.fill_with_noops((first, stable), count);
                     return Err(OpError::Failed(errno));
                 }
             }
@@ -620,14 +620,19 @@ impl<'l> Slot<'l> {
     }
 
     /// Numbers were taken and their entries could not be written: they become no-ops, so that the log stays
-    /// dense.
+    /// dense. They claim no more than [`number`](Self::number) said: lower numbers may be in flight.
     #[cold]
-    fn fill_with_noops(&mut self, first: u64, count: u64) {
+    fn fill_with_noops(&mut self, (first, stable): (u64, u64), count: u64) {
+        let stable = if armed(Bug::NoopClaimsStable) {
+            first
+        } else {
+            stable
+        };
         let own = &self.lane.own;
         self.pos = own.pos.load(Ordering::Relaxed);
         for seq in first..first + count {
             let mut header = LogOp::Noop.header(&EntryMeta::default(), 0);
-            complete(&mut header, Stamp::default(), seq, first, 0, false);
+            complete(&mut header, Stamp::default(), seq, stable, 0, false);
             header.crc32c = U32::new(entry_crc(payload_crc(self.log.seed, &[]), &header));
             if self.pos + HEADER_SIZE as u64 > own.end.load(Ordering::Relaxed)
                 || self
@@ -651,8 +656,8 @@ impl<'l> Slot<'l> {
 
     /// Writes a taken number off; for an overwrite in place that finds the inode locked.
     #[cold]
-    pub(crate) fn abandon(&mut self, first: u64) {
-        self.fill_with_noops(first, 1);
+    pub(crate) fn abandon(&mut self, number: (u64, u64)) {
+        self.fill_with_noops(number, 1);
     }
 
     /// First half of [`append`](Self::append): takes one number.
@@ -680,7 +685,7 @@ impl<'l> Slot<'l> {
         let addr = match self.put(op, body, flags, stamp, part) {
             Ok(addr) => addr,
             Err(errno) => {
-                self.fill_with_noops(seq, 1);
+                self.fill_with_noops((seq, stable), 1);
                 return Err(errno);
             }
         };

@@ -286,7 +286,7 @@ fn abandoned_number_is_a_noop_and_a_dropped_stage_leaves_nothing() {
         data: &[9; 5000],
     };
     let mut slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
-    let (number, _) = slot.take_number();
+    let number = slot.take_number();
     slot.abandon(number);
     drop(slot);
     let mut slot = log.reserve::<()>(&host, entry_size(5000)).unwrap();
