@@ -55,7 +55,7 @@ start_daemon
 start_mount
 ways=10
 if [ -n "${SERVED:-}" ]; then
-  under=("$varve" run --stats --mount "$mnt" --)
+  under=("$varve" run --stats --session-after 0 --mount "$mnt" --)
   ways="0 10"
 fi
 remounts=0

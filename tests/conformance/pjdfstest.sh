@@ -91,7 +91,7 @@ make_pool --nvm 128M --ssd 256M --hdd 512M
 start_daemon
 start_mount --allow-other
 if [ -n "${SERVED:-}" ]; then
-  under=("$varve" run --stats --mount "$mnt" --)
+  under=("$varve" run --stats --session-after 0 --mount "$mnt" --)
   sed -i 's/^allow_remount = true/allow_remount = false/' "$work/pjdfstest.toml"
 fi
 say "on varve:"
