@@ -102,3 +102,19 @@ fn balance_is_no_slower_than_hierarchy_and_measured() {
         }
     }
 }
+
+/// NetApp-like, one process and then ten (Table V): the SSD alone is within a few percent of the best there is.
+#[test]
+fn balance_keeps_up_with_the_best_static_layout_when_one_process_becomes_ten() {
+    let models = [models::good_ssd(), models::scsi_disk()];
+    for seconds in [60, 240] {
+        let load = || loads::changing(seconds);
+        let moving = run(&models, load(), balance(), Vec::new());
+        let fixed = run(&models, load(), Box::new(Fixed::new(&[100, 0])), Vec::new());
+        let half = seconds as usize / 2;
+        for (from, to) in [(0, half), (half, 2 * half)] {
+            let ratio = moving.rate_in(from, to) / fixed.rate_in(from, to);
+            assert!(ratio > 0.95, "{seconds} s, second {from} to {to}: {ratio:.2}");
+        }
+    }
+}

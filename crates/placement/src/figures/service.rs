@@ -9,31 +9,57 @@
 //! busy = reads · a_r + read_KiB · b_r + writes · a_w + write_KiB · b_w      (channel × µs, each interval)
 //! ```
 //!
-//! Recursive least squares with forgetting finds the four from intervals whose mixes differ. What it starts
-//! from is a probe (a few requests when the device is added); a device without load goes back to it slowly,
-//! so that one that was slow once is tried again.
+//! They are the probe (a few requests when the device is added), times what each of the four differs from it
+//! (*shape*), times how much slower the device is as a whole (*pace*). The pace follows within seconds, whatever
+//! the mix. The shape is least squares over the last 200 observations or so, as far as their mixes differ; what
+//! they do not tell stays as the probe has it, because that has its weight in every solution (ridge
+//! regression). So however alike all observations are, none of the four is carried away. A device without load
+//! goes back to its probe slowly, so that one that was slow once is tried again.
+//!
+//! A request that ends in one interval may have been served in the one before. So intervals are taken together
+//! until they hold the work of many requests: an *observation*.
 
 use super::Interval;
 use crate::Op;
 use serde::{Deserialize, Serialize};
 
-/// Weight that old intervals keep at each new one: a memory of about 200.
-const FORGET: f64 = 0.995;
+/// Share of the old observations that a new one replaces, for the shape: a memory of about 200.
+const FORGET: f64 = 0.005;
+/// The same for the pace: a memory of about 20.
+const FOLLOW: f64 = 0.05;
+/// Work of an observation, in requests of the dearer direction.
+const ENOUGH: f64 = 32.0;
+/// How far the probe may be wrong about one of the four, as a variance: half of it.
+const DOUBT: f64 = 0.25;
+/// Variance of an observation about which nothing is known, and least.
+const NOISE: (f64, f64) = (0.1, 0.001);
+/// What the probe counts in the pace, in channel × microseconds.
+const PROBE_US: f64 = 100_000.0;
 /// Share of the way back to the probe that an interval without load goes.
-const RETURN: f64 = 0.002;
-/// How far one interval may move a coefficient, as a share of it: one odd interval is no new device.
-const STEP: f64 = 0.25;
+const RETURN: f64 = 0.005;
 /// Least of what was probed that a coefficient may become, and most.
 const RANGE: (f64, f64) = (0.02, 200.0);
+/// Passes over the four for one solution; each begins with the last one.
+const PASSES: usize = 32;
 
 /// `a + b · KiB` for reads and writes, in channel × microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     /// `a_r`, `b_r`, `a_w`, `b_w`.
-    now: [f64; 4],
     probed: [f64; 4],
-    /// Covariance, in units of the probed coefficients.
-    spread: [[f64; 4]; 4],
+    shape: [f64; 4],
+    /// Sums over observations, weighted, of `x·xᵀ` and `x·y`. `x`: shares of the four in what the probe lets
+    /// expect; `y`: how many times that it took, at a pace of 1.
+    products: [[f64; 4]; 4],
+    moments: [f64; 4],
+    /// Variance of `y`, around what the shape lets expect.
+    noise: f64,
+    /// Time at work, and what probe and shape let expect; their ratio is the pace.
+    worked_us: f64,
+    expected_us: f64,
+    /// The observation to be: requests and KiB of reads and of writes, and time at work.
+    open: [f64; 4],
+    open_us: f64,
 }
 
 impl Default for Service {
@@ -47,15 +73,16 @@ impl Service {
     /// From a probe: microseconds a request and a KiB, of reads and writes.
     #[must_use]
     pub fn probed(read: [f64; 2], write: [f64; 2]) -> Self {
-        let probed = [read[0], read[1], write[0], write[1]].map(|us| us.max(1e-3));
-        let mut spread = [[0.0; 4]; 4];
-        for (at, row) in spread.iter_mut().enumerate() {
-            row[at] = 1.0;
-        }
         Self {
-            now: probed,
-            probed,
-            spread,
+            probed: [read[0], read[1], write[0], write[1]].map(|us| us.max(1e-3)),
+            shape: [1.0; 4],
+            products: [[0.0; 4]; 4],
+            moments: [0.0; 4],
+            noise: NOISE.0,
+            worked_us: PROBE_US,
+            expected_us: PROBE_US,
+            open: [0.0; 4],
+            open_us: 0.0,
         }
     }
 
@@ -66,50 +93,77 @@ impl Service {
             Op::Read => 0,
             Op::Write => 2,
         };
-        self.now[at] + self.now[at + 1] * bytes / 1024.0
+        self.now(at) + self.now(at + 1) * bytes / 1024.0
+    }
+
+    fn now(&self, at: usize) -> f64 {
+        (self.shape[at] * self.pace()).clamp(RANGE.0, RANGE.1) * self.probed[at]
+    }
+
+    fn pace(&self) -> f64 {
+        (self.worked_us / self.expected_us).clamp(RANGE.0, RANGE.1)
     }
 
     /// Takes in one interval.
     pub(super) fn learn(&mut self, interval: &Interval) {
-        let requests = interval.requests.map(|n| n as f64);
-        if requests[0] + requests[1] == 0.0 {
-            if interval.busy_us == 0.0 {
-                for (now, probed) in self.now.iter_mut().zip(self.probed) {
-                    *now += RETURN * (probed - *now);
-                }
-            }
-            return;
+        let [reads, writes] = interval.requests.map(|n| n as f64);
+        let [read_kib, write_kib] = interval.bytes.map(|bytes| bytes as f64 / 1024.0);
+        if reads + writes == 0.0 && interval.busy_us == 0.0 {
+            return self.go_back();
         }
-        let kib = interval.bytes.map(|bytes| bytes as f64 / 1024.0);
-        let raw = [requests[0], kib[0], requests[1], kib[1]];
-        // In units of what was probed, so that the four are of one size; the whole divided by the expected
-        // total, so that every interval weighs alike.
-        let expected: f64 = raw.iter().zip(self.now).map(|(x, c)| x * c).sum();
-        if expected <= 0.0 {
-            return;
+        for (sum, new) in self.open.iter_mut().zip([reads, read_kib, writes, write_kib]) {
+            *sum += new;
         }
-        let x: [f64; 4] = std::array::from_fn(|at| raw[at] * self.probed[at] / expected);
-        let y = interval.busy_us / expected;
-        self.update(&x, y);
+        self.open_us += interval.busy_us;
+        let probed: [f64; 4] = std::array::from_fn(|at| self.open[at] * self.probed[at]);
+        let dear = |at: usize| (probed[at] + probed[at + 1]) / self.open[at].max(1.0);
+        if probed.iter().sum::<f64>() >= ENOUGH * dear(0).max(dear(2)).max(1e-3) {
+            self.observe(&probed);
+            (self.open, self.open_us) = ([0.0; 4], 0.0);
+        }
     }
 
-    fn update(&mut self, x: &[f64; 4], y: f64) {
-        let px: [f64; 4] = std::array::from_fn(|row| (0..4).map(|col| self.spread[row][col] * x[col]).sum());
-        let xpx: f64 = (0..4).map(|at| x[at] * px[at]).sum();
-        // Noise of an interval: a tenth of its total.
-        let scale = 0.1 * FORGET + xpx;
-        let scaled: [f64; 4] = std::array::from_fn(|at| self.now[at] / self.probed[at]);
-        let error = y - (0..4).map(|at| x[at] * scaled[at]).sum::<f64>();
-        for at in 0..4 {
-            let step = (px[at] / scale * error).clamp(-STEP * scaled[at], STEP * scaled[at]);
-            self.now[at] = (scaled[at] + step).clamp(RANGE.0, RANGE.1) * self.probed[at];
+    /// `probed`: what the probe lets expect of each of the four.
+    fn observe(&mut self, probed: &[f64; 4]) {
+        let busy_us = self.open_us;
+        let expected: f64 = probed.iter().zip(self.shape).map(|(us, shape)| us * shape).sum();
+        self.worked_us += busy_us - FOLLOW * self.worked_us;
+        self.expected_us += expected - FOLLOW * self.expected_us;
+        let all: f64 = probed.iter().sum();
+        let (x, y) = (probed.map(|us| us / all), busy_us / self.pace() / all);
+        for (at, row) in self.products.iter_mut().enumerate() {
+            for (sum, other) in row.iter_mut().zip(x) {
+                *sum += x[at] * other - FORGET * *sum;
+            }
+            self.moments[at] += x[at] * y - FORGET * self.moments[at];
         }
-        for row in 0..4 {
-            for col in 0..4 {
-                let less = px[row] * px[col] / scale;
-                let kept = (self.spread[row][col] - less) / FORGET;
-                // Without news of a coefficient its spread would grow for ever.
-                self.spread[row][col] = kept.clamp(-4.0, 4.0);
+        let error = y - x.iter().zip(self.shape).map(|(x, shape)| x * shape).sum::<f64>();
+        self.noise += FOLLOW * (error * error - self.noise);
+        self.solve();
+    }
+
+    /// What was measured becomes more like the probe.
+    fn go_back(&mut self) {
+        for (moment, row) in self.moments.iter_mut().zip(&self.products) {
+            *moment += RETURN * (row.iter().sum::<f64>() - *moment);
+        }
+        self.worked_us += RETURN * (self.expected_us - self.worked_us);
+        self.solve();
+    }
+
+    /// `(products + ridge) · shape = moments + ridge` within [`RANGE`], by coordinate descent: the matrix is
+    /// positive definite, so each pass comes nearer. The ridge is the weight of the probe against one
+    /// observation.
+    fn solve(&mut self) {
+        let ridge = self.noise.max(NOISE.1) / DOUBT;
+        for _ in 0..PASSES {
+            for at in 0..4 {
+                let others: f64 = (0..4)
+                    .filter(|other| *other != at)
+                    .map(|other| self.products[at][other] * self.shape[other])
+                    .sum();
+                let best = (self.moments[at] + ridge - others) / (self.products[at][at] + ridge);
+                self.shape[at] = best.clamp(RANGE.0, RANGE.1);
             }
         }
     }
@@ -160,6 +214,67 @@ mod tests {
             });
         }
         assert!(service.us(Op::Read, 4096.0) < 200.0);
+    }
+
+    #[test]
+    fn long_loads_of_one_mix_do_not_carry_the_times_away() {
+        // One process, then ten: mixes differ by chance only, and some intervals are half erasing.
+        let truth = [105.0, 14.0, 250.0, 50.0];
+        let mut service = Service::probed([105.0, 14.0], [250.0, 50.0]);
+        let mut rng = fastrand::Rng::with_seed(1);
+        for at in 0..20_000 {
+            let channels = if at % 4000 < 2000 { 1 } else { 4 };
+            let writes = (0..200 * channels).filter(|_| rng.u32(0..100) < 53).count() as u64;
+            let reads = 200 * channels - writes;
+            let bytes = [reads * 18_000, writes * 6000].map(|sum| sum + rng.u64(0..20_000));
+            let kib = bytes.map(|bytes| bytes as f64 / 1024.0);
+            let us =
+                reads as f64 * truth[0] + kib[0] * truth[1] + writes as f64 * truth[2] + kib[1] * truth[3];
+            let erased = rng.u64(0..50) < channels;
+            let erasing = if erased { 40_000.0 * channels as f64 } else { 0.0 };
+            let one = Interval {
+                busy_us: us * (0.95 + 0.1 * rng.f64()) + erasing,
+                requests: [reads, writes],
+                bytes,
+                ..interval(0, 0, 0, truth)
+            };
+            service.learn(&one);
+            for (op, bytes) in [(Op::Read, 18_000.0), (Op::Write, 6000.0), (Op::Write, 65_536.0)] {
+                let base = if op == Op::Read { 0 } else { 2 };
+                let want = truth[base] + truth[base + 1] * bytes / 1024.0;
+                let ratio = service.us(op, bytes) / want;
+                assert!(
+                    (0.6..1.6).contains(&ratio),
+                    "{op:?} of {bytes} bytes after {at}: {ratio:.2}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn device_that_is_slower_as_a_whole_is_known_to_be_after_seconds() {
+        let mut service = Service::probed([100.0, 1.0], [300.0, 3.0]);
+        let truth = [3000.0, 30.0, 9000.0, 90.0];
+        (0..1000).for_each(|_| service.learn(&interval(20, 20, 4096, [100.0, 1.0, 300.0, 3.0])));
+        (0..50).for_each(|_| service.learn(&interval(20, 20, 4096, truth)));
+        for (op, probed) in [(Op::Read, 104.0), (Op::Write, 312.0)] {
+            let ratio = service.us(op, 4096.0) / probed;
+            assert!(ratio > 4.0, "{op:?}: {ratio:.1} times");
+        }
+    }
+
+    #[test]
+    fn time_at_work_on_requests_longer_than_an_interval_is_counted() {
+        let mut service = Service::probed([1000.0, 1.0], [1000.0, 1.0]);
+        for at in 0..4000 {
+            // Each takes four intervals.
+            let ended = u64::from(at % 4 == 3);
+            let mut one = interval(ended, 0, 4096, [0.0; 4]);
+            one.busy_us = 100_000.0;
+            service.learn(&one);
+        }
+        let us = service.us(Op::Read, 4096.0);
+        assert!(us > 150_000.0, "{us}");
     }
 
     #[test]
