@@ -169,7 +169,7 @@ impl Policy for Balance {
                     device,
                     reads,
                     writes.max(1.0),
-                    new.bytes > new.request_bytes,
+                    u64::from(new.request_bytes) > view.unit_bytes(),
                     view,
                 )
             })
