@@ -219,6 +219,12 @@ impl Mover {
         self.running.get(&no).map(|running| running.part)
     }
 
+    /// Why a step under way moves.
+    #[must_use]
+    pub fn cause(&self, no: StepNo) -> Option<Cause> {
+        self.running.get(&no).map(|running| running.step.cause)
+    }
+
     /// A step under way cannot go on: it is dropped, its target's space is the driver's to free. Answers the
     /// step.
     pub fn fail(&mut self, no: StepNo) -> Option<Step> {

@@ -46,6 +46,20 @@ impl Place {
     pub fn is_on(&self, device: DeviceId) -> bool {
         self.device == device || self.second == Some(device)
     }
+
+    /// The device of its other copy.
+    #[must_use]
+    pub fn other_than(&self, device: DeviceId) -> Option<DeviceId> {
+        let copies = [Some(self.device), self.second];
+        copies.into_iter().flatten().find(|copy| *copy != device)
+    }
+
+    /// What keeps it where it is against a step of this cause: planners and drivers ask this, so that nothing is
+    /// planned for ever that is never carried out.
+    #[must_use]
+    pub fn held_against(&self, cause: Cause) -> Option<Hold> {
+        self.hold.filter(|hold| !hold.yields_to(cause))
+    }
 }
 
 /// What keeps a unit where it is.
@@ -61,6 +75,20 @@ pub enum Hold {
     },
     /// Its data cannot be read.
     Damaged,
+}
+
+impl Hold {
+    /// What operators say moves pinned units too; nothing overrules a reader.
+    #[must_use]
+    pub const fn yields_to(self, cause: Cause) -> bool {
+        matches!(self, Self::Pinned) && matches!(cause, Cause::Asked | Cause::Rule)
+    }
+
+    /// Whether it ends by itself.
+    #[must_use]
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::InUse { .. })
+    }
 }
 
 impl fmt::Display for Hold {

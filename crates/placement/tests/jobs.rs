@@ -146,3 +146,143 @@ fn saved_jobs_of_another_pool_are_refused_with_what_to_do() {
     saved.jobs.push(saved.jobs[0].clone());
     assert!(saved.check(9).is_err());
 }
+
+/// Runs a world's first job for at most 55 s.
+fn state_at_the_end(world: &mut World) -> JobState {
+    (1..56)
+        .find_map(|now| {
+            world.run_until(now);
+            let state = world.jobs().jobs[0].state;
+            (state != JobState::Running).then_some(state)
+        })
+        .unwrap_or(JobState::Running)
+}
+
+fn held(world: &mut World, hold: Hold) -> Vec<varve_placement::UnitId> {
+    let units = world.view().catalog.units_on(SSD, None, 5);
+    units
+        .iter()
+        .for_each(|unit| world.map_mut().hold(*unit, Some(hold)));
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    units
+}
+
+#[test]
+fn evacuation_takes_pinned_units_along_and_they_stay_pinned() {
+    let mut world = world(60);
+    let units = held(&mut world, Hold::Pinned);
+    let state = state_at_the_end(&mut world);
+    assert_eq!(state, JobState::Done, "{:?}", world.jobs());
+    assert_eq!(world.map().count(SSD), 0);
+    for unit in units {
+        let place = world.view().catalog.place(unit).unwrap();
+        assert_eq!((place.device, place.hold), (DISK, Some(Hold::Pinned)));
+    }
+}
+
+#[test]
+fn pinned_units_stay_on_their_tier_when_another_device_of_it_has_room() {
+    let models = [models::good_ssd(), models::good_ssd(), models::scsi_disk()];
+    let policy = Box::new(Fixed::new(&[20, 40, 40]));
+    let mut world = World::new(&models, loads::iozone(2, 60), policy, Options::default());
+    let units = held(&mut world, Hold::Pinned);
+    assert_eq!(state_at_the_end(&mut world), JobState::Done);
+    let on = |unit| world.view().catalog.place(unit).unwrap().device;
+    assert!(units.into_iter().all(|unit| on(unit) == DeviceId(1)));
+    assert!(world.map().count(DISK) > 0);
+}
+
+#[test]
+fn job_ends_when_nothing_more_can_move_and_says_what_is_left() {
+    let mut world = world(60);
+    let units = held(&mut world, Hold::Damaged);
+    assert_eq!(state_at_the_end(&mut world), JobState::Incomplete);
+    assert_eq!(world.map().count(SSD), 5);
+    let stuck: Vec<_> = world.jobs().jobs[0].stuck.clone().into_iter().collect();
+    assert_eq!(stuck, [("its data cannot be read".to_string(), 5 * 65536)]);
+    // It can be read again, and an operator tries once more.
+    units.iter().for_each(|unit| world.map_mut().hold(*unit, None));
+    let mut jobs = world.jobs().clone();
+    jobs.jobs[0].resume();
+    world.crash(jobs);
+    world.run_until(59);
+    assert_eq!(world.jobs().jobs[0].state, JobState::Done);
+    assert_eq!(world.map().count(SSD), 0);
+}
+
+#[test]
+fn unit_with_a_copy_where_it_shall_go_only_loses_the_other() {
+    for (at, to) in [(DISK, SSD), (SSD, DISK)] {
+        let mut world = world(60);
+        let unit = world.view().catalog.units_on(at, None, 1)[0];
+        assert!(world.map_mut().add_copy(unit, to));
+        world.start_job(JobKind::Migrate {
+            key: unit.key,
+            tier: Tier::Ssd,
+        });
+        assert_eq!(state_at_the_end(&mut world), JobState::Done, "{:?}", world.jobs());
+        let place = world.view().catalog.place(unit).unwrap();
+        assert_eq!((place.device, place.second), (SSD, None));
+    }
+}
+
+#[test]
+fn copy_in_use_is_not_dropped() {
+    let mut world = world(60);
+    let unit = world.view().catalog.units_on(SSD, None, 1)[0];
+    assert!(world.map_mut().add_copy(unit, DISK));
+    world.map_mut().hold(unit, Some(Hold::InUse { session: 12 }));
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    // No write of the load may drop the copy either.
+    world.set_state(DISK, DeviceState::ReadOnly);
+    world.run_until(20);
+    assert!(world.view().catalog.place(unit).unwrap().is_on(SSD));
+    let stuck = &world.jobs().jobs[0].stuck;
+    assert_eq!(stuck["waiting: in use by session 12"], 65536);
+}
+
+#[test]
+fn last_copy_that_can_be_read_is_not_dropped() {
+    let mut world = world(60);
+    let unit = world.view().catalog.units_on(SSD, None, 1)[0];
+    assert!(world.map_mut().add_copy(unit, DISK));
+    world.set_state(SSD, DeviceState::Draining);
+    world.set_state(DISK, DeviceState::Absent);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    world.run_until(1);
+    assert!(world.view().catalog.place(unit).unwrap().is_on(SSD));
+}
+
+#[test]
+fn unit_that_comes_into_use_while_it_is_copied_stays() {
+    let mut world = world(60);
+    world.set_state(SSD, DeviceState::Draining);
+    world.start_job(JobKind::Evacuate {
+        device: SSD,
+        to: None,
+    });
+    for second in 1..=30 {
+        world.run_until(second);
+        let units = world.view().catalog.units_on(SSD, None, usize::MAX);
+        for unit in &units {
+            world.map_mut().hold(*unit, Some(Hold::InUse { session: 12 }));
+        }
+        let before = world.map().count(SSD);
+        world.run_until(second + 1);
+        assert_eq!(world.map().count(SSD), before, "after {second} s");
+        for unit in units {
+            world.map_mut().hold(unit, None);
+        }
+    }
+}

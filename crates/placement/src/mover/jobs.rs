@@ -6,7 +6,7 @@
 //! time and loaded after a crash does all that is left: what was committed in between is not there any more,
 //! and is not moved twice.
 
-use crate::policy::{Act, Budget, Cause, FULL, Plan, Step, View, Waiting};
+use crate::policy::{Act, Budget, Cause, FULL, Place, Plan, Step, View, Waiting};
 use crate::{DeviceId, UnitId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -51,6 +51,9 @@ pub enum JobState {
     Cancelled,
     /// Nothing is left.
     Done,
+    /// All has moved but what [`Job::stuck`] names, and waiting does not change that. An operator may let it try
+    /// again ([`Job::resume`]).
+    Incomplete,
 }
 
 /// A job.
@@ -67,8 +70,9 @@ pub struct Job {
     /// Bytes that do not move now, by reason; of the pass that ended last.
     pub stuck: BTreeMap<String, u64>,
     cursor: Option<UnitId>,
-    /// Found in this pass.
+    /// Units found in this pass, and of these the ones that waiting does not help.
     found: u64,
+    lasting: u64,
     passing: BTreeMap<String, u64>,
 }
 
@@ -143,6 +147,7 @@ impl Job {
             stuck: BTreeMap::new(),
             cursor: None,
             found: 0,
+            lasting: 0,
             passing: BTreeMap::new(),
         }
     }
@@ -154,16 +159,16 @@ impl Job {
         }
     }
 
-    /// Lets it go on.
+    /// Lets it go on, or try again what could not move.
     pub fn resume(&mut self) {
-        if self.state == JobState::Paused {
+        if matches!(self.state, JobState::Paused | JobState::Incomplete) {
             self.state = JobState::Running;
         }
     }
 
     /// Ends it. What has moved stays where it is.
     pub fn cancel(&mut self) {
-        if matches!(self.state, JobState::Running | JobState::Paused) {
+        if !matches!(self.state, JobState::Done | JobState::Cancelled) {
             self.state = JobState::Cancelled;
         }
     }
@@ -173,7 +178,13 @@ impl Job {
         self.moved_bytes += bytes;
     }
 
-    /// The next steps. After the last unit it begins again, and is done when a whole pass found nothing.
+    /// One of its steps was refused: the bytes are told with the reason, and planned again on the next pass.
+    pub fn refused(&mut self, bytes: u64, reason: &str) {
+        *self.passing.entry(format!("waiting: {reason}")).or_default() += bytes;
+    }
+
+    /// The next steps. After the last unit it begins again. It ends when a whole pass found nothing
+    /// ([`JobState::Done`]) or only what waiting does not help ([`JobState::Incomplete`]).
     pub fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
         let mut plan = Plan::default();
         if self.state != JobState::Running {
@@ -195,8 +206,13 @@ impl Job {
         if ended {
             self.cursor = None;
             self.stuck = std::mem::take(&mut self.passing);
-            if std::mem::take(&mut self.found) == 0 {
-                self.state = JobState::Done;
+            let (found, lasting) = (std::mem::take(&mut self.found), std::mem::take(&mut self.lasting));
+            if found == lasting {
+                self.state = if found == 0 {
+                    JobState::Done
+                } else {
+                    JobState::Incomplete
+                };
             }
         }
         plan
@@ -228,11 +244,16 @@ impl Job {
         waiting: &mut Vec<Waiting>,
     ) -> Option<Step> {
         let place = view.catalog.place(unit)?;
-        let (from, cause) = match &self.kind {
-            JobKind::Evacuate { device, .. } => (*device, Cause::Asked),
-            JobKind::Migrate { .. } => (place.device, Cause::Rule),
-        };
+        let (id, cause) = (self.id.0, self.cause());
+        let wrong = |device: &DeviceId| self.is_wrong(*device, view);
+        let copies = [place.second, Some(place.device)];
+        let from = copies.into_iter().flatten().find(wrong)?;
         self.found += 1;
+        if let Some(hold) = place.held_against(cause) {
+            let waits = if hold.ends() { "waiting: " } else { "" };
+            self.lasting += u64::from(!hold.ends());
+            return self.stuck(&place, from, format!("{waits}{hold}"), waiting);
+        }
         let step = |act, to, reason: String| Step {
             unit,
             act,
@@ -241,55 +262,86 @@ impl Job {
             cause,
             reason: reason.into(),
         };
-        let id = self.id.0;
-        if place.device != from || place.second.is_some() && !matches!(self.kind, JobKind::Migrate { .. }) {
+        if let Some(other) = place.other_than(from) {
             // There is another copy: this one only goes.
+            if !view.device(other).state.reads() {
+                return self.stuck(&place, from, format!("waiting: {other} does not answer"), waiting);
+            }
             return Some(step(
                 Act::Drop,
                 from,
                 format!("job {id}: it has a copy elsewhere"),
             ));
         }
-        let mut stuck = |to: DeviceId, reason: String| {
-            *self.passing.entry(reason.clone()).or_default() += u64::from(place.bytes);
-            let bytes = u64::from(place.bytes);
-            match waiting.iter_mut().find(|one| one.reason == reason) {
-                Some(one) => one.bytes += bytes,
-                None => waiting.push(Waiting {
-                    from,
-                    to,
-                    cause,
-                    bytes,
-                    reason: reason.into(),
-                }),
-            }
-            None
-        };
-        // A job that moves all away overrules pins; nothing overrules a reader.
-        match place.hold {
-            Some(crate::policy::Hold::Pinned) | None => {}
-            Some(hold) => return stuck(from, format!("waiting: {hold}")),
-        }
         if !view.device(from).state.reads() {
-            return stuck(from, format!("waiting: {from} does not answer"));
+            return self.stuck(&place, from, format!("waiting: {from} does not answer"), waiting);
         }
-        let wanted = |to: DeviceId| match &self.kind {
-            JobKind::Evacuate { to: Some(only), .. } => to == *only,
-            JobKind::Evacuate { to: None, .. } => true,
-            JobKind::Migrate { tier, .. } => view.device(to).tier == *tier,
-        };
-        let able = |to: DeviceId| to != from && wanted(to);
-        match room.most(able) {
-            Some((to, free)) if free >= view.unit_bytes() => {
-                room.take(to, view.unit_bytes());
-                Some(step(Act::Move, to, format!("job {id}")))
+        let able = |to: DeviceId| !self.is_wrong(to, view) && self.wants(to);
+        let same_tier = |to: DeviceId| able(to) && view.device(to).tier == view.device(from).tier;
+        let fits = |&(_, free): &(DeviceId, u64)| free >= view.unit_bytes();
+        // A pin is to a tier.
+        let pinned = place.hold.is_some();
+        let first = room.most(same_tier).filter(|most| pinned && fits(most));
+        match first.or_else(|| room.most(able)) {
+            Some(most) if fits(&most) => {
+                room.take(most.0, view.unit_bytes());
+                Some(step(Act::Move, most.0, format!("job {id}")))
             }
             Some((to, _)) => {
                 let percent = view.device(to).fill() * 100.0;
-                stuck(to, format!("waiting: {to} {percent:.0} % full"))
+                self.stuck(&place, to, format!("waiting: {to} {percent:.0} % full"), waiting)
             }
-            None => stuck(from, "waiting: no device that takes new data".into()),
+            None => {
+                let reason = "waiting: no device that takes new data".into();
+                self.stuck(&place, from, reason, waiting)
+            }
         }
+    }
+
+    const fn cause(&self) -> Cause {
+        match self.kind {
+            JobKind::Evacuate { .. } => Cause::Asked,
+            JobKind::Migrate { .. } => Cause::Rule,
+        }
+    }
+
+    /// Whether nothing shall be left on a device.
+    fn is_wrong(&self, device: DeviceId, view: &View<'_>) -> bool {
+        match &self.kind {
+            JobKind::Evacuate { device: from, .. } => device == *from,
+            JobKind::Migrate { tier, .. } => view.device(device).tier != *tier,
+        }
+    }
+
+    /// Whether what moves may go to a device.
+    fn wants(&self, device: DeviceId) -> bool {
+        match &self.kind {
+            JobKind::Evacuate { to: Some(only), .. } => device == *only,
+            JobKind::Evacuate { to: None, .. } | JobKind::Migrate { .. } => true,
+        }
+    }
+
+    /// Counts a unit that does not move now.
+    fn stuck(
+        &mut self,
+        place: &Place,
+        to: DeviceId,
+        reason: String,
+        waiting: &mut Vec<Waiting>,
+    ) -> Option<Step> {
+        let bytes = u64::from(place.bytes);
+        match waiting.iter_mut().find(|one| one.reason == reason) {
+            Some(one) => one.bytes += bytes,
+            None => waiting.push(Waiting {
+                from: place.device,
+                to,
+                cause: self.cause(),
+                bytes,
+                reason: reason.clone().into(),
+            }),
+        }
+        *self.passing.entry(reason).or_default() += bytes;
+        None
     }
 }
 

@@ -143,6 +143,19 @@ impl Map {
         self.keep_only(unit, to, now_ms);
     }
 
+    /// Gives a unit a second copy at once. `false`: it has one, or there is no room.
+    pub fn add_copy(&mut self, unit: UnitId, to: DeviceId) -> bool {
+        let alone = |entry: &Entry| !entry.place.is_on(to) && entry.place.second.is_none();
+        if !self.units.get(&unit).is_some_and(alone) {
+            return false;
+        }
+        let Some(slot) = self.reserve(to) else {
+            return false;
+        };
+        self.commit_copy(unit, to, slot);
+        true
+    }
+
     /// Drops the copy on a device, if there is another.
     pub(super) fn drop_copy(&mut self, unit: UnitId, from: DeviceId, now_ms: u64) -> bool {
         let Some(entry) = self.units.get(&unit) else {

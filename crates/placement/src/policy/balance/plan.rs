@@ -230,11 +230,16 @@ impl Balance {
                 cause: Cause::Full,
                 reason: reason.into(),
             };
-            if place.second.is_some() {
+            if place.held_against(Cause::Full).is_some() {
+                continue;
+            }
+            if let Some(other) = place.other_than(on) {
+                if !view.device(other).state.reads() {
+                    continue;
+                }
                 plan.steps
                     .push(step(Act::Drop, on, "room is wanted, and it has a copy elsewhere"));
             } else if view.heat.get(unit).total() == 0
-                && place.hold.is_none()
                 && let Some(to) = to
             {
                 plan.steps

@@ -1,7 +1,7 @@
 //! Carries the mover's steps out on simulated devices.
 
 use super::{Owner, Request1, World, view};
-use crate::mover::{JobState, Part, StepNo};
+use crate::mover::{Job, JobState, Part, StepNo};
 use crate::policy::{Act, Catalog, Cause, Step, View};
 use crate::sim::device::Device;
 use crate::{DeviceId, Op, UnitId};
@@ -29,35 +29,48 @@ impl World {
             let Some((no, step, part)) = self.mover.next(now_ms, known) else {
                 return;
             };
-            if !self.begin(no, &step, part) {
+            if let Err(reason) = self.begin(no, &step, part) {
                 self.mover.fail(no);
-                self.policy.failed(&step, &view!(self));
+                self.refused(&step, &reason);
             }
         }
     }
 
-    fn begin(&mut self, no: StepNo, step: &Step, part: Part) -> bool {
+    /// Looks at a step again, now that it starts.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn begin(&mut self, no: StepNo, step: &Step, part: Part) -> Result<(), String> {
         let Some(entry) = self.map.get(step.unit) else {
-            return false;
+            return Err("it is gone".into());
         };
         let (place, version) = (entry.place.clone(), entry.version);
+        if let Some(hold) = place.held_against(step.cause) {
+            return Err(hold.to_string());
+        }
         let states = [step.from, step.to].map(|id| self.views[id.index()].state);
         if step.act == Act::Drop {
-            let dropped = self.map.drop_copy(step.unit, step.to, self.now_ns / 1_000_000);
-            if dropped {
-                self.refresh_all();
-                self.mover.advance(no);
-                self.policy.done(step, &view!(self));
+            let other = place.other_than(step.to);
+            if let Some(other) = other.filter(|id| !self.views[id.index()].state.reads()) {
+                return Err(format!("{other} does not answer"));
             }
-            return dropped;
+            let dropped = self.map.drop_copy(step.unit, step.to, self.now_ns / 1_000_000);
+            if !dropped {
+                return Err("it is the only copy".into());
+            }
+            self.refresh_all();
+            self.mover.advance(no);
+            self.policy.done(step, &view!(self));
+            return Ok(());
         }
-        let able = states[0].reads() && states[1].takes_new();
-        if !able
-            || place.hold.is_some()
-            || !place.is_on(step.from)
-            || step.act == Act::Copy && place.second.is_some()
-        {
-            return false;
+        if !states[0].reads() {
+            return Err(format!("{} does not answer", step.from));
+        }
+        if !states[1].takes_new() {
+            return Err(format!("{} takes no new data", step.to));
+        }
+        if !place.is_on(step.from) || step.act == Act::Copy && place.second.is_some() {
+            return Err("it has moved meanwhile".into());
         }
         if place.is_on(step.to) {
             if step.act == Act::Move && place.second.is_some() {
@@ -65,10 +78,10 @@ impl World {
                 self.map.keep_only(step.unit, step.to, self.now_ns / 1_000_000);
                 self.refresh_all();
             }
-            return false;
+            return Err("it is there already".into());
         }
         let Some(slot) = self.map.reserve(step.to) else {
-            return false;
+            return Err(format!("{} is full", step.to));
         };
         self.refresh(step.to);
         let under = Under {
@@ -80,7 +93,23 @@ impl World {
         };
         self.steps.insert(no, under);
         self.send(no, step, part);
-        true
+        Ok(())
+    }
+
+    /// Who planned a step hears that it cannot be carried out.
+    fn refused(&mut self, step: &Step, reason: &str) {
+        let bytes = self.options.unit.bytes();
+        if let Some(job) = self.job_of(step) {
+            job.refused(bytes, reason);
+        }
+        self.policy.failed(step, &view!(self));
+    }
+
+    /// The job of a step. Its reason names it; one runs at a time in the simulator.
+    fn job_of(&mut self, step: &Step) -> Option<&mut Job> {
+        let asked = matches!(step.cause, Cause::Asked | Cause::Rule);
+        let mut jobs = self.jobs.jobs.iter_mut().filter(|_| asked);
+        jobs.find(|job| job.state == JobState::Running)
     }
 
     fn send(&mut self, no: StepNo, step: &Step, part: Part) {
@@ -145,6 +174,15 @@ impl World {
     }
 
     fn commit(&mut self, no: StepNo, under: Under) {
+        let place = self.map.place(under.unit);
+        let cause = self.mover.cause(no);
+        if cause
+            .zip(place)
+            .is_some_and(|(cause, place)| place.held_against(cause).is_some())
+        {
+            // Held since it began.
+            return self.give_up(no, under);
+        }
         self.steps.remove(&no);
         self.mover.advance(no);
         let Some((step, _)) = self.mover.advance(no) else {
@@ -166,16 +204,9 @@ impl World {
             }
         }
         self.refresh_all();
-        if step.cause == Cause::Asked || step.cause == Cause::Rule {
-            // The reason names the job; one runs at a time in the simulator.
-            let running = self
-                .jobs
-                .jobs
-                .iter_mut()
-                .find(|job| job.state == JobState::Running);
-            running
-                .into_iter()
-                .for_each(|job| job.done(self.options.unit.bytes()));
+        let bytes = self.options.unit.bytes();
+        if let Some(job) = self.job_of(&step) {
+            job.done(bytes);
         }
         self.policy.done(&step, &view!(self));
         self.pump(None);
@@ -194,7 +225,7 @@ impl World {
         self.map.unreserve(under.to, under.slot);
         self.refresh(under.to);
         if let Some(step) = self.mover.fail(no) {
-            self.policy.failed(&step, &view!(self));
+            self.refused(&step, &format!("{} failed", under.to));
         }
     }
 }
