@@ -1,10 +1,17 @@
 //! `balance`: what it promises beside its speed, which `cargo bench -p varve-placement` shows.
 #![allow(clippy::unwrap_used)]
 
-use varve_placement::policy::{Balance, Fixed, Hierarchy, Measured, Policy};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use varve_placement::figures::{Figures, Service};
+use varve_placement::heat::Heat;
+use varve_placement::policy::{
+    Act, Balance, Budget, Catalog, Fixed, Hierarchy, Measured, Place, Plan, Policy, Step, Target, View,
+};
 use varve_placement::sim::device::Model;
 use varve_placement::sim::{Fault, Load, Options, Report, World, loads, models};
-use varve_placement::{DeviceId, DeviceState};
+use varve_placement::{Access, DeviceId, DeviceState, DeviceView, NewData, Op, Tier, UnitId, UnitSize};
 
 fn run(models: &[Model], load: Load, policy: Box<dyn Policy>, faults: Vec<Fault>) -> Report {
     let options = Options {
@@ -117,4 +124,258 @@ fn balance_keeps_up_with_the_best_static_layout_when_one_process_becomes_ten() {
             assert!(ratio > 0.95, "{seconds} s, second {from} to {to}: {ratio:.2}");
         }
     }
+}
+
+/// What accesses lost by where their units were, and what moves cost, in microseconds of service.
+#[derive(Debug, Default)]
+struct Account {
+    lost_us: f64,
+    spent_us: f64,
+    steps: u64,
+}
+
+/// `balance` with an auditor beside it, who sees what it sees and knows nothing of its reasons.
+#[derive(Debug)]
+struct Audited(Balance, Arc<Mutex<Account>>);
+
+impl Policy for Audited {
+    fn name(&self) -> Cow<'static, str> {
+        self.0.name()
+    }
+    fn target(&mut self, new: &NewData, view: &View<'_>) -> Target {
+        self.0.target(new, view)
+    }
+    fn route(&mut self, unit: UnitId, op: Op, bytes: u32, place: &Place, view: &View<'_>) -> DeviceId {
+        self.0.route(unit, op, bytes, place, view)
+    }
+    fn accessed(&mut self, access: &Access, place: &Place, view: &View<'_>) -> Option<Step> {
+        let us = |at: usize| {
+            view.devices[at]
+                .figures
+                .service
+                .us(access.op, f64::from(access.bytes))
+        };
+        let best = (0..view.devices.len()).map(us).fold(f64::INFINITY, f64::min);
+        self.1.lock().unwrap().lost_us += us(access.device.index()) - best;
+        self.0.accessed(access, place, view)
+    }
+    fn plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
+        self.0.plan(view, budget)
+    }
+    fn resets(&self) -> bool {
+        self.0.resets()
+    }
+    fn done(&mut self, step: &Step, view: &View<'_>) {
+        if step.act != Act::Drop {
+            let us = |id, op| view.device(id).figures.service.us(op, view.unit_bytes() as f64);
+            let mut account = self.1.lock().unwrap();
+            account.spent_us += us(step.from, Op::Read) + us(step.to, Op::Write);
+            account.steps += 1;
+        }
+        self.0.done(step, view);
+    }
+    fn failed(&mut self, step: &Step, view: &View<'_>) {
+        self.0.failed(step, view);
+    }
+}
+
+fn audit(models: &[Model], load: Load) -> Account {
+    let account = Arc::new(Mutex::new(Account::default()));
+    let policy = Audited(Balance::default(), account.clone());
+    let _ = run(models, load, Box::new(policy), Vec::new());
+    Arc::into_inner(account).unwrap().into_inner().unwrap()
+}
+
+/// The bound of ADR 29 itself, with one process, where an access costs what its device needs for it. The fast
+/// device is too small for what is used, so that for each unit that comes another must go.
+#[test]
+fn moves_of_all_causes_cost_no_more_than_accesses_have_lost() {
+    let small = [models::good_ssd().sized(32 << 20), models::scsi_disk()];
+    let mut loads: Vec<Load> = [1, 3, 10]
+        .map(|period| loads::adversary(period, 120 / period))
+        .into();
+    loads.extend([
+        loads::dbench(1, 120),
+        loads::postmark(false, 120),
+        loads::scan(120),
+    ]);
+    // New data takes the room that was made for what is used.
+    let mut eaten = loads::postmark(false, 120);
+    eaten.name = "room is eaten by new data".into();
+    let streams = &mut eaten.phases[0].streams;
+    (streams[0].percent, streams[1].percent, streams[2].percent) = (70, 30, 0);
+    loads.push(eaten);
+    for mut load in loads {
+        load.phases.iter_mut().for_each(|phase| phase.processes = 1);
+        let account = audit(&small, load.clone());
+        let share = account.spent_us / account.lost_us;
+        println!(
+            "{}: {} steps, {share:.3} of what was lost",
+            load.name, account.steps
+        );
+        assert!(share <= 1.0, "{}: {account:?}", load.name);
+    }
+}
+
+/// A pool of a quick and a slow device as one plan sees it; nothing moves but by the test.
+#[derive(Debug)]
+struct Still {
+    devices: Vec<DeviceView>,
+    heat: Heat,
+    places: Places,
+    now_ms: u64,
+}
+
+#[derive(Debug, Default)]
+struct Places(BTreeMap<UnitId, DeviceId>);
+
+impl Catalog for Places {
+    fn place(&self, unit: UnitId) -> Option<Place> {
+        let place = |device: &DeviceId| Place {
+            device: *device,
+            bytes: 65536,
+            second: None,
+            hold: None,
+            since_ms: 0,
+        };
+        self.0.get(&unit).map(place)
+    }
+    fn units_on(&self, device: DeviceId, after: Option<UnitId>, most: usize) -> Vec<UnitId> {
+        let on = self
+            .0
+            .iter()
+            .filter(|(_, on)| **on == device)
+            .map(|(unit, _)| *unit);
+        on.filter(|unit| after.is_none_or(|after| *unit > after))
+            .take(most)
+            .collect()
+    }
+}
+
+const QUICK: DeviceId = DeviceId(0);
+const SLOW: DeviceId = DeviceId(1);
+
+fn unit(index: u32) -> UnitId {
+    let key = varve_format::InodeKey {
+        ino: varve_format::Ino(7),
+        generation: varve_format::Generation(1),
+    };
+    UnitId { key, index }
+}
+
+impl Still {
+    fn new(quick_free_bytes: u64) -> Self {
+        let device = |id, free_bytes, us| DeviceView {
+            id,
+            tier: Tier::Ssd,
+            total_bytes: 16 << 30,
+            free_bytes,
+            state: DeviceState::Online,
+            parallel: 1,
+            queue: 0,
+            figures: Figures {
+                service: Service::probed([us, us / 100.0], [us, us / 100.0]),
+                ..Figures::default()
+            },
+        };
+        Self {
+            devices: vec![
+                device(QUICK, quick_free_bytes, 100.0),
+                device(SLOW, 8 << 30, 5000.0),
+            ],
+            heat: Heat::for_pool(UnitSize::DEFAULT, 32 << 30),
+            places: Places::default(),
+            now_ms: 0,
+        }
+    }
+
+    fn read(&mut self, index: u32, times: u32) {
+        let access = Access {
+            unit: unit(index),
+            op: Op::Read,
+            bytes: 4096,
+            request_bytes: 4096,
+            device: SLOW,
+        };
+        (0..times).for_each(|_| self.heat.count(&access));
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            now_ms: self.now_ms,
+            devices: &self.devices,
+            heat: &self.heat,
+            catalog: &self.places,
+        }
+    }
+
+    fn plan(&mut self, policy: &mut Balance) -> Vec<Step> {
+        self.now_ms += 1000;
+        let budget = Budget {
+            bytes: 1 << 40,
+            quiet: true,
+        };
+        policy.plan(&self.view(), budget).steps
+    }
+
+    fn carry_out(&mut self, steps: &[Step], policy: &mut Balance) {
+        for step in steps {
+            self.places.0.insert(step.unit, step.to);
+            policy.done(step, &self.view());
+        }
+    }
+}
+
+#[test]
+fn room_that_is_taken_by_others_is_not_made_again_and_again() {
+    let mut still = Still::new(0);
+    still.places.0.insert(unit(0), SLOW);
+    // As much as a move costs and twice that again.
+    still.read(0, 6);
+    still.places.0.extend((1..2000).map(|index| (unit(index), QUICK)));
+    let mut policy = Balance::default();
+    let mut gone = BTreeSet::new();
+    for _ in 0..100 {
+        let steps = still.plan(&mut policy);
+        let room = |step: &&Step| step.from == QUICK;
+        gone.extend(steps.iter().filter(room).map(|step| step.unit));
+        // The unit that wants in fails: others were sooner.
+        for step in steps {
+            if step.from == QUICK {
+                still.carry_out(&[step], &mut policy);
+            } else {
+                policy.failed(&step, &still.view());
+            }
+        }
+    }
+    assert!(gone.len() <= 1, "{} units made room", gone.len());
+}
+
+#[test]
+fn accesses_pay_for_one_move_however_many_units_move() {
+    let mut still = Still::new(8 << 30);
+    let units = 40_000;
+    for index in 0..units {
+        still.places.0.insert(unit(index), SLOW);
+        still.read(index, 12);
+    }
+    let mut policy = Balance::default();
+    let mut moved = BTreeSet::new();
+    for round in 0..400 {
+        if round % 100 == 99 {
+            // Now the other one is quick.
+            let (first, second) = still.devices.split_at_mut(1);
+            std::mem::swap(&mut first[0].figures, &mut second[0].figures);
+        }
+        let steps = still.plan(&mut policy);
+        for step in &steps {
+            assert!(
+                moved.insert(step.unit),
+                "{} has moved before, round {round}",
+                step.unit
+            );
+        }
+        still.carry_out(&steps, &mut policy);
+    }
+    assert!(moved.len() > 1000, "{} of {units}", moved.len());
 }

@@ -48,8 +48,8 @@ impl Default for BalanceConfig {
     }
 }
 
-/// Units whose last move is remembered.
-const MOVED_MAX: usize = 1 << 14;
+/// Units whose last move is remembered; more do not move.
+const MOVED_MAX: usize = 1 << 16;
 /// How much more than by the best device new data may cost on one whose queue is shorter now.
 const AS_GOOD: f64 = 1.02;
 
@@ -136,12 +136,30 @@ impl Balance {
         let Some((then, at)) = self.moved.get(&unit) else {
             return counts;
         };
-        let halves = age.wrapping_sub(*at).min(15);
+        let halves = age.wrapping_sub(*at).min(16);
         Counts {
-            reads: counts.reads.saturating_sub(then.reads >> halves),
-            writes: counts.writes.saturating_sub(then.writes >> halves),
+            reads: counts
+                .reads
+                .saturating_sub(then.reads.checked_shr(halves).unwrap_or(0)),
+            writes: counts
+                .writes
+                .saturating_sub(then.writes.checked_shr(halves).unwrap_or(0)),
             wide: counts.wide,
         }
+    }
+
+    /// Units whose move can be remembered: nothing else may move, or its accesses would pay again.
+    fn memory_left(&mut self, view: &View<'_>) -> u64 {
+        if self.moved.len() >= MOVED_MAX / 2 {
+            // What of the counters was paid out is aged away, or forgotten.
+            let age = view.heat.age();
+            self.moved.retain(|unit, (then, at)| {
+                let halves = age.wrapping_sub(*at).min(16);
+                let paid = u32::from(then.reads) >> halves | u32::from(then.writes) >> halves;
+                paid > 0 && view.heat.get(*unit).total() > 0
+            });
+        }
+        MOVED_MAX.saturating_sub(self.moved.len()) as u64
     }
 
     /// When a device would have served an access that comes now.
@@ -251,14 +269,9 @@ impl Policy for Balance {
     }
 
     fn done(&mut self, step: &Step, view: &View<'_>) {
-        if self.moved.len() >= MOVED_MAX {
-            // What has cooled down since need not be remembered.
-            let age = view.heat.age();
-            self.moved.retain(|_, (_, at)| age.wrapping_sub(*at) < 4);
-        }
-        if self.moved.len() < MOVED_MAX {
-            self.moved
-                .insert(step.unit, (view.heat.get(step.unit), view.heat.age()));
+        let counts = view.heat.get(step.unit);
+        if counts.total() > 0 {
+            self.moved.insert(step.unit, (counts, view.heat.age()));
         }
     }
 

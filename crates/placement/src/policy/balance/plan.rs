@@ -59,30 +59,35 @@ impl Balance {
     pub(super) fn make_plan(&mut self, view: &View<'_>, budget: Budget) -> Plan {
         let (known, mut demand) = self.look(view);
         let requests = Self::requests(view);
-        let mut left = budget.bytes / view.unit_bytes();
+        let mut left = (budget.bytes / view.unit_bytes()).min(self.memory_left(view));
         let mut plan = Plan::default();
         let mut rooms: Vec<u64> = view.devices.iter().map(|device| room(device, view)).collect();
         let prices = Prices::of(&demand, requests);
-        let mut wanted = vec![0u64; view.devices.len()];
-        for candidate in self.candidates(&known, &prices, view) {
-            if left == 0 {
+        let candidates = self.candidates(&known, &prices, view);
+        let mut gone = self.make_room(&candidates, &rooms, view, &mut plan.waiting);
+        for candidate in candidates {
+            let (known, to) = (&known[candidate.at], candidate.to);
+            let room = if rooms[to.index()] > 0 {
+                None
+            } else if let Some(step) = gone[to.index()].last() {
+                Some(step)
+            } else {
+                continue;
+            };
+            let units = 1 + u64::from(room.is_some_and(|step| step.act == Act::Move));
+            if left < units {
                 break;
             }
-            let known = &known[candidate.at];
-            if rooms[candidate.to.index()] == 0 {
-                wanted[candidate.to.index()] += 1;
+            let Some(step) = self.accept(known, to, room, &mut demand, requests, view) else {
                 continue;
+            };
+            left -= units;
+            if room.is_some() {
+                plan.steps.extend(gone[to.index()].pop());
+            } else {
+                rooms[to.index()] -= 1;
             }
-            if let Some(step) = self.accept(known, candidate.to, &mut demand, requests, view) {
-                left -= 1;
-                rooms[candidate.to.index()] -= 1;
-                plan.steps.push(step);
-            }
-        }
-        for (at, units) in wanted.into_iter().enumerate().filter(|(_, units)| *units > 0) {
-            let most = units.min(left.max(1));
-            let made = self.make_room(DeviceId(at as u8), most, &rooms, view, &mut plan);
-            left = left.saturating_sub(made);
+            plan.steps.push(step);
         }
         self.copies(&known, &prices, &mut left, view, &mut plan);
         self.demand = Some(demand);
@@ -162,11 +167,13 @@ impl Balance {
         all
     }
 
-    /// The move, if the whole model still says so after those accepted before it.
+    /// The move, if the whole model still says so after those accepted before it. `room`: what makes room for
+    /// it, at its cost.
     fn accept(
         &self,
         known: &Known,
         to: DeviceId,
+        room: Option<&Step>,
         demand: &mut Demand,
         requests: f64,
         view: &View<'_>,
@@ -180,7 +187,12 @@ impl Balance {
         let now = demand.response_us(requests, &[]);
         let then = demand.response_us(requests, &changes);
         let [read, write] = self.move_parts(from, target, view);
-        let moving = demand.response_us(requests, &[(from.id, read), (to, write)]) - now;
+        let mut work = vec![(from.id, read), (to, write)];
+        if let Some(step) = room.filter(|step| step.act == Act::Move) {
+            let [read, write] = self.move_parts(target, view.device(step.to), view);
+            work.extend([(to, read), (step.to, write)]);
+        }
+        let moving = demand.response_us(requests, &work) - now;
         let since = self.since_moved(known.unit, known.counts, view.heat.age());
         let share = f64::from(since.total()) / f64::from(known.counts.total().max(1));
         if (now - then) * share <= moving * self.config.pay {
@@ -203,25 +215,55 @@ impl Balance {
         })
     }
 
-    /// Drops second copies, then sends away what is not used, from a device that hotter units want. Answers
-    /// how many units move.
-    fn make_room(&mut self, on: DeviceId, most: u64, rooms: &[u64], view: &View<'_>, plan: &mut Plan) -> u64 {
-        let others = view.devices.iter().filter(|device| device.id != on);
-        let roomy = others.max_by_key(|device| rooms[device.id.index()]);
-        let to = roomy
-            .filter(|device| rooms[device.id.index()] > 0)
-            .map(|device| device.id);
+    /// What can make room on each device that candidates want and that has none.
+    fn make_room(
+        &mut self,
+        candidates: &[Candidate],
+        rooms: &[u64],
+        view: &View<'_>,
+        waiting: &mut Vec<Waiting>,
+    ) -> Vec<Vec<Step>> {
+        let able = |device: &&DeviceView| rooms[device.id.index()] == 0 && device.state.takes_new();
+        let full = view.devices.iter().filter(able).map(|device| device.id);
+        let mut gone = vec![Vec::new(); view.devices.len()];
+        for on in full {
+            let wanted = candidates.iter().filter(|candidate| candidate.to == on).count();
+            if wanted == 0 {
+                continue;
+            }
+            let steps = self.victims(on, wanted, rooms, view);
+            if steps.is_empty() {
+                waiting.push(Waiting {
+                    from: on,
+                    to: on,
+                    cause: Cause::Hot,
+                    bytes: wanted as u64 * view.unit_bytes(),
+                    reason: format!(
+                        "waiting: {on} {:.0} % full of data in use",
+                        view.device(on).fill() * 100.0
+                    )
+                    .into(),
+                });
+            }
+            gone[on.index()] = steps;
+        }
+        gone
+    }
+
+    /// Second copies that can be dropped from a device, and units on it that are not used; the former last.
+    fn victims(&mut self, on: DeviceId, most: usize, rooms: &[u64], view: &View<'_>) -> Vec<Step> {
+        let to = roomiest(on, rooms, view);
         let hand = &mut self.hands[on.index()];
         let units = view.catalog.units_on(on, *hand, LOOKS);
         *hand = units.last().copied().filter(|_| units.len() == LOOKS);
-        let (mut made, mut moved) = (0, 0);
+        let (mut drops, mut moves) = (Vec::new(), Vec::new());
         for unit in units {
-            if made == most {
-                return moved;
-            }
             let Some(place) = view.catalog.place(unit) else {
                 continue;
             };
+            if drops.len() >= most || place.held_against(Cause::Full).is_some() {
+                continue;
+            }
             let step = |act, to, reason: &'static str| Step {
                 unit,
                 act,
@@ -230,40 +272,19 @@ impl Balance {
                 cause: Cause::Full,
                 reason: reason.into(),
             };
-            if place.held_against(Cause::Full).is_some() {
-                continue;
-            }
             if let Some(other) = place.other_than(on) {
-                if !view.device(other).state.reads() {
-                    continue;
+                if view.device(other).state.reads() {
+                    drops.push(step(Act::Drop, on, "room is wanted, and it has a copy elsewhere"));
                 }
-                plan.steps
-                    .push(step(Act::Drop, on, "room is wanted, and it has a copy elsewhere"));
             } else if view.heat.get(unit).total() == 0
                 && let Some(to) = to
+                && moves.len() < most
             {
-                plan.steps
-                    .push(step(Act::Move, to, "not used, and room is wanted for what is"));
-                moved += 1;
-            } else {
-                continue;
+                moves.push(step(Act::Move, to, "not used, and room is wanted for what is"));
             }
-            made += 1;
         }
-        if made == 0 && most > 0 {
-            plan.waiting.push(Waiting {
-                from: to.unwrap_or(on),
-                to: on,
-                cause: Cause::Hot,
-                bytes: most * view.unit_bytes(),
-                reason: format!(
-                    "waiting: {on} {:.0} % full of data in use",
-                    view.device(on).fill() * 100.0
-                )
-                .into(),
-            });
-        }
-        moved
+        moves.append(&mut drops);
+        moves
     }
 
     /// Second copies of the hottest units that are mostly read.
@@ -323,6 +344,17 @@ impl Balance {
         let mostly = u32::from(reads) >= READ_MOSTLY * u32::from(writes);
         reads >= 4 && mostly && !wide && known.place.second.is_none() && known.place.hold.is_none()
     }
+}
+
+/// The other device with most room.
+fn roomiest(than: DeviceId, rooms: &[u64], view: &View<'_>) -> Option<DeviceId> {
+    let others = view
+        .devices
+        .iter()
+        .map(|device| device.id)
+        .filter(|id| *id != than);
+    let most = others.max_by_key(|id| rooms[id.index()])?;
+    (rooms[most.index()] > 0).then_some(most)
 }
 
 /// Units that a device takes.
