@@ -60,18 +60,24 @@ fn steady_load_is_left_alone_once_it_is_settled() {
 fn read_and_write_hot_units_part_on_poor_flash() {
     let models = [models::poor_ssd(), models::sata_disk()];
     let moving = run(&models, loads::sfs(8, 200), balance(), Vec::new());
-    let last: Vec<_> = moving.seconds.iter().skip(150).collect();
-    let sum = |device: usize| {
-        last.iter()
-            .filter_map(|second| second.written.get(device))
-            .sum::<u64>()
+    let last = &moving.seconds[150..];
+    let share_on_flash = |bytes: fn(&varve_placement::sim::Second) -> &Vec<u64>| {
+        let on = |device: usize| last.iter().map(|second| bytes(second)[device]).sum::<u64>() as f64;
+        on(0) / (on(0) + on(1))
     };
-    assert!(
-        sum(1) > 2 * sum(0),
-        "written: {} to the SSD, {} to the disk",
-        sum(0),
-        sum(1)
+    let (read, written) = (
+        share_on_flash(|second| &second.read),
+        share_on_flash(|second| &second.written),
     );
+    assert!(read > 1.5 * written, "{read:.2} of reads, {written:.2} of writes");
+    let measured = run(
+        &models,
+        loads::sfs(8, 200),
+        Box::new(Measured::default()),
+        Vec::new(),
+    );
+    let ratio = moving.rate() / measured.rate();
+    assert!(ratio > 1.0, "{ratio:.2} of measured");
 }
 
 #[test]
@@ -378,4 +384,36 @@ fn accesses_pay_for_one_move_however_many_units_move() {
         still.carry_out(&steps, &mut policy);
     }
     assert!(moved.len() > 1000, "{} of {units}", moved.len());
+}
+
+/// Poor flash reads well and writes as badly as a disk: which of them suits new data depends on its use. Good
+/// flash is better at both.
+#[test]
+fn data_of_unknown_use_goes_where_some_use_of_it_is_served_best() {
+    let share = |models: &[Model]| {
+        let world = World::new(models, loads::database(1), balance(), Options::default());
+        world.map().count(DeviceId(0)) * 100 / 6400
+    };
+    assert_eq!(share(&[models::poor_ssd(), models::sata_disk()]), 50);
+    assert_eq!(share(&[models::good_ssd(), models::scsi_disk()]), 100);
+}
+
+/// Data that is only read, half of it on the wrong device at first.
+#[test]
+fn balance_comes_near_the_best_static_layout_where_only_reads_are_fast() {
+    let models = [models::poor_ssd(), models::sata_disk()];
+    for readers in [0, 2, 4] {
+        let load = || loads::iozone(readers, 180);
+        let moving = run(&models, load(), balance(), Vec::new());
+        let rate = |percent| {
+            let fixed = Box::new(Fixed::new(&[percent, 100 - percent]));
+            run(&models, load(), fixed, Vec::new()).rate()
+        };
+        let best = [0, 20, 40, 50, 60, 80, 100]
+            .map(rate)
+            .into_iter()
+            .fold(0.0, f64::max);
+        let ratio = moving.rate() / best;
+        assert!(ratio > 0.9, "{readers} readers: {ratio:.2}");
+    }
 }

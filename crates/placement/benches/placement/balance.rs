@@ -14,11 +14,11 @@ fn pairs() -> Vec<(&'static str, Vec<Model>)> {
             "good SSD and 15,000 rpm disk",
             vec![models::good_ssd(), models::scsi_disk()],
         ),
-        ("NVMe and good SSD", vec![models::nvme(), models::good_ssd()]),
         (
             "good SSD of 256 MiB and 15,000 rpm disk",
             vec![models::good_ssd().sized(256 << 20), models::scsi_disk()],
         ),
+        ("NVMe and good SSD", vec![models::nvme(), models::good_ssd()]),
     ]
 }
 

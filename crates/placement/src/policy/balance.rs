@@ -79,6 +79,23 @@ impl Balance {
         }
     }
 
+    /// For data of whose use nothing is known yet: the devices that are best at reads or at writes share it.
+    fn spread(new: &NewData, view: &View<'_>) -> Target {
+        let us = |device: &DeviceView, op| device.figures.service.us(op, f64::from(new.bytes));
+        let is_best = |device: &DeviceView, op| {
+            let mut able = view.devices.iter().filter(|other| view.takes_unit(other.id));
+            able.all(|other| us(device, op) <= us(other, op))
+        };
+        let device = best_target(new, view, |device| {
+            let best = is_best(device, Op::Read) || is_best(device, Op::Write);
+            (!best, device.total_bytes - device.free_bytes)
+        });
+        Target {
+            device,
+            reason: "its use is not known yet; best at reads or at writes".into(),
+        }
+    }
+
     /// What accesses ask of a device.
     fn part(&self, device: &DeviceView, reads: f64, writes: f64, wide: bool, view: &View<'_>) -> Part {
         let bytes = |op: usize| {
@@ -177,6 +194,9 @@ impl Policy for Balance {
     }
 
     fn target(&mut self, new: &NewData, view: &View<'_>) -> Target {
+        if self.usual == [0.0; 2] {
+            return Self::spread(new, view);
+        }
         let requests = Self::requests(view);
         let [reads, writes] = self.usual;
         let parts: Vec<Part> = view
@@ -203,10 +223,9 @@ impl Policy for Balance {
             .collect();
         let best = best_target(new, view, |device| after[device.id.index()]);
         let good = after[best.index()] * AS_GOOD;
-        let nothing = demand.accesses == 0.0;
         let device = best_target(new, view, |device| {
             let at = device.id.index();
-            let other = nothing || after[at] > good;
+            let other = after[at] > good;
             (
                 other,
                 if other {
