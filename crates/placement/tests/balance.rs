@@ -417,3 +417,15 @@ fn balance_comes_near_the_best_static_layout_where_only_reads_are_fast() {
         assert!(ratio > 0.9, "{readers} readers: {ratio:.2}");
     }
 }
+
+/// Requests of half a megabyte keep many parts in the queue, and each new unit changes the mean time of all
+/// accesses by next to nothing, wherever it goes.
+#[test]
+fn new_data_does_not_go_to_a_disk_because_it_adds_little_to_the_whole() {
+    let models = [models::good_ssd(), models::scsi_disk()];
+    let load = || loads::postmark(true, 60);
+    let moving = run(&models, load(), balance(), Vec::new());
+    let fixed = run(&models, load(), Box::new(Fixed::new(&[100, 0])), Vec::new());
+    let ratio = moving.rate() / fixed.rate();
+    assert!(ratio > 0.95, "{ratio:.2}");
+}

@@ -50,8 +50,9 @@ impl Default for BalanceConfig {
 
 /// Units whose last move is remembered; more do not move.
 const MOVED_MAX: usize = 1 << 16;
-/// How much more than by the best device new data may cost on one whose queue is shorter now.
-const AS_GOOD: f64 = 1.02;
+/// How many times what it adds by the best device new data may add by one that is ready sooner now: prices are
+/// as old as the last plan, queues are of now.
+const AS_GOOD: f64 = 2.0;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -222,10 +223,13 @@ impl Policy for Balance {
             .map(|device| demand.response_us(requests, &[(device.id, parts[device.id.index()])]))
             .collect();
         let best = best_target(new, view, |device| after[device.id.index()]);
-        let good = after[best.index()] * AS_GOOD;
+        // What it adds is compared, not what all comes to: to that a single unit adds next to nothing anywhere.
+        let before = demand.response_us(requests, &[]);
+        let added = |at: usize| after[at] - before;
+        let good = added(best.index()) * AS_GOOD;
         let device = best_target(new, view, |device| {
             let at = device.id.index();
-            let other = after[at] > good;
+            let other = added(at) > good;
             (
                 other,
                 if other {
