@@ -6,7 +6,8 @@
 //! - A unit moves when it has *already lost* by its place what the move costs: bytes read and written, and
 //!   wear. So all moves together cost at most what not moving has cost, whatever the load does
 //!   (docs/adr/0029, "No oscillation").
-//! - New data goes where it adds least; between devices that are as good, to the shorter queue.
+//! - New data goes where it adds least; between devices that are nearly as good, to the one that is ready
+//!   first. While nothing is known of its use, all that are best at something share it.
 //! - Second copies are the first to go when room is short.
 
 mod model;
