@@ -328,8 +328,8 @@ fn privileges_of_a_file_are_gone_when_a_change_returns() {
     place.pool.fsck_clean();
 }
 
-/// What a program of root's has left when a store through a shared map, by `uid`, is written back: mode bits, and
-/// whether it has capabilities.
+/// What a program of root's has left when a store through a shared map, by `uid`, is written back: mode bits,
+/// and whether it has capabilities.
 fn left_by_a_map(place: &Place, way: Way, uid: u32, dir: &Path) -> (PathBuf, (u32, bool)) {
     let file = program(dir, &format!("mapped-{way:?}-{uid}"));
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o6777)).unwrap();
@@ -341,8 +341,8 @@ fn left_by_a_map(place: &Place, way: Way, uid: u32, dir: &Path) -> (PathBuf, (u3
     (file, left)
 }
 
-/// No constant is right for set-id bits: whatever a file system of this machine's kernel does is. File capabilities
-/// may go where it keeps them (docs/reference/semantics.md), and never stay where it takes them.
+/// No constant is right for set-id bits: whatever a file system of this machine's kernel does is. File
+/// capabilities may go where it keeps them (docs/reference/semantics.md), and never stay where it takes them.
 #[test]
 fn store_through_a_map_leaves_set_id_bits_as_the_kernels_own_file_systems_do() {
     if cannot() {

@@ -1,6 +1,6 @@
 //! What a cache store reads from its devices: objects in a segment, and every structure about them. Owns what
-//! must hold whatever the bytes say: a store opens or is refused, every look ends, what is found has the key that
-//! was asked for, and, as long as nobody forged an object, a body that was put under it.
+//! must hold whatever the bytes say: a store opens or is refused, every look ends, what is found has the key
+//! that was asked for, and, as long as nobody forged an object, a body that was put under it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -383,7 +383,8 @@ pub struct KernelsOwn {
 
 impl KernelsOwn {
     /// ext4 in an image below `outside` where this user may mount one, or where temporary files lie on ext4;
-    /// else in memory. Everybody may come to it, nobody else uses it, and what is above it in its tree neither.
+    /// else in memory. Everybody may come to it, nobody else uses it, and what is above it in its tree
+    /// neither.
     pub fn new(outside: &Path) -> Self {
         if let Some(own) = Self::image(outside) {
             return own;

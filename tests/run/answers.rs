@@ -1,5 +1,6 @@
-//! Every system call that the library looks at, with one bad argument at a time: it is answered as a file system of
-//! the kernel answers it, under `varve run` and through the mount. The list of calls is the library's own.
+//! Every system call that the library looks at, with one bad argument at a time: it is answered as a file
+//! system of the kernel answers it, under `varve run` and through the mount. The list of calls is the
+//! library's own.
 
 use super::{Talking, cannot_run, counters, has};
 use crate::common::{KernelsOwn, Pool, run_ok, varve};
@@ -16,8 +17,8 @@ mod syscalls;
 /// An ordinary one.
 const USER: &str = "65534";
 
-/// Beginnings of lines (call, argument, what was bad), and why the answer may be another one than the kernel's
-/// own file system gives.
+/// Beginnings of lines (call, argument, what was bad), and why the answer may be another one than the
+/// kernel's own file system gives.
 type Differences = &'static [(&'static str, &'static str)];
 
 /// Both ways, whatever it is compared with.
@@ -100,7 +101,8 @@ struct Question {
 }
 
 impl Question {
-    /// What the program prints, started by `words` in a new directory some levels below `top`; and all it said.
+    /// What the program prints, started by `words` in a new directory some levels below `top`; and all it
+    /// said.
     fn ask(&self, words: &[&str], top: &Path) -> (Vec<String>, Output) {
         let mut command = Command::new("sh");
         command.args(["-euc", "exec \"$@\"", "sh"]);

@@ -1,4 +1,5 @@
-//! How long a store with many objects takes to start after a stop and after a kill -9, and what is still there.
+//! How long a store with many objects takes to start after a stop and after a kill -9, and what is still
+//! there.
 //! `restart FILE [OBJECTS]`: makes a store of small objects in FILE (about 640 bytes each) and removes it at
 //! the end.
 

@@ -1,6 +1,6 @@
-//! The cache for programs on tokio (feature `tokio`): every call runs on a thread for blocking work, and at most so
-//! many at once as were asked for. Who finds none free waits without a thread: that is the back-pressure. A reader that
-//! is slow holds no thread between its pieces. Owns no state of the cache.
+//! The cache for programs on tokio (feature `tokio`): every call runs on a thread for blocking work, and at
+//! most so many at once as were asked for. Who finds none free waits without a thread: that is the
+//! back-pressure. A reader that is slow holds no thread between its pieces. Owns no state of the cache.
 
 use crate::{Cache, Hit, PutOptions, PutOutcome, PutStream, StoreError};
 use std::num::NonZeroUsize;
@@ -65,8 +65,8 @@ impl AsyncCache {
         self.workers - self.free.available_permits()
     }
 
-    /// Runs any work on the cache, when a worker is free: a purge, a flush, a group of related objects. It is done whole
-    /// once it began, even if nobody awaits it any more.
+    /// Runs any work on the cache, when a worker is free: a purge, a flush, a group of related objects. It is
+    /// done whole once it began, even if nobody awaits it any more.
     ///
     /// # Panics
     /// Outside of a tokio runtime; where `work` panics.
@@ -208,8 +208,8 @@ impl Body {
     }
 }
 
-/// An object that is being put piece by piece. Dropped before [`finish`](Self::finish), or a write of it cancelled, it
-/// never was.
+/// An object that is being put piece by piece. Dropped before [`finish`](Self::finish), or a write of it
+/// cancelled, it never was.
 pub struct Upload {
     /// `None`: a call was cancelled while it ran.
     stream: Option<PutStream>,
@@ -217,8 +217,8 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Takes the next bytes of the body. Awaiting it before the next piece is read from wherever they come keeps a fast
-    /// sender at the speed of the device.
+    /// Takes the next bytes of the body. Awaiting it before the next piece is read from wherever they come
+    /// keeps a fast sender at the speed of the device.
     ///
     /// # Errors
     /// `Length`, when there are more than were declared; `Gone`, after a cancelled call.

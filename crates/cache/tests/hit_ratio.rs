@@ -1,5 +1,5 @@
-//! Hit ratios of the policies' replacement against LRU, FIFO, S3-FIFO and Belady's MIN of the same capacity, on zipf
-//! loads.
+//! Hit ratios of the policies' replacement against LRU, FIFO, S3-FIFO and Belady's MIN of the same capacity,
+//! on zipf loads.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use varve_cache::index::{Index, Place, Set};
@@ -85,8 +85,8 @@ fn fifo(exponent: f64) -> f64 {
     })
 }
 
-/// S3-FIFO (Yang and others, SOSP '23): a small queue of a tenth for what is new, a main one, and a list of keys that
-/// lately left the small one.
+/// S3-FIFO (Yang and others, SOSP '23): a small queue of a tenth for what is new, a main one, and a list of
+/// keys that lately left the small one.
 fn s3_fifo(exponent: f64) -> f64 {
     let small_room = CAPACITY as usize / 10;
     let (mut small, mut main) = (VecDeque::<u32>::new(), VecDeque::<u32>::new());

@@ -1,4 +1,5 @@
-//! The cache on tokio: the same bytes, never more calls at once than workers, and a runtime that goes on meanwhile.
+//! The cache on tokio: the same bytes, never more calls at once than workers, and a runtime that goes on
+//! meanwhile.
 #![allow(clippy::unwrap_used)]
 
 mod common;

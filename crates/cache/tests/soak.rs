@@ -1,5 +1,5 @@
-//! The log comes round 40 times under mixed load: memory stays what it was after 20, and what is found is right. A file
-//! of its own, so that the process has nothing else in memory.
+//! The log comes round 40 times under mixed load: memory stays what it was after 20, and what is found is
+//! right. A file of its own, so that the process has nothing else in memory.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -84,8 +84,8 @@ impl Load {
     }
 }
 
-/// The least bytes of memory in each lap of a policy's log: what is always there. What a large object takes while it
-/// is on its way comes and goes.
+/// The least bytes of memory in each lap of a policy's log: what is always there. What a large object takes
+/// while it is on its way comes and goes.
 fn laps(policy: Policy) -> Vec<u64> {
     let dir = tempfile::tempdir().unwrap();
     let device = Arc::new(FileDevice::create(&dir.path().join("store"), LEN).unwrap());
@@ -117,8 +117,8 @@ fn laps(policy: Policy) -> Vec<u64> {
             }
         }
         rss.push(least);
-        // Four bits of generation come round after 16 laps: what nobody asked for since may then point at bytes
-        // of others, which are told from its own, and counted as damage.
+        // Four bits of generation come round after 16 laps: what nobody asked for since may then point at
+        // bytes of others, which are told from its own, and counted as damage.
         let stats = load.cache.stats();
         assert!(lap > 12 || stats.damaged == 0, "{policy}, lap {lap}: {stats:?}");
         assert!(

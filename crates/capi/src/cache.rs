@@ -1,9 +1,9 @@
-//! The functions of `varve_cache.h`: a cache store (`varve-cache`) for C. Beside [`crate::ffi`] the other module
-//! with `unsafe` code, by the same rules; decides nothing.
+//! The functions of `varve_cache.h`: a cache store (`varve-cache`) for C. Beside [`crate::ffi`] the other
+//! module with `unsafe` code, by the same rules; decides nothing.
 //!
 //! # Safety
-//! As in [`crate::ffi`]: buffers are as long as their lengths say, strings are NUL-terminated, results point to
-//! memory of their type, arrays have as many elements as their counts say, and nobody changes any of them
+//! As in [`crate::ffi`]: buffers are as long as their lengths say, strings are NUL-terminated, results point
+//! to memory of their type, arrays have as many elements as their counts say, and nobody changes any of them
 //! during the call. NULL is refused where something is needed. Handles may be anything.
 #![allow(unsafe_code)]
 #![allow(
@@ -163,8 +163,8 @@ pub const VARVE_CACHE_PREFIX: c_int = 4;
 /// Purge everything.
 pub const VARVE_CACHE_ALL: c_int = 5;
 
-/// The errno of an error. In words it goes to standard error when VARVE_DEBUG is set: an errno cannot say which
-/// device failed.
+/// The errno of an error. In words it goes to standard error when VARVE_DEBUG is set: an errno cannot say
+/// which device failed.
 fn errno(error: &StoreError) -> Errno {
     if std::env::var_os("VARVE_DEBUG").is_some() {
         note(error);
@@ -278,10 +278,10 @@ const fn put_outcome(outcome: PutOutcome) -> Outcome<c_int> {
     }
 }
 
-/// Makes a cache on files or block devices: `count` names in `devices`. Files that are not there are made, `bytes`
-/// long each; 0 for block devices, and for files that are there already. `policy`: as `varve cache model` prints
-/// them, "log-prefetch" for instance; NULL for that. `flags`: VARVE_CACHE_FORCE, or 0. EEXIST if there is a store
-/// already, ENOSPC if the devices are too small.
+/// Makes a cache on files or block devices: `count` names in `devices`. Files that are not there are made,
+/// `bytes` long each; 0 for block devices, and for files that are there already. `policy`: as `varve cache
+/// model` prints them, "log-prefetch" for instance; NULL for that. `flags`: VARVE_CACHE_FORCE, or 0. EEXIST
+/// if there is a store already, ENOSPC if the devices are too small.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_mkstore(
     devices: *const *const c_char,
@@ -371,8 +371,8 @@ pub unsafe extern "C" fn varve_cache_open(
     })
 }
 
-/// Writes everything and the index, so that the next start is quick, and closes the cache. Objects that were found
-/// are still readable; streams put nothing any more. The handle is gone, whatever this returns.
+/// Writes everything and the index, so that the next start is quick, and closes the cache. Objects that were
+/// found are still readable; streams put nothing any more. The handle is gone, whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_close(c: *mut varve_cache) -> c_int {
     zero(|| {
@@ -381,8 +381,8 @@ pub unsafe extern "C" fn varve_cache_close(c: *mut varve_cache) -> c_int {
     })
 }
 
-/// Looks an object up; give it back with `varve_cache_release`. NULL and ENOENT if it is not there: damage, expiry,
-/// a purge and a device that fails are misses too.
+/// Looks an object up; give it back with `varve_cache_release`. NULL and ENOENT if it is not there: damage,
+/// expiry, a purge and a device that fails are misses too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_get(
     c: *mut varve_cache,
@@ -434,8 +434,8 @@ pub unsafe extern "C" fn varve_cache_hit_meta(
     })
 }
 
-/// As pread(2), of the body of an object that was found: how many bytes were read, 0 at its end. Call it with a
-/// growing offset to stream a large one. ESTALE if the bytes were overwritten or damaged meanwhile.
+/// As pread(2), of the body of an object that was found: how many bytes were read, 0 at its end. Call it with
+/// a growing offset to stream a large one. ESTALE if the bytes were overwritten or damaged meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_read(
     h: *mut varve_cache_hit,
@@ -487,9 +487,9 @@ pub unsafe extern "C" fn varve_cache_get_range(
     })
 }
 
-/// Puts an object. 0: it is in the cache, and durable after the next flush. 1: it was not admitted. An older version
-/// is gone in any case. EFBIG if it is larger than half the log, ENODEV if its device is missing or was given up,
-/// ENAMETOOLONG if a bound of `varve_cache_attrs` or of keys is passed.
+/// Puts an object. 0: it is in the cache, and durable after the next flush. 1: it was not admitted. An older
+/// version is gone in any case. EFBIG if it is larger than half the log, ENODEV if its device is missing or
+/// was given up, ENAMETOOLONG if a bound of `varve_cache_attrs` or of keys is passed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put(
     c: *mut varve_cache,
@@ -510,8 +510,8 @@ pub unsafe extern "C" fn varve_cache_put(
     })
 }
 
-/// Puts objects that will be asked for together, at most 1,024: the first one first, the others when it was read.
-/// Policies with prefetch read them all at once then. 0, whatever was admitted.
+/// Puts objects that will be asked for together, at most 1,024: the first one first, the others when it was
+/// read. Policies with prefetch read them all at once then. 0, whatever was admitted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_related(
     c: *mut varve_cache,
@@ -547,7 +547,8 @@ pub unsafe extern "C" fn varve_cache_put_related(
     })
 }
 
-/// Begins to put an object of `body_len` bytes, piece by piece; large ones go to the device as they come. End it with
+/// Begins to put an object of `body_len` bytes, piece by piece; large ones go to the device as they come. End
+/// it with
 /// `varve_cache_put_end` or `varve_cache_put_abort`. NULL and errno on failure, as `varve_cache_put`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_begin(
@@ -589,8 +590,8 @@ pub unsafe extern "C" fn varve_cache_put_write(
     })
 }
 
-/// Puts the object, now that its bytes are there; returns as `varve_cache_put`. EMSGSIZE if there are fewer than were
-/// declared: nothing is put then. The handle is gone, whatever this returns.
+/// Puts the object, now that its bytes are there; returns as `varve_cache_put`. EMSGSIZE if there are fewer
+/// than were declared: nothing is put then. The handle is gone, whatever this returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_put_end(s: *mut varve_cache_stream) -> c_int {
     guard(-1, || {
@@ -625,8 +626,8 @@ pub unsafe extern "C" fn varve_cache_delete(
     })
 }
 
-/// Purges what was put into a scope before: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL, `what` the bytes
-/// of the key, tag, host or prefix. Durable when this returns; costs the same whatever it covers.
+/// Purges what was put into a scope before: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL, `what`
+/// the bytes of the key, tag, host or prefix. Durable when this returns; costs the same whatever it covers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_purge(
     c: *mut varve_cache,
@@ -656,8 +657,8 @@ pub unsafe extern "C" fn varve_cache_flush(c: *mut varve_cache) -> c_int {
     zero(|| cache(c)?.flush().map_err(|error| errno(&error)))
 }
 
-/// Flushes if the interval has gone by. Call it about once a second, so that what was put is durable also when nothing
-/// follows.
+/// Flushes if the interval has gone by. Call it about once a second, so that what was put is durable also
+/// when nothing follows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_cache_tick(c: *mut varve_cache) -> c_int {
     zero(|| cache(c)?.tick().map_err(|error| errno(&error)))

@@ -15,8 +15,8 @@ pub const BLOCK_BODY_SIZE: usize = BLOCK_SIZE - BLOCK_HEADER_SIZE;
 /// First two bytes after the checksum: "VB".
 pub const BLOCK_MAGIC: u16 = u16::from_le_bytes(*b"VB");
 
-/// What a metadata block holds. The numbers are on media for ever; those of features that are not built are in
-/// docs/reference/format.md.
+/// What a metadata block holds. The numbers are on media for ever; those of features that are not built are
+/// in docs/reference/format.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum BlockKind {

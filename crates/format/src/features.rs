@@ -1,5 +1,5 @@
-//! The feature words of a pool: which of the places that the format has are in use. Owns their bits and names;
-//! does not know where they lie (superblock and pool state).
+//! The feature words of a pool: which of the places that the format has are in use. Owns their bits and
+//! names; does not know where they lie (superblock and pool state).
 
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

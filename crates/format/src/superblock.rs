@@ -166,7 +166,8 @@ pub enum SuperblockError {
 }
 
 impl SuperblockError {
-    /// Whether there is a pool that may be whole: nobody may repair or overwrite it by what this program knows.
+    /// Whether there is a pool that may be whole: nobody may repair or overwrite it by what this program
+    /// knows.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
         matches!(self, Self::Version(_) | Self::Features(_) | Self::Stale(_))

@@ -584,8 +584,8 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Other sessions come (said once, until [`Upcall::Solo`]): use zero time-outs, say [`Request::SharingNoted`], let the old ones run out, say
-    /// [`Request::SharingAck`].
+    /// Other sessions come (said once, until [`Upcall::Solo`]): use zero time-outs, say
+    /// [`Request::SharingNoted`], let the old ones run out, say [`Request::SharingAck`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// also if there are none.

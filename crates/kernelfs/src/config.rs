@@ -102,7 +102,8 @@ pub struct Config {
     pub lease_ms: u64,
     /// Least time that a lease is left to its holder, in milliseconds. Default 2; 0 to 100.
     pub min_hold_ms: u64,
-    /// Bound of every wait, in milliseconds; then ETIMEDOUT, EIO or ENOSPC, by what is waited for. Default 30,000; `lease_ms` to 600,000.
+    /// Bound of every wait, in milliseconds; then ETIMEDOUT, EIO or ENOSPC, by what is waited for. Default
+    /// 30,000; `lease_ms` to 600,000.
     pub wait_ms: u64,
     /// Time after a start in which inodes without a name are kept for clients that come back, in
     /// milliseconds. Default 5,000; 0 to 600,000.

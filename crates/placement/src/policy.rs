@@ -54,8 +54,8 @@ impl Place {
         copies.into_iter().flatten().find(|copy| *copy != device)
     }
 
-    /// What keeps it where it is against a step of this cause: planners and drivers ask this, so that nothing is
-    /// planned for ever that is never carried out.
+    /// What keeps it where it is against a step of this cause: planners and drivers ask this, so that nothing
+    /// is planned for ever that is never carried out.
     #[must_use]
     pub fn held_against(&self, cause: Cause) -> Option<Hold> {
         self.hold.filter(|hold| !hold.yields_to(cause))

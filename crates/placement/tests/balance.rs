@@ -116,7 +116,8 @@ fn balance_is_no_slower_than_hierarchy_and_measured() {
     }
 }
 
-/// NetApp-like, one process and then ten (Table V): the SSD alone is within a few percent of the best there is.
+/// NetApp-like, one process and then ten (Table V): the SSD alone is within a few percent of the best there
+/// is.
 #[test]
 fn balance_keeps_up_with_the_best_static_layout_when_one_process_becomes_ten() {
     let models = [models::good_ssd(), models::scsi_disk()];

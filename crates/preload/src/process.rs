@@ -393,8 +393,8 @@ impl Process {
         })
     }
 
-    /// Whether there is a session, or enough was done without: many a program reads a file or two, many a child
-    /// only starts a program.
+    /// Whether there is a session, or enough was done without: many a program reads a file or two, many a
+    /// child only starts a program.
     fn is_worth_a_session(&self) -> bool {
         self.has_session() || self.missed.fetch_add(1, Ordering::Relaxed) >= self.config.session_after
     }

@@ -50,7 +50,8 @@ pub unsafe extern "C" fn varve_opendir(fs: *mut varve_fs, path: *const c_char) -
     })
 }
 
-/// The next entry: 1 and `*entry`, 0 at the end, -1 and errno. An entry that is there throughout is returned exactly once.
+/// The next entry: 1 and `*entry`, 0 at the end, -1 and errno. An entry that is there throughout is returned
+/// exactly once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_readdir(dir: *mut varve_dir, entry: *mut varve_dirent) -> c_int {
     guard(-1, || {

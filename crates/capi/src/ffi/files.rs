@@ -6,7 +6,8 @@ use varve_format::FallocateMode;
 use varve_libfs::Errno;
 use varve_libfs::posix::{AT_FDCWD, Whence};
 
-/// As open(2), with a path in the pool. The descriptor is a number of this connection, not of the kernel. ENXIO for fifos, sockets, devices.
+/// As open(2), with a path in the pool. The descriptor is a number of this connection, not of the kernel.
+/// ENXIO for fifos, sockets, devices.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_open(
     fs: *mut varve_fs,
@@ -79,7 +80,8 @@ pub unsafe extern "C" fn varve_pread(
     })
 }
 
-/// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is several, in order.
+/// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is
+/// several, in order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_write(
     fs: *mut varve_fs,
@@ -146,7 +148,8 @@ pub unsafe extern "C" fn varve_ftruncate(fs: *mut varve_fs, fd: c_int, size: off
     on(fs, |posix| posix.ftruncate(fd, length(size)?))
 }
 
-/// As fallocate(2): 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE with it, FALLOC_FL_ZERO_RANGE with it or alone; EOPNOTSUPP for others.
+/// As fallocate(2): 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE with it, FALLOC_FL_ZERO_RANGE with it or
+/// alone; EOPNOTSUPP for others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_fallocate(
     fs: *mut varve_fs,

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use varve_libfs::posix::PosixTransaction;
 use varve_libfs::{Errno, Posix};
 
-/// A group of calls that take effect together or not at all, whatever fails and whenever the process or the machine dies. Nothing happens
-/// before `varve_tx_commit`, and nobody sees anything of it before, the caller neither. Calls are checked at the commit, in order;
-/// only what a call alone shows (a bad name, a file that is not open for writing, a bound) fails at once, and leaves the group as it
-/// was. Bounds: 64 entries (one for each call, one for each MiB of a write), 2 MiB of log (data, and 64 to 128 bytes and the names for
-/// each call), 64 files and directories that were there before; E2BIG beyond. What a path names is looked up when the call is
-/// added; directories that the same group makes count, under the path that they were made with.
+/// A group of calls that take effect together or not at all, whatever fails and whenever the process or the
+/// machine dies. Nothing happens before `varve_tx_commit`, and nobody sees anything of it before, the caller
+/// neither. Calls are checked at the commit, in order; only what a call alone shows (a bad name, a file that
+/// is not open for writing, a bound) fails at once, and leaves the group as it was. Bounds: 64 entries (one
+/// for each call, one for each MiB of a write), 2 MiB of log (data, and 64 to 128 bytes and the names for
+/// each call), 64 files and directories that were there before; E2BIG beyond. What a path names is looked up
+/// when the call is added; directories that the same group makes count, under the path that they were made
+/// with.
 #[allow(non_camel_case_types)]
 pub struct varve_tx {
     _private: (),
@@ -42,8 +44,8 @@ pub unsafe extern "C" fn varve_tx_begin(fs: *mut varve_fs) -> *mut varve_tx {
     })
 }
 
-/// Adds: make a regular file, which must not be there. Returns a number that stands for it in this group's varve_tx_pwrite, _append, _ftruncate
-/// and _link (it is no descriptor: after the commit, open the file).
+/// Adds: make a regular file, which must not be there. Returns a number that stands for it in this group's
+/// varve_tx_pwrite, _append, _ftruncate and _link (it is no descriptor: after the commit, open the file).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_create(tx: *mut varve_tx, path: *const c_char, mode: mode_t) -> c_int {
     guard(-1, || {
@@ -77,7 +79,8 @@ pub unsafe extern "C" fn varve_tx_symlink(
     })
 }
 
-/// Adds: write `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are copied now.
+/// Adds: write `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are
+/// copied now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_pwrite(
     tx: *mut varve_tx,
@@ -138,7 +141,8 @@ pub unsafe extern "C" fn varve_tx_unlink(tx: *mut varve_tx, path: *const c_char)
     })
 }
 
-/// Adds: rename, replacing what is there. The commit fails with EOPNOTSUPP for a directory that would get another parent or be replaced.
+/// Adds: rename, replacing what is there. The commit fails with EOPNOTSUPP for a directory that would get
+/// another parent or be replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_rename(tx: *mut varve_tx, from: *const c_char, to: *const c_char) -> c_int {
     zero(|| {
@@ -148,9 +152,10 @@ pub unsafe extern "C" fn varve_tx_rename(tx: *mut varve_tx, from: *const c_char,
     })
 }
 
-/// Does all of it, at once. On failure (the errno of the first call that cannot be done, E2BIG, EAGAIN when other programs kept what it needs,
-/// ENOSPC, EROFS, EIO) nothing has happened. The handle is gone, whatever this returns. As durable as any call: call varve_fsync or
-/// varve_sync for power loss, or open one of its files with O_SYNC.
+/// Does all of it, at once. On failure (the errno of the first call that cannot be done, E2BIG, EAGAIN when
+/// other programs kept what it needs, ENOSPC, EROFS, EIO) nothing has happened. The handle is gone, whatever
+/// this returns. As durable as any call: call varve_fsync or varve_sync for power loss, or open one of its
+/// files with O_SYNC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn varve_tx_commit(tx: *mut varve_tx) -> c_int {
     zero(|| {

@@ -535,8 +535,8 @@ impl DataPlane {
     }
 }
 
-/// How many of `len` bytes a copy within one file of `size_bytes` is about: those that are there when it begins,
-/// since programs say a large length for "all that is left".
+/// How many of `len` bytes a copy within one file of `size_bytes` is about: those that are there when it
+/// begins, since programs say a large length for "all that is left".
 ///
 /// # Errors
 /// `EINVAL` when these are written over.

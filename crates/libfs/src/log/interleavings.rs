@@ -157,7 +157,8 @@ fn acknowledged_is_scanned() {
     }
 }
 
-/// One thread logs, another takes a number and writes it off, a third logs after that, a fourth seals and scans.
+/// One thread logs, another takes a number and writes it off, a third logs after that, a fourth seals and
+/// scans.
 fn abandoned_number_claims_nothing() {
     let stage = stage();
     let writers: Vec<_> = (0..2_u8)

@@ -10,14 +10,14 @@
 //! ```
 //!
 //! They are the probe (a few requests when the device is added), times what each of the four differs from it
-//! (*shape*), times how much slower the device is as a whole (*pace*). The pace follows within seconds, whatever
-//! the mix. The shape is least squares over the last 200 observations or so, as far as their mixes differ; what
-//! they do not tell stays as the probe has it, because that has its weight in every solution (ridge
-//! regression). So however alike all observations are, none of the four is carried away. A device without load
-//! goes back to its probe slowly, so that one that was slow once is tried again.
+//! (*shape*), times how much slower the device is as a whole (*pace*). The pace follows within seconds,
+//! whatever the mix. The shape is least squares over the last 200 observations or so, as far as their mixes
+//! differ; what they do not tell stays as the probe has it, because that has its weight in every solution
+//! (ridge regression). So however alike all observations are, none of the four is carried away. A device
+//! without load goes back to its probe slowly, so that one that was slow once is tried again.
 //!
-//! A request that ends in one interval may have been served in the one before. So intervals are taken together
-//! until they hold the work of many requests: an *observation*.
+//! A request that ends in one interval may have been served in the one before. So intervals are taken
+//! together until they hold the work of many requests: an *observation*.
 
 use super::Interval;
 use crate::Op;

@@ -51,8 +51,8 @@ impl Default for BalanceConfig {
 
 /// Units whose last move is remembered; more do not move.
 const MOVED_MAX: usize = 1 << 16;
-/// How many times what it adds by the best device new data may add by one that is ready sooner now: prices are
-/// as old as the last plan, queues are of now.
+/// How many times what it adds by the best device new data may add by one that is ready sooner now: prices
+/// are as old as the last plan, queues are of now.
 const AS_GOOD: f64 = 2.0;
 
 /// See the module.
@@ -224,7 +224,8 @@ impl Policy for Balance {
             .map(|device| demand.response_us(requests, &[(device.id, parts[device.id.index()])]))
             .collect();
         let best = best_target(new, view, |device| after[device.id.index()]);
-        // What it adds is compared, not what all comes to: to that a single unit adds next to nothing anywhere.
+        // What it adds is compared, not what all comes to: to that a single unit adds next to nothing
+        // anywhere.
         let before = demand.response_us(requests, &[]);
         let added = |at: usize| after[at] - before;
         let good = added(best.index()) * AS_GOOD;

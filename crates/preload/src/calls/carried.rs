@@ -67,8 +67,8 @@ pub(super) fn unknown(p: &Process, a: &Args) -> Answer {
     Answer::FellBackMade(outside(|| a.call()))
 }
 
-/// Calls of which it is known where they carry descriptors, and no other. A path that starts at one, or an empty path,
-/// would mean the mount's root.
+/// Calls of which it is known where they carry descriptors, and no other. A path that starts at one, or an
+/// empty path, would mean the mount's root.
 pub(super) fn known(p: &Process, a: &Args) -> Answer {
     if p.table.is_unused() {
         return Answer::NotOurs;

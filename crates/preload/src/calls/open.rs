@@ -36,8 +36,8 @@ fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
     p.place(ofd, flags & libc::O_CLOEXEC != 0).map(|fd| fd as isize)
 }
 
-/// Calls on a descriptor that only stands for a place: the kernel has its own answer to all but those that are
-/// served, which may be on a descriptor, too, that is open for reading.
+/// Calls on a descriptor that only stands for a place: the kernel has its own answer to all but those that
+/// are served, which may be on a descriptor, too, that is open for reading.
 pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
     let is_served = match a.number() as libc::c_long {
         libc::SYS_close

@@ -1,5 +1,5 @@
-//! The two copies of the superblock: which one counts, and writing them. Does not know what the areas that they
-//! name hold.
+//! The two copies of the superblock: which one counts, and writing them. Does not know what the areas that
+//! they name hold.
 //!
 //! Invariant: whenever the power goes, one whole copy counts, and it is of the pool as it is.
 
@@ -12,9 +12,9 @@ use varve_format::{BLOCK_BYTES, BLOCK_SIZE, BlockNo, Features};
 use zerocopy::IntoBytes;
 
 impl Store {
-    /// Brings a pool up to the version of the format that this program writes. Answers the version that it had.
-    /// Durable when this returns; a crash before leaves a pool of either version, and the next call finishes it.
-    /// Nobody may have the pool open. What waits in its journal and logs stays there.
+    /// Brings a pool up to the version of the format that this program writes. Answers the version that it
+    /// had. Durable when this returns; a crash before leaves a pool of either version, and the next call
+    /// finishes it. Nobody may have the pool open. What waits in its journal and logs stays there.
     ///
     /// # Errors
     /// No pool, or one that this program cannot serve; devices that do not fit it; a device failed.
@@ -35,8 +35,8 @@ impl Store {
     }
 }
 
-/// The copy that counts: of those that are whole the newer one. If this program does not know its version, the
-/// older one does not count either.
+/// The copy that counts: of those that are whole the newer one. If this program does not know its version,
+/// the older one does not count either.
 pub(crate) fn read_superblock(devices: &Devices) -> Result<Superblock> {
     let mut best: std::result::Result<Superblock, _> = Err(SuperblockError::Magic);
     for number in SUPERBLOCK_BLOCKS {
@@ -69,8 +69,8 @@ fn superblock_fault(devices: &Devices, fault: SuperblockError) -> StoreError {
     }
 }
 
-/// Refuses to repair or upgrade a pool with features that need not be known to use it: what they left would be
-/// taken for damage.
+/// Refuses to repair or upgrade a pool with features that need not be known to use it: what they left would
+/// be taken for damage.
 ///
 /// # Errors
 /// There are such.

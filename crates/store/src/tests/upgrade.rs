@@ -1,4 +1,5 @@
-//! Versions and features: upgrades that are cut off, features that are not known, old copies of the superblock.
+//! Versions and features: upgrades that are cut off, features that are not known, old copies of the
+//! superblock.
 use super::crash::prepared;
 use super::faults::{pool_with_a_file, spoil_state};
 use super::*;
@@ -28,8 +29,8 @@ fn all_of(devices: &Devices) -> Vec<u8> {
     bytes
 }
 
-/// Upgrades a pool of version 2 with three tiers and records in its journal, cut off everywhere. `spoil` damages a
-/// copy of the superblock first.
+/// Upgrades a pool of version 2 with three tiers and records in its journal, cut off everywhere. `spoil`
+/// damages a copy of the superblock first.
 fn upgrade_everywhere(medium: SimMedium, spoil: Option<u64>) {
     let Rig { world, store } = prepared(medium);
     let before = dump(&store);
@@ -146,7 +147,8 @@ fn features_that_are_not_known_are_left_alone() {
     }
 }
 
-/// A pool began to share extents; the write of one copy of the superblock was lost, and the other copy went bad.
+/// A pool began to share extents; the write of one copy of the superblock was lost, and the other copy went
+/// bad.
 #[test]
 fn old_copy_of_the_superblock_does_not_turn_a_feature_into_damage() {
     let (world, _, at) = pool_with_a_file();
