@@ -37,12 +37,14 @@ typedef struct varve_dir varve_dir;
 // A connected pool: one session. All threads of the process may use it at once.
 typedef struct varve_fs varve_fs;
 
-// A group of calls that take effect together or not at all, whatever fails and whenever the process or the machine dies. Nothing happens
-// before `varve_tx_commit`, and nobody sees anything of it before, the caller neither. Calls are checked at the commit, in order;
-// only what a call alone shows (a bad name, a file that is not open for writing, a bound) fails at once, and leaves the group as it
-// was. Bounds: 64 entries (one for each call, one for each MiB of a write), 2 MiB of log (data, and 64 to 128 bytes and the names for
-// each call), 64 files and directories that were there before; E2BIG beyond. What a path names is looked up when the call is
-// added; directories that the same group makes count, under the path that they were made with.
+// A group of calls that take effect together or not at all, whatever fails and whenever the process or the
+// machine dies. Nothing happens before `varve_tx_commit`, and nobody sees anything of it before, the caller
+// neither. Calls are checked at the commit, in order; only what a call alone shows (a bad name, a file that
+// is not open for writing, a bound) fails at once, and leaves the group as it was. Bounds: 64 entries (one
+// for each call, one for each MiB of a write), 2 MiB of log (data, and 64 to 128 bytes and the names for
+// each call), 64 files and directories that were there before; E2BIG beyond. What a path names is looked up
+// when the call is added; directories that the same group makes count, under the path that they were made
+// with.
 typedef struct varve_tx varve_tx;
 
 // An entry of a directory.
@@ -62,9 +64,9 @@ extern "C" {
 // As opendir(3). NULL and errno on failure.
 varve_dir *varve_opendir(varve_fs *fs, const char *path);
 
-// The next entry: 1 and `*entry`, 0 at the end, -1 and errno. An entry that is there throughout is returned exactly once.
-int varve_readdir(varve_dir *dir,
-                  varve_dirent *entry);
+// The next entry: 1 and `*entry`, 0 at the end, -1 and errno. An entry that is there throughout is returned
+// exactly once.
+int varve_readdir(varve_dir *dir, varve_dirent *entry);
 
 // As rewinddir(3).
 int varve_rewinddir(varve_dir *dir);
@@ -72,11 +74,9 @@ int varve_rewinddir(varve_dir *dir);
 // As closedir(3).
 int varve_closedir(varve_dir *dir);
 
-// As open(2), with a path in the pool. The descriptor is a number of this connection, not of the kernel. ENXIO for fifos, sockets, devices.
-int varve_open(varve_fs *fs,
-               const char *path,
-               int flags,
-               mode_t mode);
+// As open(2), with a path in the pool. The descriptor is a number of this connection, not of the kernel.
+// ENXIO for fifos, sockets, devices.
+int varve_open(varve_fs *fs, const char *path, int flags, mode_t mode);
 
 // As openat(2); `dirfd` may be AT_FDCWD.
 int varve_openat(varve_fs *fs, int dirfd, const char *path, int flags, mode_t mode);
@@ -93,11 +93,9 @@ ssize_t varve_read(varve_fs *fs, int fd, void *buffer, size_t len);
 // As pread(2).
 ssize_t varve_pread(varve_fs *fs, int fd, void *buffer, size_t len, off_t offset);
 
-// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is several, in order.
-ssize_t varve_write(varve_fs *fs,
-                    int fd,
-                    const void *buffer,
-                    size_t len);
+// As write(2). At once up to 16 MiB or a quarter of the longest log, whichever is less: a longer one is
+// several, in order.
+ssize_t varve_write(varve_fs *fs, int fd, const void *buffer, size_t len);
 
 // As pwrite(2).
 ssize_t varve_pwrite(varve_fs *fs, int fd, const void *buffer, size_t len, off_t offset);
@@ -114,12 +112,9 @@ int varve_fdatasync(varve_fs *fs, int fd);
 // As ftruncate(2).
 int varve_ftruncate(varve_fs *fs, int fd, off_t size);
 
-// As fallocate(2): 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE with it, FALLOC_FL_ZERO_RANGE with it or alone; EOPNOTSUPP for others.
-int varve_fallocate(varve_fs *fs,
-                    int fd,
-                    int mode,
-                    off_t offset,
-                    off_t len);
+// As fallocate(2): 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE with it, FALLOC_FL_ZERO_RANGE with it or
+// alone; EOPNOTSUPP for others.
+int varve_fallocate(varve_fs *fs, int fd, int mode, off_t offset, off_t len);
 
 // As fstat(2); `st_dev` is 0.
 int varve_fstat(varve_fs *fs, int fd, struct stat *out);
@@ -204,11 +199,9 @@ const char *varve_version(void);
 // Begins a group. NULL and errno on failure. End it with `varve_tx_commit` or `varve_tx_abort`.
 varve_tx *varve_tx_begin(varve_fs *fs);
 
-// Adds: make a regular file, which must not be there. Returns a number that stands for it in this group's varve_tx_pwrite, _append, _ftruncate
-// and _link (it is no descriptor: after the commit, open the file).
-int varve_tx_create(varve_tx *tx,
-                    const char *path,
-                    mode_t mode);
+// Adds: make a regular file, which must not be there. Returns a number that stands for it in this group's
+// varve_tx_pwrite, _append, _ftruncate and _link (it is no descriptor: after the commit, open the file).
+int varve_tx_create(varve_tx *tx, const char *path, mode_t mode);
 
 // Adds: make a directory.
 int varve_tx_mkdir(varve_tx *tx, const char *path, mode_t mode);
@@ -216,12 +209,9 @@ int varve_tx_mkdir(varve_tx *tx, const char *path, mode_t mode);
 // Adds: make a symbolic link.
 int varve_tx_symlink(varve_tx *tx, const char *target, const char *at);
 
-// Adds: write `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are copied now.
-int varve_tx_pwrite(varve_tx *tx,
-                    int fd,
-                    const void *buffer,
-                    size_t len,
-                    off_t offset);
+// Adds: write `len` bytes at `offset` (at the end, if the file was opened with O_APPEND). The bytes are
+// copied now.
+int varve_tx_pwrite(varve_tx *tx, int fd, const void *buffer, size_t len, off_t offset);
 
 // Adds: write `len` bytes at the end that the file has at the commit. The bytes are copied now.
 int varve_tx_append(varve_tx *tx, int fd, const void *buffer, size_t len);
@@ -235,14 +225,14 @@ int varve_tx_link(varve_tx *tx, int fd, const char *path);
 // Adds: remove a name of anything but a directory.
 int varve_tx_unlink(varve_tx *tx, const char *path);
 
-// Adds: rename, replacing what is there. The commit fails with EOPNOTSUPP for a directory that would get another parent or be replaced.
-int varve_tx_rename(varve_tx *tx,
-                    const char *from,
-                    const char *to);
+// Adds: rename, replacing what is there. The commit fails with EOPNOTSUPP for a directory that would get
+// another parent or be replaced.
+int varve_tx_rename(varve_tx *tx, const char *from, const char *to);
 
-// Does all of it, at once. On failure (the errno of the first call that cannot be done, E2BIG, EAGAIN when other programs kept what it needs,
-// ENOSPC, EROFS, EIO) nothing has happened. The handle is gone, whatever this returns. As durable as any call: call varve_fsync or
-// varve_sync for power loss, or open one of its files with O_SYNC.
+// Does all of it, at once. On failure (the errno of the first call that cannot be done, E2BIG, EAGAIN when
+// other programs kept what it needs, ENOSPC, EROFS, EIO) nothing has happened. The handle is gone, whatever
+// this returns. As durable as any call: call varve_fsync or varve_sync for power loss, or open one of its
+// files with O_SYNC.
 int varve_tx_commit(varve_tx *tx);
 
 // Forgets it. The handle is gone.

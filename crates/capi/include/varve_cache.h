@@ -143,10 +143,10 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Makes a cache on files or block devices: `count` names in `devices`. Files that are not there are made, `bytes`
-// long each; 0 for block devices, and for files that are there already. `policy`: as `varve cache model` prints
-// them, "log-prefetch" for instance; NULL for that. `flags`: VARVE_CACHE_FORCE, or 0. EEXIST if there is a store
-// already, ENOSPC if the devices are too small.
+// Makes a cache on files or block devices: `count` names in `devices`. Files that are not there are made,
+// `bytes` long each; 0 for block devices, and for files that are there already. `policy`: as `varve cache
+// model` prints them, "log-prefetch" for instance; NULL for that. `flags`: VARVE_CACHE_FORCE, or 0. EEXIST
+// if there is a store already, ENOSPC if the devices are too small.
 int varve_cache_mkstore(const char *const *devices,
                         size_t count,
                         uint64_t bytes,
@@ -157,15 +157,13 @@ int varve_cache_mkstore(const char *const *devices,
 // EWOULDBLOCK if another process has it open, EINVAL if devices are missing or of different caches.
 varve_cache *varve_cache_open(const char *const *devices, size_t count, const varve_cache_options *options);
 
-// Writes everything and the index, so that the next start is quick, and closes the cache. Objects that were found
-// are still readable; streams put nothing any more. The handle is gone, whatever this returns.
+// Writes everything and the index, so that the next start is quick, and closes the cache. Objects that were
+// found are still readable; streams put nothing any more. The handle is gone, whatever this returns.
 int varve_cache_close(varve_cache *c);
 
-// Looks an object up; give it back with `varve_cache_release`. NULL and ENOENT if it is not there: damage, expiry,
-// a purge and a device that fails are misses too.
-varve_cache_hit *varve_cache_get(varve_cache *c,
-                                 const void *key,
-                                 size_t key_len);
+// Looks an object up; give it back with `varve_cache_release`. NULL and ENOENT if it is not there: damage,
+// expiry, a purge and a device that fails are misses too.
+varve_cache_hit *varve_cache_get(varve_cache *c, const void *key, size_t key_len);
 
 // What is known of an object that was found.
 int varve_cache_hit_info(varve_cache_hit *h, varve_cache_info *info);
@@ -174,12 +172,9 @@ int varve_cache_hit_info(varve_cache_hit *h, varve_cache_info *info);
 // `buffer`. ESTALE if it was overwritten or damaged meanwhile.
 ssize_t varve_cache_hit_meta(varve_cache_hit *h, void *buffer, size_t len);
 
-// As pread(2), of the body of an object that was found: how many bytes were read, 0 at its end. Call it with a
-// growing offset to stream a large one. ESTALE if the bytes were overwritten or damaged meanwhile.
-ssize_t varve_cache_read(varve_cache_hit *h,
-                         void *buffer,
-                         size_t len,
-                         uint64_t offset);
+// As pread(2), of the body of an object that was found: how many bytes were read, 0 at its end. Call it with
+// a growing offset to stream a large one. ESTALE if the bytes were overwritten or damaged meanwhile.
+ssize_t varve_cache_read(varve_cache_hit *h, void *buffer, size_t len, uint64_t offset);
 
 // Gives an object back that was found. The handle is gone.
 int varve_cache_release(varve_cache_hit *h);
@@ -194,9 +189,9 @@ ssize_t varve_cache_get_range(varve_cache *c,
                               uint64_t offset,
                               uint64_t *body_len);
 
-// Puts an object. 0: it is in the cache, and durable after the next flush. 1: it was not admitted. An older version
-// is gone in any case. EFBIG if it is larger than half the log, ENODEV if its device is missing or was given up,
-// ENAMETOOLONG if a bound of `varve_cache_attrs` or of keys is passed.
+// Puts an object. 0: it is in the cache, and durable after the next flush. 1: it was not admitted. An older
+// version is gone in any case. EFBIG if it is larger than half the log, ENODEV if its device is missing or
+// was given up, ENAMETOOLONG if a bound of `varve_cache_attrs` or of keys is passed.
 int varve_cache_put(varve_cache *c,
                     const void *key,
                     size_t key_len,
@@ -204,13 +199,12 @@ int varve_cache_put(varve_cache *c,
                     size_t body_len,
                     const varve_cache_attrs *attrs);
 
-// Puts objects that will be asked for together, at most 1,024: the first one first, the others when it was read.
-// Policies with prefetch read them all at once then. 0, whatever was admitted.
-int varve_cache_put_related(varve_cache *c,
-                            const varve_cache_object *objects,
-                            size_t count);
+// Puts objects that will be asked for together, at most 1,024: the first one first, the others when it was
+// read. Policies with prefetch read them all at once then. 0, whatever was admitted.
+int varve_cache_put_related(varve_cache *c, const varve_cache_object *objects, size_t count);
 
-// Begins to put an object of `body_len` bytes, piece by piece; large ones go to the device as they come. End it with
+// Begins to put an object of `body_len` bytes, piece by piece; large ones go to the device as they come. End
+// it with
 // `varve_cache_put_end` or `varve_cache_put_abort`. NULL and errno on failure, as `varve_cache_put`.
 varve_cache_stream *varve_cache_put_begin(varve_cache *c,
                                           const void *key,
@@ -221,8 +215,8 @@ varve_cache_stream *varve_cache_put_begin(varve_cache *c,
 // The next bytes of an object. EMSGSIZE if there are more than were declared.
 int varve_cache_put_write(varve_cache_stream *s, const void *buffer, size_t len);
 
-// Puts the object, now that its bytes are there; returns as `varve_cache_put`. EMSGSIZE if there are fewer than were
-// declared: nothing is put then. The handle is gone, whatever this returns.
+// Puts the object, now that its bytes are there; returns as `varve_cache_put`. EMSGSIZE if there are fewer
+// than were declared: nothing is put then. The handle is gone, whatever this returns.
 int varve_cache_put_end(varve_cache_stream *s);
 
 // Puts nothing after all. The handle is gone.
@@ -231,18 +225,15 @@ int varve_cache_put_abort(varve_cache_stream *s);
 // Deletes an object: it is not found from now on. Durable after the next flush. 0 also if it was not there.
 int varve_cache_delete(varve_cache *c, const void *key, size_t key_len);
 
-// Purges what was put into a scope before: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL, `what` the bytes
-// of the key, tag, host or prefix. Durable when this returns; costs the same whatever it covers.
-int varve_cache_purge(varve_cache *c,
-                      int kind,
-                      const void *what,
-                      size_t len);
+// Purges what was put into a scope before: `kind` is VARVE_CACHE_KEY, _TAG, _HOST, _PREFIX or _ALL, `what`
+// the bytes of the key, tag, host or prefix. Durable when this returns; costs the same whatever it covers.
+int varve_cache_purge(varve_cache *c, int kind, const void *what, size_t len);
 
 // Makes everything before durable. Durable when this returns.
 int varve_cache_flush(varve_cache *c);
 
-// Flushes if the interval has gone by. Call it about once a second, so that what was put is durable also when nothing
-// follows.
+// Flushes if the interval has gone by. Call it about once a second, so that what was put is durable also
+// when nothing follows.
 int varve_cache_tick(varve_cache *c);
 
 // Counters since the cache was opened.
