@@ -360,10 +360,14 @@ impl Process {
         }
     }
 
-    /// Whether one of `fds` only stands for a place (`O_PATH`).
-    pub fn path_only(&self, mut fds: impl Iterator<Item = i32>) -> bool {
+    /// Whether a descriptor only stands for a place (`O_PATH`), or did.
+    pub fn has_path_only(&self) -> bool {
         self.any_path_only.load(Ordering::Acquire)
-            && fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))
+    }
+
+    /// Whether one of `fds` does.
+    pub fn is_path_only(&self, mut fds: impl Iterator<Item = i32>) -> bool {
+        fds.any(|fd| self.table.get(fd).is_some_and(|ofd| ofd.path_only))
     }
 
     /// Walks a path of the mount.

@@ -39,6 +39,9 @@ fn open_path_only(p: &Process, start: Start<'_>, flags: i32) -> Here<isize> {
 /// Calls on a descriptor that only stands for a place: the kernel has its own answer to all but those that
 /// are served, which may be on a descriptor, too, that is open for reading.
 pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
+    if !p.has_path_only() {
+        return None;
+    }
     let is_served = match a.number() as libc::c_long {
         libc::SYS_close
         | libc::SYS_dup
@@ -58,7 +61,7 @@ pub(super) fn on_path_only(p: &Process, a: &Args) -> Option<Answer> {
         let about = descriptors(a).into_iter().chain([null.then(|| a.int(0))]);
         about.flatten()
     };
-    (!is_served && p.path_only(fds())).then(|| p.on_real(&fds().collect::<Vec<_>>()))
+    (!is_served && p.is_path_only(fds())).then(|| p.on_real(&fds().collect::<Vec<_>>()))
 }
 
 /// All flags that `openat2` knows; it refuses others, where `open` ignores them.
