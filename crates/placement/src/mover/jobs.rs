@@ -51,7 +51,7 @@ pub enum JobState {
     Cancelled,
     /// Nothing is left.
     Done,
-    /// All has moved but what [`Job::stuck`] names, and waiting does not change that. An operator may let it
+    /// All has moved but what `stuck` names, and waiting does not change that. An operator may let it
     /// try again ([`Job::resume`]).
     Incomplete,
 }
