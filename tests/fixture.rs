@@ -11,12 +11,19 @@ use common::{LiveDirs, Pool, run_ok, text_of, varve};
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use varve_format::superblock::FORMAT_VERSION;
 use varve_ipc::{ClientKind, Cred};
 use varve_kernelfs::pool::{HostDaemon, HostPool};
 use varve_libfs::{Fs, FsOptions, Posix, SocketConnector};
 use varve_store::{OpenOptions, Store};
+
+/// Two copies of one pool have one live directory: a test has them for itself.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Files of the pool, in the order of the archive.
 const FILES: [&str; 4] = ["varve.toml", "nvm.img", "journal.img", "ssd.img"];
@@ -254,6 +261,7 @@ fn pool_of_version_3_opens_lists_checks_and_prints_as_it_did() {
 /// With a log that waits.
 #[test]
 fn older_pools_are_upgraded_with_all_that_is_in_them() {
+    let _alone = alone();
     for version in 1..FORMAT_VERSION {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("pool");
@@ -300,6 +308,7 @@ fn upgrade_refuses_a_pool_that_is_served() {
 }
 
 fn opens_lists_checks_and_prints_as_it_did(version: u32) {
+    let _alone = alone();
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("pool");
     let _live = LiveDirs::of(&dir);
