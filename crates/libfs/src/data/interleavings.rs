@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::DataPlane;
-use crate::lease::{Event, Leases, Node, Surroundings, Use, Withdrawals};
+use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
 use crate::log::Log;
 use crate::log::interleavings::DrivenPage;
 use crate::options::CacheObserver;
@@ -305,7 +305,7 @@ pub(super) fn welcome(log: &dyn Region, nvm: &dyn Region) -> Welcome {
 
 /// The file has its first version, digested, and the lease is held. With the other end of the worker's
 /// events.
-fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Withdrawals) {
+fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Recalls) {
     let world = SimWorld::new();
     let slow = |name, bytes| Arc::new(Slow(world.add_region(name, SimMedium::Dax, bytes, bytes)));
     let log: Arc<dyn Region> = slow("log", CHUNKS * CHUNK_BYTES);
@@ -333,7 +333,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Withdrawals) {
     let (events, inbox) = crossbeam_channel::unbounded();
     let asks = crossbeam_channel::unbounded().0;
     let leases = Arc::new(Leases::new(link, page, events.clone(), asks, 64, false));
-    let withdrawals = Withdrawals::new(Arc::clone(&leases), events, 100_000);
+    let recalls = Recalls::new(Arc::clone(&leases), events, 100_000);
     let node = leases.node_of(FILE).unwrap();
     let stage = Arc::new(Stage {
         daemon,
@@ -343,7 +343,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Withdrawals) {
     });
     // Where the block lies is known, so that reads may be tried from the beginning.
     stage.read();
-    (stage, inbox, withdrawals)
+    (stage, inbox, recalls)
 }
 
 impl Stage {
@@ -429,7 +429,7 @@ impl Stage {
 fn work(
     stage: &Arc<Stage>,
     inbox: crossbeam_channel::Receiver<Event>,
-    mut withdrawals: Withdrawals,
+    mut recalls: Recalls,
 ) -> (Arc<AtomicU64>, thread::JoinHandle<()>) {
     let stop = Arc::new(AtomicU64::new(0));
     let (stage, until) = (Arc::clone(stage), Arc::clone(&stop));
@@ -437,9 +437,9 @@ fn work(
         loop {
             let last = until.load(Ordering::SeqCst) == 1;
             while let Ok(event) = inbox.try_recv() {
-                withdrawals.take(event, &*stage);
+                recalls.take(event, &*stage);
             }
-            withdrawals.flush(&*stage).unwrap();
+            recalls.flush(&*stage).unwrap();
             if last {
                 return;
             }
@@ -452,8 +452,8 @@ fn work(
 /// Reads are tried while the session writes, the log is digested and its space used again, and another
 /// session writes and gives way.
 fn tried_reads_show_what_counts() {
-    let (stage, inbox, withdrawals) = stage();
-    let (stop, worker) = work(&stage, inbox, withdrawals);
+    let (stage, inbox, recalls) = stage();
+    let (stop, worker) = work(&stage, inbox, recalls);
     let reader = {
         let stage = Arc::clone(&stage);
         thread::spawn(move || (0..3).all(|_| stage.read()))
@@ -478,7 +478,7 @@ fn tried_reads_show_what_counts() {
 /// Reads are tried while the session is sealed; then others write, and its blocks are used again without a
 /// word to it.
 fn tried_reads_end_with_the_session() {
-    let (stage, _inbox, _withdrawals) = stage();
+    let (stage, _inbox, _recalls) = stage();
     let threads = [true, false].map(|reads| {
         let stage = Arc::clone(&stage);
         thread::spawn(move || {

@@ -5,7 +5,7 @@
 
 use super::Use;
 use super::node::Node;
-use super::recall::{Event, Surroundings, Withdrawals};
+use super::recall::{Event, Recalls, Surroundings};
 use super::table::Leases;
 use crate::options::CacheObserver;
 use crate::seeded::{self, Bug};
@@ -147,16 +147,16 @@ fn pinned_is_not_given_back() {
     let worker = {
         let (leases, stop) = (Arc::clone(&leases), Arc::clone(&stop));
         let around = Around(Arc::clone(&daemon));
-        let mut withdrawals = Withdrawals::new(leases, events, 100_000);
+        let mut recalls = Recalls::new(leases, events, 100_000);
         thread::spawn(move || {
             loop {
                 let last = stop.load(Ordering::SeqCst) == 1;
                 let mut any = false;
                 while let Ok(event) = inbox.try_recv() {
-                    withdrawals.take(event, &around);
+                    recalls.take(event, &around);
                     any = true;
                 }
-                withdrawals.flush(&around).unwrap();
+                recalls.flush(&around).unwrap();
                 if last && !any {
                     return;
                 }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::node::{Node, Use};
-use super::recall::{Event, Surroundings, Withdrawals};
+use super::recall::{Event, Recalls, Surroundings};
 use super::table::Leases;
 use crate::errno::{OpError, OpResult};
 use crate::kernel_cache::pages::{KernelCall, PageUse, drop_and_wait};
@@ -470,14 +470,14 @@ fn counted(plan: Plan) {
     let worker = {
         let (leases, stop) = (Arc::clone(&leases), Arc::clone(&stop));
         let around = Around(Arc::clone(&kernel));
-        let mut withdrawals = Withdrawals::new(leases, events, 2 * PATIENCE.as_millis() as u64);
+        let mut recalls = Recalls::new(leases, events, 2 * PATIENCE.as_millis() as u64);
         thread::spawn(move || {
             seeded::arm(bug);
             while !stop.load(Ordering::SeqCst) {
                 while let Ok(event) = inbox.try_recv() {
-                    withdrawals.take(event, &around);
+                    recalls.take(event, &around);
                 }
-                withdrawals.flush(&around).unwrap();
+                recalls.flush(&around).unwrap();
                 thread::yield_now();
             }
         })

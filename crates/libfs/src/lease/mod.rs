@@ -46,5 +46,5 @@ mod table;
 mod tests;
 
 pub(crate) use node::{Node, Use, Xattrs};
-pub(crate) use recall::{Event, Surroundings, Withdrawals};
+pub(crate) use recall::{Event, Recalls, Surroundings};
 pub(crate) use table::{AT_ONCE, Leases, Pin, Pins, SlotPin};

@@ -53,7 +53,7 @@ pub(crate) enum Event {
     Stop,
 }
 
-struct Withdrawal {
+struct Recall {
     node: Arc<Node>,
     number: LeaseNo,
     /// A newer grant, which the daemon gave in the place of this one and wants back before it came here. It
@@ -95,10 +95,10 @@ pub(crate) trait Surroundings {
 }
 
 /// Leases that are being given back.
-pub(crate) struct Withdrawals {
+pub(crate) struct Recalls {
     leases: Arc<Leases>,
     events: Sender<Event>,
-    under_way: HashMap<InodeKey, Withdrawal>,
+    under_way: HashMap<InodeKey, Recall>,
     ready: Vec<InodeKey>,
     /// Leases that never reached us.
     unknown: Vec<ReleaseItem>,
@@ -114,7 +114,7 @@ pub(crate) struct Withdrawals {
     revoked: u64,
 }
 
-impl Withdrawals {
+impl Recalls {
     pub(crate) fn new(leases: Arc<Leases>, events: Sender<Event>, lease_ms: u64) -> Self {
         Self {
             leases,
@@ -144,8 +144,8 @@ impl Withdrawals {
                         self.give_back_unknown(key, number, around);
                     }
                     self.begin(node, held, around);
-                    if let Some(withdrawal) = self.under_way.get_mut(&key) {
-                        withdrawal.successor = withdrawal.successor.max(Some(number));
+                    if let Some(recall) = self.under_way.get_mut(&key) {
+                        recall.successor = recall.successor.max(Some(number));
                     } else {
                         self.give_back_unknown(key, number, around);
                     }
@@ -165,12 +165,12 @@ impl Withdrawals {
             }
             Event::Look(key) => self.look(key, around),
             Event::Dropped(key, number) => {
-                if let Some(withdrawal) = self.under_way.get_mut(&key)
-                    && withdrawal.pass.as_ref().is_some_and(|pass| pass.number == number)
+                if let Some(recall) = self.under_way.get_mut(&key)
+                    && recall.pass.as_ref().is_some_and(|pass| pass.number == number)
                 {
-                    withdrawal.pass = None;
-                    withdrawal.node.above.end_drop();
-                    close(&withdrawal.node);
+                    recall.pass = None;
+                    recall.node.above.end_drop();
+                    close(&recall.node);
                 }
                 self.look(key, around);
             }
@@ -229,7 +229,7 @@ impl Withdrawals {
         close(&node);
         self.under_way.insert(
             key,
-            Withdrawal {
+            Recall {
                 node,
                 number,
                 successor: None,
@@ -245,19 +245,19 @@ impl Withdrawals {
 
     /// Moves one lease on as far as it goes now.
     fn look(&mut self, key: InodeKey, around: &dyn Surroundings) {
-        let Some(withdrawal) = self.under_way.get_mut(&key) else {
+        let Some(recall) = self.under_way.get_mut(&key) else {
             return;
         };
-        let node = Arc::clone(&withdrawal.node);
+        let node = Arc::clone(&recall.node);
         let mut state = node.state();
-        if state.number != withdrawal.number || state.mode.is_none() {
+        if state.number != recall.number || state.mode.is_none() {
             // A newer grant took its place: this one is not sent, and what is sent under its key later is the
             // newer one's.
             state.phase = Phase::Settled;
             node.publish(&state, false);
             drop(state);
             node.open_gate();
-            let successor = withdrawal.successor;
+            let successor = recall.successor;
             self.under_way.remove(&key);
             self.ready.retain(|other| *other != key);
             if let Some(number) = successor {
@@ -271,14 +271,14 @@ impl Withdrawals {
         {
             state.phase = Phase::Draining;
             node.publish(&state, true);
-            withdrawal.pass = None;
-            withdrawal.late = true;
+            recall.pass = None;
+            recall.late = true;
         }
         let open = state.phase == Phase::Dropping;
         if !open && (state.phase != Phase::Draining || node.pins() > 0) {
             return;
         }
-        let due = match &withdrawal.pass {
+        let due = match &recall.pass {
             // One that began before a call locked its pages may wait for that call, and that for the lease.
             Some(pass) if pass.held == node.above.held() => return,
             Some(_) => true,
@@ -286,24 +286,24 @@ impl Withdrawals {
             // without a pin.
             None => {
                 let used = node.data_used.swap(false, Ordering::AcqRel);
-                let seen = withdrawal.passes == 0 || !armed(Bug::KernelReadMissed);
-                (used && seen) || (withdrawal.passes == 0 && node.above.any())
+                let seen = recall.passes == 0 || !armed(Bug::KernelReadMissed);
+                (used && seen) || (recall.passes == 0 && node.above.any())
             }
         };
         if due
-            && !withdrawal.late
+            && !recall.late
             && let Some(observer) = around.observer()
         {
-            let again = withdrawal.pass.is_some();
+            let again = recall.pass.is_some();
             self.passes += 1;
             let (drops, held, stays) = node.above.begin_drop(self.leases.clock().moment());
-            withdrawal.late_pages |= stays;
-            withdrawal.passes += u32::from(!again);
-            withdrawal.pass = Some(Pass {
+            recall.late_pages |= stays;
+            recall.passes += u32::from(!again);
+            recall.pass = Some(Pass {
                 number: self.passes,
                 held,
             });
-            if !again && withdrawal.passes <= OPEN_PASSES {
+            if !again && recall.passes <= OPEN_PASSES {
                 state.phase = Phase::Dropping;
                 node.publish(&state, false);
             }
@@ -351,12 +351,12 @@ impl Withdrawals {
         let slow = self
             .under_way
             .iter_mut()
-            .filter(|(_, withdrawal)| withdrawal.pass.is_some() && now - withdrawal.started >= patience);
+            .filter(|(_, recall)| recall.pass.is_some() && now - recall.started >= patience);
         let slow: Vec<_> = slow
-            .map(|(key, withdrawal)| {
-                withdrawal.pass = None;
-                withdrawal.late = true;
-                close(&withdrawal.node);
+            .map(|(key, recall)| {
+                recall.pass = None;
+                recall.late = true;
+                close(&recall.node);
                 *key
             })
             .collect();
@@ -368,9 +368,7 @@ impl Withdrawals {
 
     /// Whether the kernel is waited for.
     pub(crate) fn has_passes(&self) -> bool {
-        self.under_way
-            .values()
-            .any(|withdrawal| withdrawal.pass.is_some())
+        self.under_way.values().any(|recall| recall.pass.is_some())
     }
 
     /// Whether somebody waits for what is to be sent.
@@ -402,11 +400,11 @@ impl Withdrawals {
             let mut items: Vec<_> = self.unknown.drain(..spare).collect();
             let mut done = Vec::new();
             for key in batch {
-                let Some(withdrawal) = self.under_way.remove(&key) else {
+                let Some(recall) = self.under_way.remove(&key) else {
                     continue;
                 };
-                let item = release_item(&withdrawal, around);
-                if let Some(lease) = withdrawal.successor {
+                let item = release_item(&recall, around);
+                if let Some(lease) = recall.successor {
                     let last_seq = around.log_last();
                     items.push(ReleaseItem {
                         lease,
@@ -416,14 +414,14 @@ impl Withdrawals {
                 }
                 items.push(item);
                 if armed(Bug::GivenBackLate) {
-                    let mut state = withdrawal.node.state();
-                    state.given_back = state.given_back.max(withdrawal.number);
+                    let mut state = recall.node.state();
+                    state.given_back = state.given_back.max(recall.number);
                 }
-                done.push(withdrawal);
+                done.push(recall);
             }
             self.release(items)?;
-            for withdrawal in done {
-                self.finish(&withdrawal, around);
+            for recall in done {
+                self.finish(&recall, around);
             }
         }
         self.release_some_spare()
@@ -456,12 +454,12 @@ impl Withdrawals {
         }
     }
 
-    fn finish(&mut self, withdrawal: &Withdrawal, around: &dyn Surroundings) {
-        let node = &withdrawal.node;
+    fn finish(&mut self, recall: &Recall, around: &dyn Surroundings) {
+        let node = &recall.node;
         let mut spare = Vec::new();
         let mut state = node.state();
         state.phase = Phase::Settled;
-        let gone = state.number == withdrawal.number;
+        let gone = state.number == recall.number;
         if gone {
             state.mode = None;
             // Before anybody can take in a newer grant, under which names and numbers are its own again.
@@ -487,7 +485,7 @@ impl Withdrawals {
         }
         node.open_gate();
         // What the kernel has of it must not stay.
-        if (withdrawal.late || withdrawal.late_pages)
+        if (recall.late || recall.late_pages)
             && let Some(observer) = around.observer()
         {
             self.drop_pages(observer, node, vec![ALL], 0);
@@ -496,15 +494,15 @@ impl Withdrawals {
 
     /// What is on its way back, for the log.
     pub(crate) fn describe(&self) -> Vec<String> {
-        let one = |(key, withdrawal): (&InodeKey, &Withdrawal)| {
-            let phase = withdrawal.node.state().phase;
+        let one = |(key, recall): (&InodeKey, &Recall)| {
+            let phase = recall.node.state().phase;
             format!(
                 "{} of {key}: {phase:?} for {:?}, {} pins, {} waiters, kernel {}",
-                withdrawal.number,
-                self.leases.clock().moment() - withdrawal.started,
-                withdrawal.node.pins(),
-                withdrawal.node.waiters.load(Ordering::SeqCst),
-                if withdrawal.pass.is_some() {
+                recall.number,
+                self.leases.clock().moment() - recall.started,
+                recall.node.pins(),
+                recall.node.waiters.load(Ordering::SeqCst),
+                if recall.pass.is_some() {
                     "drops its pages"
                 } else {
                     "idle"
@@ -520,11 +518,11 @@ impl Withdrawals {
     }
 }
 
-fn release_item(withdrawal: &Withdrawal, around: &dyn Surroundings) -> ReleaseItem {
-    let node = &withdrawal.node;
+fn release_item(recall: &Recall, around: &dyn Surroundings) -> ReleaseItem {
+    let node = &recall.node;
     ReleaseItem {
         key: node.key(),
-        lease: withdrawal.number,
+        lease: recall.number,
         downgrade: false,
         last_seq: around.last_seq(node),
         open: around.is_open(node.key()),

@@ -5,7 +5,7 @@
 mod prefetch;
 
 use super::node::{Node, Phase, Use};
-use super::recall::{Event, Surroundings, Withdrawals};
+use super::recall::{Event, Recalls, Surroundings};
 use super::table::{Leases, Revoked};
 use crate::dir::Target;
 use crate::errno::{Errno, OpError};
@@ -100,7 +100,7 @@ struct Rig {
     page: Arc<Page>,
     script: Arc<Script>,
     leases: Arc<Leases>,
-    withdrawals: Withdrawals,
+    recalls: Recalls,
     inbox: Receiver<Event>,
     asked: Receiver<Weak<Node>>,
     around: Around,
@@ -133,7 +133,7 @@ fn rig_below(kernel: bool) -> Rig {
     let leases = Arc::new(Leases::new(link, shown, events.clone(), asks, 64, kernel));
     Rig {
         page,
-        withdrawals: Withdrawals::new(Arc::clone(&leases), events, 1000),
+        recalls: Recalls::new(Arc::clone(&leases), events, 1000),
         script,
         leases,
         inbox,
@@ -155,7 +155,7 @@ impl Rig {
     }
 
     fn take(&mut self, event: Event) {
-        self.withdrawals.take(event, &self.around);
+        self.recalls.take(event, &self.around);
     }
 
     /// The daemon wants grant `number` of the directory back.
@@ -174,7 +174,7 @@ impl Rig {
     }
 
     fn flush(&mut self) {
-        self.withdrawals.flush(&self.around).unwrap();
+        self.recalls.flush(&self.around).unwrap();
     }
 
     fn released(&self) -> Vec<(InodeKey, LeaseNo)> {
@@ -272,7 +272,7 @@ fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
 }
 
 #[test]
-fn withdrawal_that_a_newer_grant_overtakes_is_not_sent() {
+fn recall_that_a_newer_grant_overtakes_is_not_sent() {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Read);
     rig.take(Event::GiveBack {
@@ -488,12 +488,12 @@ fn lease_goes_when_the_kernel_takes_too_long() {
     let read = KernelCall::new(PageUse::Read, 1, 0, 4096);
     assert!(rig.leases.may_look(&node, Use::Kernel(&read)));
     rig.revoke(1);
-    assert!(rig.withdrawals.has_passes());
-    rig.withdrawals.tick(&rig.around);
+    assert!(rig.recalls.has_passes());
+    rig.recalls.tick(&rig.around);
     rig.flush();
     assert_eq!(rig.released(), []);
     std::thread::sleep(Duration::from_millis(510));
-    rig.withdrawals.tick(&rig.around);
+    rig.recalls.tick(&rig.around);
     rig.flush();
     assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
     for _ in 0..2 {
@@ -615,14 +615,14 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     rig.revoke(1);
     rig.flush();
     let spare = counts.iter().map(|count| u64::from(*count)).sum::<u64>() - used;
-    assert!(spare > RELEASED_MAX as u64 && rig.withdrawals.has_left());
+    assert!(spare > RELEASED_MAX as u64 && rig.recalls.has_left());
     assert!(rig.released().len() <= RELEASED_MAX);
     let _held_again = rig.held(LeaseMode::Write);
     rig.revoke(1);
     let before = rig.released().len();
     rig.flush();
     assert_eq!(rig.released()[before], (DIR, LeaseNo(1)));
-    while rig.withdrawals.has_left() {
+    while rig.recalls.has_left() {
         rig.flush();
     }
     assert_eq!(rig.released().len() as u64, 2 + spare);

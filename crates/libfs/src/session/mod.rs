@@ -26,7 +26,7 @@ use crate::data::DataPlane;
 use crate::errno::{Errno, OpError, OpResult};
 use crate::kernel_cache::dentries::{DentryTimeouts, Era};
 use crate::kernel_cache::pages::{Drops, KernelCall, drop_and_wait, drop_later};
-use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Use, Withdrawals};
+use crate::lease::{AT_ONCE, Event, Leases, Node, Pins, Recalls, Use};
 use crate::log::Stamp;
 use crate::options::{CacheObserver, Connection, FsOptions, MountError};
 use crate::sync::{Mutex, spawn};
@@ -97,7 +97,7 @@ impl Session {
         );
         let leases = Arc::new(leases.with_clock(Arc::clone(&options.clock)));
         let era = timeouts.begin(welcome.shared);
-        let withdrawals = Withdrawals::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
+        let recalls = Recalls::new(Arc::clone(&leases), events.clone(), welcome.lease_ms);
         let session = Arc::new(Self {
             welcome,
             link,
@@ -115,7 +115,7 @@ impl Session {
             revoked: AtomicU64::new(0),
             data_dropped: AtomicBool::new(false),
         });
-        worker::start(&session, inbox, asked, withdrawals)?;
+        worker::start(&session, inbox, asked, recalls)?;
         Ok(session)
     }
 

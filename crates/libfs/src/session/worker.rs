@@ -12,7 +12,7 @@ use std::time::Duration;
 use varve_format::{InodeKey, LogSeq};
 use varve_ipc::{Clock, Request, Upcall};
 
-use crate::lease::{Event, Node, Surroundings, Withdrawals};
+use crate::lease::{Event, Node, Recalls, Surroundings};
 use crate::options::{CacheObserver, Copies};
 use crate::session::Session;
 use crate::sync::spawn;
@@ -51,7 +51,7 @@ pub(crate) fn start(
     session: &Arc<Session>,
     inbox: Receiver<Event>,
     asked: Receiver<Weak<Node>>,
-    withdrawals: Withdrawals,
+    recalls: Recalls,
 ) -> std::io::Result<()> {
     if cfg!(feature = "shuttle") {
         // Its threads cannot wait for ours: what a worker does there is the test's.
@@ -61,7 +61,7 @@ pub(crate) fn start(
     let weak = Arc::downgrade(session);
     spawn(&**clock, "varve-release", {
         let clock = Arc::clone(clock);
-        move || give_back(&weak, &*clock, &inbox, withdrawals)
+        move || give_back(&weak, &*clock, &inbox, recalls)
     })?;
     let weak = Arc::downgrade(&session.leases);
     spawn(&**clock, "varve-numbers", {
@@ -171,9 +171,9 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
     }
 }
 
-fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, mut withdrawals: Withdrawals) {
+fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, mut recalls: Recalls) {
     loop {
-        let pause = match (withdrawals.has_left(), withdrawals.has_passes()) {
+        let pause = match (recalls.has_left(), recalls.has_passes()) {
             (true, _) => Duration::ZERO,
             (_, true) => TICK,
             _ => RECLAIM,
@@ -187,7 +187,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
                     if matches!(event, Event::Stop) {
                         return;
                     }
-                    withdrawals.take(event, &*session);
+                    recalls.take(event, &*session);
                     next = inbox.try_recv().ok();
                 }
             }
@@ -198,15 +198,15 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        withdrawals.tick(&*session);
+        recalls.tick(&*session);
         if session.leases.is_lost() {
-            tracing::debug!(under_way = ?withdrawals.describe(), "the session is lost");
+            tracing::debug!(under_way = ?recalls.describe(), "the session is lost");
             return;
         }
-        if withdrawals.flush(&*session).is_err() {
+        if recalls.flush(&*session).is_err() {
             return session.lose();
         }
-        session.revoked.store(withdrawals.revoked(), Ordering::Relaxed);
+        session.revoked.store(recalls.revoked(), Ordering::Relaxed);
     }
 }
 
