@@ -317,8 +317,8 @@ fn privileges_of_a_file_are_gone_when_a_change_returns() {
         return;
     }
     let mut place = Place::new();
-    for when in ["alone", "in company"] {
-        let shared = (when == "in company").then(|| place.shared());
+    for when in ["alone", "in shared mode"] {
+        let shared = (when == "in shared mode").then(|| place.shared());
         file_capabilities_go(&place, when);
         set_id_bits_go(&place, when);
         changed_program_has_no_rights(&place, when);
@@ -354,8 +354,8 @@ fn store_through_a_map_leaves_set_id_bits_as_the_kernels_own_file_systems_do() {
         let (_, expected) = left_by_a_map(&place, Way::Mount, uid, own.dir());
         let says = |(mode, capability): (u32, bool)| format!("{mode:o}, capabilities: {capability}");
         println!("a store by {uid} leaves on {}: {}", own.kind(), says(expected));
-        for when in ["alone", "in company"] {
-            let shared = (when == "in company").then(|| place.shared());
+        for when in ["alone", "in shared mode"] {
+            let shared = (when == "in shared mode").then(|| place.shared());
             for way in [Way::Mount, Way::Run] {
                 let (file, found) = left_by_a_map(&place, way, uid, &place.pool.mnt());
                 println!("    {way:?}, {when}: {}", says(found));

@@ -95,7 +95,7 @@ const WAYS: [(Way, bool); 4] = [
 ];
 
 /// A second session that has written to the file, if there is to be one.
-fn company(place: &Place, wanted: bool, name: &str) -> Option<SecondMount> {
+fn second_mount(place: &Place, wanted: bool, name: &str) -> Option<SecondMount> {
     wanted.then(|| {
         let at = place.pool.outside().join(format!("second of {name}"));
         let second = SecondMount::start(&place.pool, &at);
@@ -113,7 +113,7 @@ fn whatever_fits_the_pool_is_allocated_and_nothing_of_what_does_not() {
     for (way, beside) in WAYS {
         let name = format!("{way:?} {beside}");
         let file = place.pool.mnt().join(&name);
-        let _second = company(&place, beside, &name);
+        let _second = second_mount(&place, beside, &name);
         let data = if beside {
             "m 8192-12288 of 12288\n"
         } else {
@@ -192,7 +192,7 @@ fn data_and_holes_are_the_same_before_and_after_a_digest() {
     for (way, beside) in WAYS {
         let name = format!("{way:?} {beside}");
         let file = place.pool.mnt().join(&name);
-        let _second = company(&place, beside, &name);
+        let _second = second_mount(&place, beside, &name);
         // All of it in one log.
         let all: Vec<_> = STEPS
             .iter()

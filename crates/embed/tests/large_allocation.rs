@@ -22,7 +22,7 @@ const PROMISED: u64 = 512;
 const LARGE: u64 = 40 << 20;
 
 #[test]
-fn allocation_beyond_a_sessions_reservation_takes_what_the_pool_has_alone_and_in_company() {
+fn allocation_beyond_a_sessions_reservation_takes_what_the_pool_has_alone_and_in_shared_mode() {
     let world = SimWorld::new();
     POOL.mkfs(&world).unwrap();
     let config = Config {

@@ -319,7 +319,7 @@ pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
     /// After [`Upcall::Sharing`]: what the shim answers from now on is not believed, and what it opens is
-    /// opened as in company, but for what is under way. The newcomer may begin.
+    /// opened as in shared mode, but for what is under way. The newcomer may begin.
     SharingNoted,
     /// After [`Request::SharingNoted`]: what the shim's kernel believed has
     /// run out. The newcomer may change what others see.
@@ -584,14 +584,14 @@ pub enum Upcall {
         /// Files whose blocks moved or were replaced.
         keys: Vec<InodeKey>,
     },
-    /// Other sessions come (said once, until [`Upcall::Solo`]): use zero time-outs, say
+    /// Other sessions come (said once, until [`Upcall::Exclusive`]): use zero time-outs, say
     /// [`Request::SharingNoted`], let the old ones run out, say [`Request::SharingAck`].
     Sharing,
     /// Space is short: return unused reserved blocks with [`Request::ReturnReservation`] within `lease_ms`,
     /// also if there are none.
     ReclaimReservations,
     /// Alone again.
-    Solo,
+    Exclusive,
     /// The session is sealed: resume.
     Sealed,
 }

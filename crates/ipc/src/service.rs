@@ -286,11 +286,11 @@ mod tests {
         let queue = UpcallQueue::new();
         assert!(queue.push(Upcall::Sharing));
         for _ in 1..UPCALLS_MAX {
-            assert!(queue.push(Upcall::Solo));
+            assert!(queue.push(Upcall::Exclusive));
         }
-        assert!(!queue.push(Upcall::Solo));
+        assert!(!queue.push(Upcall::Exclusive));
         assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Sharing));
-        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Solo));
+        assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Exclusive));
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(queue.pop(Duration::ZERO).unwrap(), None);
         assert!(queue.push(Upcall::Sealed));
         queue.close();
-        assert!(!queue.push(Upcall::Solo));
+        assert!(!queue.push(Upcall::Exclusive));
         assert_eq!(queue.pop(Duration::ZERO).unwrap(), Some(Upcall::Sealed));
         assert!(queue.pop(Duration::from_secs(60)).is_err());
     }

@@ -69,11 +69,11 @@ impl KernelFs {
         match request {
             Request::Hello(_) => Err(IpcError::Protocol("a second Hello".into())),
             Request::SharingNoted => {
-                Sharing::of(self).company_noted(session.id);
+                Sharing::of(self).shared_mode_noted(session.id);
                 Ok(Response::Done)
             }
             Request::SharingAck => {
-                Sharing::of(self).company_ack(session.id);
+                Sharing::of(self).shared_mode_ack(session.id);
                 Ok(Response::Done)
             }
             Request::Lookup { dir, name } => reads().lookup(session, dir, &name).map(Response::Entry),

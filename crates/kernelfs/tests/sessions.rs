@@ -620,7 +620,7 @@ fn newcomer_reads_at_once_and_changes_nothing_before_the_mounts_kernel_believes_
     assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
     world.clock.advance_ms(world.config.solo_ms);
     world.kernel.tick();
-    assert_eq!(shim.upcall(), Upcall::Solo);
+    assert_eq!(shim.upcall(), Upcall::Exclusive);
     assert_eq!(kernel_of(&world, &shim), "keeps");
 }
 
@@ -714,7 +714,7 @@ fn mount_is_told_of_company_once_and_answers_once_for_all_newcomers() {
     nothing();
     assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
     long();
-    assert_eq!(shim.upcall(), Upcall::Solo);
+    assert_eq!(shim.upcall(), Upcall::Exclusive);
     // One answer too many says nothing.
     assert_eq!(shim.link.call(Request::SharingAck), Ok(Response::Done));
     assert_eq!(kernel_of(&world, &shim), "keeps");
@@ -739,7 +739,7 @@ fn newcomer_that_goes_while_it_waits_for_a_mount_takes_its_requests_with_it() {
     assert!(shim.is_live());
 }
 
-/// It was company of this mount once; the mount has been alone since.
+/// It was beside this mount once, which has been in exclusive mode since.
 #[test]
 fn session_that_comes_back_after_the_mount_was_told_that_it_is_alone_is_a_newcomer() {
     let world = World::new();
@@ -752,7 +752,7 @@ fn session_that_comes_back_after_the_mount_was_told_that_it_is_alone_is_a_newcom
     world.kernel.tick();
     world.clock.advance_ms(world.config.solo_ms);
     world.kernel.tick();
-    assert_eq!(shim.upcall(), Upcall::Solo);
+    assert_eq!(shim.upcall(), Upcall::Exclusive);
     std::thread::scope(|scope| {
         let back = scope.spawn(|| old.resume(&world.kernel, Vec::new()));
         assert_eq!(shim.upcall(), Upcall::Sharing);
@@ -785,7 +785,7 @@ fn mount_is_kept_in_company_for_ten_times_as_long_as_others_waited_for_it() {
     assert_eq!(shim.link.upcall(std::time::Duration::ZERO), Ok(None));
     world.clock.advance_ms(200);
     world.kernel.tick();
-    assert_eq!(shim.upcall(), Upcall::Solo);
+    assert_eq!(shim.upcall(), Upcall::Exclusive);
 }
 
 #[test]

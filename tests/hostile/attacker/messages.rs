@@ -40,7 +40,7 @@ impl Attacker {
                     blocks: self.rng.below(2) * (1 << 20),
                     of: u64::MAX,
                 },
-                Upcall::Solo | Upcall::Sealed => continue,
+                Upcall::Exclusive | Upcall::Sealed => continue,
             };
             session.wire.send(&request)?;
         }

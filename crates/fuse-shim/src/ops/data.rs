@@ -97,11 +97,11 @@ impl Shim {
         // cache. What is copied into the page cache shows before LibFS has it. In shared mode it could be
         // seen, and then not, while the call waits.
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let in_company = self.maps_direct() && self.fs.shared();
+        let is_shared = self.maps_direct() && self.fs.shared();
         // The kernel tells nobody of reads that it answers from its page cache.
         let reads_count =
             self.maps_direct() && self.fs.atime() == Atime::Strict && flags & libc::O_NOATIME == 0;
-        let direct = append || flags & libc::O_DIRECT != 0 || (writes && in_company) || reads_count;
+        let direct = append || flags & libc::O_DIRECT != 0 || (writes && is_shared) || reads_count;
         let open_flags = if direct {
             // LibFS lets writes of one file go side by side where they can.
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES

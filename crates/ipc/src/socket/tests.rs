@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use varve_format::{InodeAttr, InodeKey, LogSeq, SessionId};
 
-/// Answers `GetAttr` with ENOENT; `Digest` waits until `CompanyAck` came.
+/// Answers `GetAttr` with ENOENT; `Digest` waits until `SharingAck` came.
 #[derive(Default)]
 struct Toy {
     dir: Option<tempfile::TempDir>,
@@ -119,7 +119,7 @@ impl Service for Toy {
             Request::SharingAck => {
                 state.acked = true;
                 self.changed.notify_all();
-                assert!(state.sessions[&session.0].push(Upcall::Solo));
+                assert!(state.sessions[&session.0].push(Upcall::Exclusive));
                 state.pages[&session.0].set_digested(LogSeq(77));
                 Ok(Response::Done)
             }
@@ -254,7 +254,10 @@ fn waiting_calls_do_not_block_others_and_descriptors_arrive() {
     for (n, waiter) in (1..=20).zip(waiters) {
         assert_eq!(waiter.join().unwrap(), Ok(Response::Digested(LogSeq(n))));
     }
-    assert_eq!(link.upcall(Duration::from_secs(60)).unwrap(), Some(Upcall::Solo));
+    assert_eq!(
+        link.upcall(Duration::from_secs(60)).unwrap(),
+        Some(Upcall::Exclusive)
+    );
     assert_eq!(page.digested(), LogSeq(77));
     drop(link);
     toy.wait_until(|state| state.gone == [welcome.session]);

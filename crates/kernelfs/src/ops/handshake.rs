@@ -11,7 +11,7 @@ use crate::ops::sharing::Sharing;
 use crate::ops::teardown::Teardown;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
-use crate::session::table::{Company, Phase, Reclaim, SessionEntry};
+use crate::session::table::{Phase, Reclaim, SessionEntry, SharedMode};
 use crate::user_segments::{Segments, UserSegments};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -92,7 +92,7 @@ impl<'k> Handshake<'k> {
         })?);
         let shared = self.enter(&session, &hello, predecessor.as_ref());
         if shared {
-            self.sharing.announce_company(session.id);
+            self.sharing.announce_shared_mode(session.id);
         }
         let root = self.core.store.get(ROOT_INO).map_err(|error| {
             self.teardown.seal(session.id, "its opening failed", false);
@@ -389,7 +389,7 @@ impl<'k> Handshake<'k> {
         let member = SessionEntry {
             session: Arc::clone(session),
             phase: Phase::Live,
-            company: Company::at_entry(shared),
+            shared_mode: SharedMode::at_entry(shared),
             barriers: BTreeMap::new(),
             reclaim: Reclaim::None,
         };

@@ -106,7 +106,7 @@ impl<'k> Upkeep<'k> {
         self.teardown.finish_sealed();
         self.teardown.reap(now_ms);
         self.held.free_unheld();
-        self.sharing.note_solitude(now_ms);
+        self.sharing.note_exclusive(now_ms);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::ops::rows::write_rows;
 use crate::ops::teardown::Teardown;
 use crate::process::ProcessId;
 use crate::session::state::{Session, SessionParts};
-use crate::session::table::{Company, Ended, Phase, Reclaim, SessionEntry};
+use crate::session::table::{Ended, Phase, Reclaim, SessionEntry, SharedMode};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -209,7 +209,7 @@ impl<'k> Recovery<'k> {
             SessionEntry {
                 session: Arc::clone(session),
                 phase: Phase::Sealing,
-                company: Company::at_entry(true),
+                shared_mode: SharedMode::at_entry(true),
                 barriers: BTreeMap::new(),
                 reclaim: Reclaim::None,
             },

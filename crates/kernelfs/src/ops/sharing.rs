@@ -4,7 +4,7 @@
 use crate::kernel::{Core, KernelFs};
 use crate::ops::teardown::Teardown;
 use crate::session::state::Session;
-use crate::session::table::{Company, Phase, SessionEntry, SessionTable};
+use crate::session::table::{Phase, SessionEntry, SessionTable, SharedMode};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::SessionId;
@@ -16,7 +16,7 @@ const ANNOUNCED_MOST_MS: u64 = 1_500;
 
 /// For so many times as long as others had to wait before they could change anything, a mount is kept in
 /// shared mode after they are gone.
-const SOLITUDE_PER_WAIT: u64 = 10;
+const EXCLUSIVE_PER_WAIT: u64 = 10;
 
 /// What sharing the pool with a mount takes.
 #[derive(Clone, Copy)]
@@ -35,34 +35,34 @@ impl<'k> Sharing<'k> {
     }
 
     /// Tells mounts that they are not alone any more, and waits until they have heard it.
-    pub(crate) fn announce_company(&self, newcomer: SessionId) {
+    pub(crate) fn announce_shared_mode(&self, newcomer: SessionId) {
         let until_ms = self.core.now_ms() + self.core.env.config.lease_ms + ANNOUNCED_MOST_MS;
         {
             let mut sessions = self.core.locked();
             let lonely: Vec<_> = sessions
                 .entries
                 .iter()
-                .filter(|(id, member)| **id != newcomer && !member.company.shared)
+                .filter(|(id, member)| **id != newcomer && !member.shared_mode.entered)
                 .map(|(id, member)| (*id, member.session.kind))
                 .collect();
             for (id, kind) in lonely {
                 if let Some(member) = sessions.entries.get_mut(&id) {
-                    let company = &mut member.company;
+                    let shared_mode = &mut member.shared_mode;
                     if kind != ClientKind::Shim {
-                        *company = Company::at_entry(true);
+                        *shared_mode = SharedMode::at_entry(true);
                         continue;
                     }
                     // Whoever comes later waits for the same answers.
-                    if !company.announced {
-                        company.announced = true;
-                        company.until_ms = until_ms;
+                    if !shared_mode.announced {
+                        shared_mode.announced = true;
+                        shared_mode.until_ms = until_ms;
                         sessions.send(id, Upcall::Sharing);
                     }
                 }
             }
         }
         // One that ended meanwhile is told so by its first request.
-        let _ = self.await_mounts(newcomer, |company| company.noted);
+        let _ = self.await_mounts(newcomer, |shared_mode| shared_mode.noted);
     }
 
     /// Whether a session may wait on.
@@ -73,25 +73,29 @@ impl<'k> Sharing<'k> {
         sessions.live(id).map(drop).ok_or(IpcError::Sealed)
     }
 
-    /// Waits until all mounts but `newcomer` that have heard of company are so far. Bounded: one that does
+    /// Waits until all mounts but `newcomer` that have heard of other sessions are so far. Bounded: one that does
     /// not say so is sealed.
     ///
     /// # Errors
     /// The newcomer's session, or the daemon, has ended.
-    fn await_mounts(&self, newcomer: SessionId, so_far: impl Fn(&Company) -> bool) -> Result<(), IpcError> {
+    fn await_mounts(
+        &self,
+        newcomer: SessionId,
+        so_far: impl Fn(&SharedMode) -> bool,
+    ) -> Result<(), IpcError> {
         let mut sessions = self.core.locked();
         loop {
             self.may_wait(&sessions, newcomer)?;
             let late = |member: &&SessionEntry| {
-                let company = &member.company;
+                let shared_mode = &member.shared_mode;
                 member.session.id != newcomer
                     && member.session.kind == ClientKind::Shim
                     && member.phase == Phase::Live
-                    && company.announced
-                    && !so_far(company)
+                    && shared_mode.announced
+                    && !so_far(shared_mode)
             };
             let first = sessions.entries.values().find(late);
-            let Some((id, until_ms)) = first.map(|member| (member.session.id, member.company.until_ms))
+            let Some((id, until_ms)) = first.map(|member| (member.session.id, member.shared_mode.until_ms))
             else {
                 return Ok(());
             };
@@ -123,13 +127,13 @@ impl<'k> Sharing<'k> {
             return Ok(());
         }
         let began_ms = self.core.now_ms();
-        self.await_mounts(session.id, |company| company.shared)?;
+        self.await_mounts(session.id, |shared_mode| shared_mode.entered)?;
         self.await_disbelief(session.id)?;
         let waited_ms = self.core.now_ms().saturating_sub(began_ms);
         let mut sessions = self.core.locked();
         // A mount that was stopped took longer; it is not the pool's way of working.
         let counted_ms = waited_ms.min(BELIEVED_MOST.as_millis() as u64);
-        sessions.company_waited_ms = sessions.company_waited_ms.max(counted_ms);
+        sessions.shared_mode_waited_ms = sessions.shared_mode_waited_ms.max(counted_ms);
         if sessions.live(session.id).is_none() {
             return Err(IpcError::Sealed);
         }
@@ -154,41 +158,44 @@ impl<'k> Sharing<'k> {
     }
 
     /// A mount answers nothing that is believed any more.
-    pub(crate) fn company_noted(&self, id: SessionId) {
+    pub(crate) fn shared_mode_noted(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id) {
-            member.company.noted |= member.company.announced;
+            member.shared_mode.noted |= member.shared_mode.announced;
         }
         self.core.sessions.sharing_changed.notify_all();
     }
 
     /// A mount's kernel caches have run out.
-    pub(crate) fn company_ack(&self, id: SessionId) {
+    pub(crate) fn shared_mode_ack(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id)
-            && member.company.announced
+            && member.shared_mode.announced
         {
-            member.company = Company::at_entry(true);
+            member.shared_mode = SharedMode::at_entry(true);
         }
         self.core.sessions.sharing_changed.notify_all();
     }
 
     /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
-    /// company that had to wait for the mount's kernel it takes longer, so that at most a tenth of the time
+    /// others that had to wait for the kernel above the mount it takes longer, so that at most a tenth of the time
     /// is spent on such waits, however others come and go.
-    pub(crate) fn note_solitude(&self, now_ms: u64) {
+    pub(crate) fn note_exclusive(&self, now_ms: u64) {
         let mut sessions = self.core.locked();
-        let pause_ms = sessions.company_waited_ms.saturating_mul(SOLITUDE_PER_WAIT);
+        let pause_ms = sessions.shared_mode_waited_ms.saturating_mul(EXCLUSIVE_PER_WAIT);
         let alone_ms = now_ms.saturating_sub(sessions.alone_since_ms);
         if sessions.entries.len() != 1 || alone_ms < pause_ms.max(self.core.env.config.solo_ms) {
             return;
         }
-        let shim = sessions.entries.values_mut().find(|member| member.company.shared);
+        let shim = sessions
+            .entries
+            .values_mut()
+            .find(|member| member.shared_mode.entered);
         let id = shim.map(|member| {
-            member.company = Company::at_entry(false);
+            member.shared_mode = SharedMode::at_entry(false);
             member.session.id
         });
         if let Some(id) = id {
-            sessions.company_waited_ms = 0;
-            sessions.send(id, Upcall::Solo);
+            sessions.shared_mode_waited_ms = 0;
+            sessions.send(id, Upcall::Exclusive);
         }
     }
 }

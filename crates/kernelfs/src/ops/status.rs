@@ -428,10 +428,10 @@ fn session_status(
             Phase::Live => "live".into(),
             Phase::Sealing => "sealing".into(),
         },
-        kernel: match (session.kind, &member.company) {
+        kernel: match (session.kind, &member.shared_mode) {
             (varve_ipc::ClientKind::Linked, _) => String::new(),
-            (_, company) if company.shared => "asks".into(),
-            (_, company) if company.announced => "runs out".into(),
+            (_, shared_mode) if shared_mode.entered => "asks".into(),
+            (_, shared_mode) if shared_mode.announced => "runs out".into(),
             _ => "keeps".into(),
         },
         read_only: session.read_only,

@@ -83,7 +83,7 @@ impl<'k> Teardown<'k> {
             let session = Arc::clone(&member.session);
             // Until it has heard that its session is over it answers as one that is alone. One that says
             // goodbye has unmounted before.
-            let believed = keep && session.kind == ClientKind::Shim && !member.company.shared;
+            let believed = keep && session.kind == ClientKind::Shim && !member.shared_mode.entered;
             sessions.note_watched(id, Watched::default());
             if believed {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();

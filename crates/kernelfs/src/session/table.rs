@@ -29,7 +29,7 @@ pub(crate) struct SessionEntry {
     pub(crate) session: Arc<Session>,
     pub(crate) phase: Phase,
     /// Whether its client knows that it is not alone, and what of its kernel.
-    pub(crate) company: Company,
+    pub(crate) shared_mode: SharedMode,
     /// Barriers not acknowledged yet.
     pub(crate) barriers: BTreeMap<TxId, Barrier>,
     /// Whether its unused reserved blocks are waited for.
@@ -38,7 +38,7 @@ pub(crate) struct SessionEntry {
 
 /// What a session knows of others. Only mounts are told, whose kernels believe names and attributes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Company {
+pub(crate) struct SharedMode {
     /// It was told of a newcomer and has not answered yet that its kernel believes nothing.
     pub(crate) announced: bool,
     /// Until when it must have.
@@ -46,17 +46,17 @@ pub(crate) struct Company {
     /// It answers nothing that is believed any more.
     pub(crate) noted: bool,
     /// Its kernel believes nothing any more.
-    pub(crate) shared: bool,
+    pub(crate) entered: bool,
 }
 
-impl Company {
+impl SharedMode {
     /// Of a session that comes, beside others or not.
     pub(crate) const fn at_entry(beside_others: bool) -> Self {
         Self {
             announced: false,
             until_ms: 0,
             noted: beside_others,
-            shared: beside_others,
+            entered: beside_others,
         }
     }
 }
@@ -165,7 +165,7 @@ pub(crate) struct SessionTable {
     /// Since when there has been one session at most.
     pub(crate) alone_since_ms: u64,
     /// How long others waited at most for the mount that was alone last, before they could change anything.
-    pub(crate) company_waited_ms: u64,
+    pub(crate) shared_mode_waited_ms: u64,
     pub(crate) believed: Believed,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
@@ -205,7 +205,7 @@ impl SessionTable {
             to_digest: DigestQueue::default(),
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
-            company_waited_ms: 0,
+            shared_mode_waited_ms: 0,
             believed: Believed::default(),
             latched: false,
             watches: Watches::default(),
@@ -230,7 +230,7 @@ impl SessionTable {
     pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
         let is_alone = |member: &SessionEntry| {
             let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
-            is_mount && !member.company.shared
+            is_mount && !member.shared_mode.entered
         };
         let is_new = |ended: &Ended| !ended.may_change || self.believed.absent.contains(&ended.id);
         self.entries.values().any(is_alone) || continues.is_none_or(is_new)

@@ -90,7 +90,7 @@ impl DentryTimeouts {
     }
 
     /// Alone again.
-    pub(crate) fn solo(&self, era: Era) {
+    pub(crate) fn exclusive(&self, era: Era) {
         let next = |turn: u64| (era.has(turn) && is_shared_turn(turn)).then_some(turn + 1);
         let _ = self.turn.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
     }
@@ -199,15 +199,15 @@ mod tests {
         assert_eq!(
             timeouts.answer(alone, true).ttl(),
             Duration::ZERO,
-            "company came meanwhile"
+            "another session came meanwhile"
         );
-        let in_company = timeouts.asked();
-        timeouts.solo(era);
-        for asked in [alone, in_company] {
+        let is_shared = timeouts.asked();
+        timeouts.exclusive(era);
+        for asked in [alone, is_shared] {
             assert_eq!(
                 timeouts.answer(asked, true).ttl(),
                 Duration::ZERO,
-                "company was there"
+                "another session was there"
             );
         }
         assert_eq!(timeouts.answer(timeouts.asked(), true).ttl(), SOLO_TTL);
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(timeouts.begin_sharing(era), None);
         assert!(!timeouts.is_shared(), "a session that is over has no say");
         timeouts.begin_sharing(next);
-        timeouts.solo(era);
+        timeouts.exclusive(era);
         assert!(timeouts.is_shared());
         timeouts.begin(true);
         assert!(timeouts.is_shared());
@@ -236,7 +236,7 @@ mod tests {
             timeouts.run_out(timeouts.begin_sharing(era).unwrap()),
             "nothing was answered"
         );
-        timeouts.solo(era);
+        timeouts.exclusive(era);
         drop(timeouts.answer(timeouts.asked(), true));
         clock.advance_ms(2_000);
         let started = std::time::Instant::now();
@@ -273,7 +273,7 @@ mod tests {
                 .all(|newcomer| newcomer.join().is_ok_and(|out| out))
         );
         let over = timeouts.begin_sharing(era).unwrap();
-        timeouts.solo(era);
+        timeouts.exclusive(era);
         timeouts.begin_sharing(era);
         assert!(!timeouts.run_out(over));
     }

@@ -244,8 +244,8 @@ impl Session {
     }
 
     /// Alone again.
-    pub(crate) fn solo(&self) {
-        self.timeouts.solo(self.era);
+    pub(crate) fn exclusive(&self) {
+        self.timeouts.exclusive(self.era);
     }
 
     /// Pins leases for names and attributes.

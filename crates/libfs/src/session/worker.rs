@@ -161,12 +161,12 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
                     let _ = link.call(Request::SharingAck);
                 }
             };
-            if let Err(error) = spawn(session.clock(), "varve-company", wait) {
+            if let Err(error) = spawn(session.clock(), "varve-shared-mode", wait) {
                 tracing::error!(%error, "no thread to switch the kernel's caches: the session is given up");
                 session.lose();
             }
         }
-        Upcall::Solo => session.solo(),
+        Upcall::Exclusive => session.exclusive(),
         Upcall::Sealed => session.lose(),
     }
 }

@@ -1,7 +1,7 @@
 //! What a kernel believes under a scheduler that tries interleavings: answers go out while sessions come,
 //! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
 //! changes after it was let is never seen as it was before. The daemon's part is a model of
-//! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `company_ack`, `note_solitude`).
+//! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`).
 //! Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 
 use super::{DentryTimeouts, Era};
@@ -112,9 +112,9 @@ impl World {
                 thread::yield_now();
                 let mut daemon = world.daemon.lock();
                 daemon.announced = daemon.announced.saturating_sub(1);
-                // It says nothing of company that is over.
+                // It says nothing of a shared mode that is over.
                 daemon.shared |= run_out;
-                world.note_solitude(&mut daemon);
+                world.note_exclusive(&mut daemon);
             })
         });
         let _looks = self.truth.load(Ordering::SeqCst);
@@ -126,18 +126,18 @@ impl World {
         {
             let mut daemon = self.daemon.lock();
             daemon.others -= 1;
-            self.note_solitude(&mut daemon);
+            self.note_exclusive(&mut daemon);
         }
         if let Some(answer) = answer {
             answer.join().expect("it did not panic");
         }
     }
 
-    fn note_solitude(&self, daemon: &mut Daemon) {
+    fn note_exclusive(&self, daemon: &mut Daemon) {
         let answered = daemon.announced == 0 || self.bug == Bug::AnswersOutstanding;
         if daemon.others == 0 && daemon.shared && answered {
             daemon.shared = false;
-            self.timeouts.solo(self.era);
+            self.timeouts.exclusive(self.era);
         }
     }
 }
