@@ -1,5 +1,5 @@
-//! What a mount's kernel believes while others come and go: who comes reads at once, changes nothing before
-//! the kernel believes nothing any more, and when all are gone it may believe again.
+//! What a mount's kernel caches while others come and go: who comes reads at once, changes nothing before
+//! the kernel caches nothing any more, and when all are gone it may cache again.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn status(pool: &Pool) -> Status {
     serde_json::from_str(&json).expect("a status")
 }
 
-/// What the mount's kernel may believe.
+/// What the mount's kernel may cache.
 fn kernel(pool: &Pool) -> String {
     let mut sessions = status(pool).sessions.into_iter();
     let mount = sessions.find(|session| session.kind == "shim");
@@ -37,7 +37,7 @@ fn run(pool: &Pool, program: &[&str]) -> Command {
     run
 }
 
-/// Has the kernel believe a great many names and attributes.
+/// Has the kernel cache a great many names and attributes.
 fn look_at_all(dir: &Path) {
     for entry in fs::read_dir(dir).unwrap() {
         entry.unwrap().metadata().unwrap();
@@ -59,7 +59,7 @@ fn stay(pool: &Pool, file: &Path) -> Child {
 }
 
 #[test]
-fn newcomer_reads_while_the_mounts_kernel_still_believes_what_it_was_told() {
+fn newcomer_reads_while_the_mounts_kernel_still_caches_what_it_was_told() {
     if cannot_mount() {
         return;
     }
@@ -73,7 +73,7 @@ fn newcomer_reads_while_the_mounts_kernel_still_believes_what_it_was_told() {
     let mut shortest = Duration::MAX;
     let mut read_meanwhile = false;
     for _ in 0..5 {
-        wait_until("the kernel may believe", || kernel(&pool) == "keeps");
+        wait_until("the kernel may cache", || kernel(&pool) == "keeps");
         look_at_all(&dir);
         let began = Instant::now();
         let mut child = stay(&pool, &dir.join("7"));
@@ -83,12 +83,12 @@ fn newcomer_reads_while_the_mounts_kernel_still_believes_what_it_was_told() {
         child.wait().unwrap();
     }
     println!("the shortest first read took {shortest:?}");
-    assert!(read_meanwhile, "it was never read while the kernel believed");
+    assert!(read_meanwhile, "it was never read while the kernel cached");
     assert!(shortest < AT_ONCE, "{shortest:?}");
 }
 
 #[test]
-fn what_a_newcomer_changes_first_is_never_seen_as_the_kernel_believed_it() {
+fn what_a_newcomer_changes_first_is_never_seen_as_the_kernel_cached_it() {
     if cannot_mount() {
         return;
     }
@@ -100,7 +100,7 @@ fn what_a_newcomer_changes_first_is_never_seen_as_the_kernel_believed_it() {
         let (new, old, moved, grown) = (name("new"), name("old"), name("moved"), name("grown"));
         fs::write(&old, "x\n").unwrap();
         fs::write(&grown, "x\n").unwrap();
-        wait_until("the kernel may believe", || kernel(&pool) == "keeps");
+        wait_until("the kernel may cache", || kernel(&pool) == "keeps");
         assert!(!new.exists() && old.exists() && !moved.exists());
         look_at_all(&dir);
         let script = format!(
@@ -123,7 +123,7 @@ fn what_a_newcomer_changes_first_is_never_seen_as_the_kernel_believed_it() {
 }
 
 #[test]
-fn mounts_kernel_may_believe_again_as_soon_as_the_last_other_session_is_gone() {
+fn mounts_kernel_may_cache_again_as_soon_as_the_last_other_session_is_gone() {
     if cannot_mount() {
         return;
     }
@@ -134,11 +134,11 @@ fn mounts_kernel_may_believe_again_as_soon_as_the_last_other_session_is_gone() {
     // What it was told has run out before: nobody waits.
     std::thread::sleep(Duration::from_millis(1_200));
     let mut child = stay(&pool, &file);
-    wait_until("the kernel believes nothing", || kernel(&pool) == "asks");
+    wait_until("the kernel caches nothing", || kernel(&pool) == "asks");
     drop(child.stdin.take());
     child.wait().unwrap();
     let gone = Instant::now();
-    wait_until("the kernel may believe", || kernel(&pool) == "keeps");
+    wait_until("the kernel may cache", || kernel(&pool) == "keeps");
     println!("after {:?}", gone.elapsed());
     assert_eq!(status(&pool).sessions.len(), 1, "its log is digested");
     // A tick, an idle digest and a busy machine; it took half a minute once.

@@ -109,7 +109,7 @@ fn kernel_of_a_stopped_mount_shows_pages_that_it_has_until_the_mount_runs_again(
 }
 
 #[test]
-fn names_are_not_believed_when_another_session_came_while_the_mount_was_stopped() {
+fn names_are_not_cached_when_another_session_came_while_the_mount_was_stopped() {
     let Some(pool) = pool() else { return };
     // Alone, the kernel may keep this answer for a second.
     std::fs::metadata(path(&pool)).expect("it is there");
@@ -124,7 +124,7 @@ fn names_are_not_believed_when_another_session_came_while_the_mount_was_stopped(
     println!("the stopped mount's kernel says of the old name: {seen:?}");
     assert!(
         !matches!(seen, Ok(Ok(()))),
-        "a name that is not there any more is believed"
+        "a name that is not there any more is cached"
     );
     drop(stopped);
     let seen = seen.or_else(|_| answer.recv_timeout(bound())).expect("an answer");

@@ -25,9 +25,9 @@ pub use page::{Page, PageState, SessionPage, heavy_barrier, light_barrier};
 pub use service::{Descriptors, Opened, Peer, Service, UPCALLS_MAX, UpcallQueue};
 pub use wire::FRAME_MAX;
 
-/// How long the kernel above a mount is told that it may believe names and attributes, while the mount is
+/// How long the kernel above a mount is told that it may cache names and attributes, while the mount is
 /// alone in its pool.
-pub const SOLO_TTL: std::time::Duration = std::time::Duration::from_millis(800);
-/// What was answered is believed no more so long after the answer is out. The kernel counts from when the
+pub const DENTRY_TTL: std::time::Duration = std::time::Duration::from_millis(800);
+/// What was answered is cached no more so long after the answer is out. The kernel counts from when the
 /// thread that asked runs again, so there is a quarter of a second for that.
-pub const BELIEVED_MOST: std::time::Duration = std::time::Duration::from_millis(1_050);
+pub const DENTRY_TTL_MAX: std::time::Duration = std::time::Duration::from_millis(1_050);

@@ -318,10 +318,10 @@ impl Watched {
 pub enum Request {
     /// Opens a session; the first message on a connection, and only the first.
     Hello(Hello),
-    /// After [`Upcall::Sharing`]: what the shim answers from now on is not believed, and what it opens is
+    /// After [`Upcall::Sharing`]: what the shim answers from now on is not cached, and what it opens is
     /// opened as in shared mode, but for what is under way. The newcomer may begin.
     SharingNoted,
-    /// After [`Request::SharingNoted`]: what the shim's kernel believed has
+    /// After [`Request::SharingNoted`]: what the shim's kernel cached has
     /// run out. The newcomer may change what others see.
     SharingAck,
     /// Asks what `name` in `dir` is. Needs a lease on `dir` (any mode).

@@ -583,7 +583,7 @@ fn kernel_of(world: &World, shim: &Client) -> String {
 }
 
 #[test]
-fn newcomer_reads_at_once_and_changes_nothing_before_the_mounts_kernel_believes_nothing() {
+fn newcomer_reads_at_once_and_changes_nothing_before_the_mounts_kernel_caches_nothing() {
     let world = World::new();
     let shim = shim(&world);
     assert!(!shim.welcome.shared);
@@ -639,7 +639,7 @@ fn mediated_operation_of_a_newcomer_waits_for_the_mounts_kernel() {
 }
 
 #[test]
-fn newcomer_waits_for_what_the_kernel_of_a_mount_believes_that_was_sealed_meanwhile() {
+fn newcomer_waits_for_what_the_kernel_of_a_mount_caches_that_was_sealed_meanwhile() {
     let world = World::new();
     let shim = shim(&world);
     let newcomer = welcomed(&world, &shim);
@@ -667,7 +667,7 @@ fn newcomer_goes_on(ended: fn(World, &Client) -> World) {
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(
             !change.is_finished(),
-            "the mount's kernel still believes what was so before it came"
+            "the mount's kernel still caches what was so before it came"
         );
         world.clock.advance_ms(2_000);
         change.join().unwrap();

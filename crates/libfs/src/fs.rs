@@ -88,7 +88,7 @@ impl Fs {
     pub fn shared(&self) -> bool {
         self.mount.timeouts.is_shared()
     }
-    /// For a shim: to be asked before an operation whose answer its kernel may believe for a while.
+    /// For a shim: to be asked before an operation whose answer its kernel may cache for a while.
     #[must_use]
     pub fn asked(&self) -> Asked {
         self.mount.timeouts.asked()

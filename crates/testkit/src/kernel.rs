@@ -1,7 +1,7 @@
-//! A kernel above a mount: its page cache and what it believes of names and sizes, as Linux' FUSE keeps them
+//! A kernel above a mount: its page cache and what it caches of names and sizes, as Linux' FUSE keeps them
 //! (`libfs::lease::above` says what that rests on). Programs of the mount call it; it calls the mount as the
 //! shim does, and drops what the mount has it drop. Owns pages, their locks, and what runs out when; refuses
-//! to know leases, and how long an answer is believed.
+//! to know leases, and how long an answer is cached.
 
 use crate::turns::Turns;
 use crate::wire::RigClock;
@@ -51,9 +51,9 @@ impl Default for Cached {
 #[derive(Default)]
 struct Caches {
     pages: BTreeMap<(InodeKey, u64), Cached>,
-    /// Sizes, and until when they are believed.
+    /// Sizes, and until when they are cached.
     sizes: BTreeMap<InodeKey, Option<(u64, u64)>>,
-    /// Names in the root, which size the file has (`None`: there is none), and until when that is believed.
+    /// Names in the root, which size the file has (`None`: there is none), and until when that is cached.
     names: BTreeMap<&'static str, Option<(Option<u64>, u64)>>,
     /// The inodes' locks: how many writes past the pages are under way, or [`BUFFERED`].
     writes: BTreeMap<InodeKey, u32>,
@@ -221,7 +221,7 @@ impl Kernel {
         done.map(drop)
     }
 
-    /// What the kernel believes, or is told by an operation of the mount and believes for as long as the
+    /// What the kernel caches, or is told by an operation of the mount and caches for as long as the
     /// answer says.
     fn look<T: Copy>(
         &self,

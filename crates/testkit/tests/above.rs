@@ -1,7 +1,7 @@
 //! A kernel's caches above a real mount, in shared mode: programs of the mount and linked programs count
 //! words of shared pages up, each under a lock that all agree on, and others look without a lock. Who holds
 //! the lock must read what was written last; who looks must not see less than had been written when it began.
-//! Linked programs come and go, two at nearly the same time, so that names and sizes are believed for a
+//! Linked programs come and go, two at nearly the same time, so that names and sizes are cached for a
 //! while; they let a file grow, and a name come and go; their connections break; the mount's process is
 //! stopped for less than a lease.
 //!

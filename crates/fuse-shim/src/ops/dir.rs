@@ -82,7 +82,7 @@ impl DirRequests for Shim {
 
     fn readdirplus(&self, ino: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus<'_>) {
         let asked = self.fs.asked();
-        // The first that may be believed is held until all are out: others wait for it. Alone, no other
+        // The first that may be cached is held until all are out: others wait for it. Alone, no other
         // session keeps this one waiting meanwhile.
         let mut held = None;
         let outcome = self.key(ino).and_then(|key| {

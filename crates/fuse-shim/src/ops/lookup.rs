@@ -51,7 +51,7 @@ impl Shim {
         }
     }
 
-    /// A name that is not there may be believed for a while too: an entry with number 0.
+    /// A name that is not there may be cached for a while too: an entry with number 0.
     fn answer_lookup(&self, reply: ReplyEntry<'_>, operation: impl FnOnce() -> Outcome<InodeAttr>) {
         let asked = self.fs.asked();
         let outcome = operation();

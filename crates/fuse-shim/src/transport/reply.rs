@@ -126,7 +126,7 @@ impl ReplyEmpty<'_> {
 }
 
 impl ReplyEntry<'_> {
-    /// The name is that of `attr`'s inode; both are to be believed for `ttl`. Number 0: nothing has the name.
+    /// The name is that of `attr`'s inode; both are to be cached for `ttl`. Number 0: nothing has the name.
     pub fn entry(self, ttl: &Duration, attr: &FileAttr, generation: Generation) {
         self.0.value(&EntryOut::new(ttl, attr, generation.0));
     }
@@ -141,7 +141,7 @@ pub struct ReplyAttr<'d> {
 }
 
 impl ReplyAttr<'_> {
-    /// Attributes, to be believed for `ttl`.
+    /// Attributes, to be cached for `ttl`.
     pub fn attr(self, ttl: &Duration, attr: &FileAttr) {
         let (valid, valid_ns) = (ttl.as_secs(), ttl.subsec_nanos());
         if self.birth {

@@ -69,7 +69,7 @@ impl<'k> Recovery<'k> {
             let others = rows.iter().filter(|_| rows.len() > 1).map(|row| row.id);
             self.core
                 .locked()
-                .note_believed(self.core.env.clock.moment(), others);
+                .note_cached(self.core.env.clock.moment(), others);
         }
         let numbers = self.take_up_grants(&rows)?;
         let sealed = self.revive_all(rows, limit)?;

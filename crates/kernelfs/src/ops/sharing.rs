@@ -1,4 +1,4 @@
-//! The change of a mount to shared mode and back: its kernel believes names and attributes only while it is
+//! The change of a mount to shared mode and back: its kernel caches names and attributes only while it is
 //! alone, so others wait before their first change until it does not.
 
 use crate::kernel::{Core, KernelFs};
@@ -8,7 +8,7 @@ use crate::session::table::{Phase, SessionEntry, SessionTable, SharedMode};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::SessionId;
-use varve_ipc::{BELIEVED_MOST, ClientKind, IpcError, Upcall};
+use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, Upcall};
 
 /// Upper bound, on top of the lease timeout, on how long a mount may take to confirm that its kernel's cached
 /// dentries and attributes have expired.
@@ -113,7 +113,7 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// Lets a session change what others see, or makes it wait for that: until no kernel of a mount believes
+    /// Lets a session change what others see, or makes it wait for that: until no kernel of a mount caches
     /// any more what it was told before the session came. Once let, it may for good: no mount is told that
     /// it is alone while the session lives.
     ///
@@ -128,11 +128,11 @@ impl<'k> Sharing<'k> {
         }
         let began_ms = self.core.now_ms();
         self.await_mounts(session.id, |shared_mode| shared_mode.entered)?;
-        self.await_disbelief(session.id)?;
+        self.await_timeouts(session.id)?;
         let waited_ms = self.core.now_ms().saturating_sub(began_ms);
         let mut sessions = self.core.locked();
         // A mount that was stopped took longer; it is not the pool's way of working.
-        let counted_ms = waited_ms.min(BELIEVED_MOST.as_millis() as u64);
+        let counted_ms = waited_ms.min(DENTRY_TTL_MAX.as_millis() as u64);
         sessions.shared_mode_waited_ms = sessions.shared_mode_waited_ms.max(counted_ms);
         if sessions.live(session.id).is_none() {
             return Err(IpcError::Sealed);
@@ -141,13 +141,13 @@ impl<'k> Sharing<'k> {
         Ok(())
     }
 
-    /// Waits until no kernel believes what a mount told it whose session is over.
-    fn await_disbelief(&self, newcomer: SessionId) -> Result<(), IpcError> {
+    /// Waits until no kernel caches what a mount told it whose session is over.
+    fn await_timeouts(&self, newcomer: SessionId) -> Result<(), IpcError> {
         loop {
             let until = {
                 let sessions = self.core.locked();
                 self.may_wait(&sessions, newcomer)?;
-                sessions.believed.until
+                sessions.cached.until
             };
             let left = until.saturating_sub(self.core.env.clock.moment());
             if left.is_zero() {
@@ -157,7 +157,7 @@ impl<'k> Sharing<'k> {
         }
     }
 
-    /// A mount answers nothing that is believed any more.
+    /// A mount answers nothing that is cached any more.
     pub(crate) fn shared_mode_noted(&self, id: SessionId) {
         if let Some(member) = self.core.locked().entries.get_mut(&id) {
             member.shared_mode.noted |= member.shared_mode.announced;

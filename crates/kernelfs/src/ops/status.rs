@@ -59,7 +59,7 @@ pub struct SessionStatus {
     pub kind: String,
     /// `live` or `sealing`.
     pub state: String,
-    /// Of a mount, what its kernel may believe of names and attributes: `keeps` (it is alone), `runs out`
+    /// Of a mount, what its kernel may cache of names and attributes: `keeps` (it is alone), `runs out`
     /// (others have come, and may read but not change anything yet), `asks` (nothing). Of others empty.
     #[serde(default)]
     pub kernel: String,

@@ -69,7 +69,7 @@ impl<'k> Teardown<'k> {
 
     /// Ends a session; with `keep` its client may come back.
     pub(crate) fn seal(&self, id: SessionId, why: &str, keep: bool) {
-        let (session, believed) = {
+        let (session, cached) = {
             let mut sessions = self.core.locked();
             let Some(member) = sessions.entries.get_mut(&id) else {
                 return;
@@ -83,11 +83,11 @@ impl<'k> Teardown<'k> {
             let session = Arc::clone(&member.session);
             // Until it has heard that its session is over it answers as one that is alone. One that says
             // goodbye has unmounted before.
-            let believed = keep && session.kind == ClientKind::Shim && !member.shared_mode.entered;
+            let cached = keep && session.kind == ClientKind::Shim && !member.shared_mode.entered;
             sessions.note_watched(id, Watched::default());
-            if believed {
+            if cached {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
-                sessions.note_believed(self.core.env.clock.moment(), absent);
+                sessions.note_cached(self.core.env.clock.moment(), absent);
             }
             // Whoever waits for this session's sake stops now.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
@@ -95,7 +95,7 @@ impl<'k> Teardown<'k> {
                 sessions.table.cancel(*ticket);
             }
             sessions.end_waits(&tickets);
-            (session, believed)
+            (session, cached)
         };
         if keep {
             tracing::info!(session = %id, pid = session.peer.pid, "session sealed: {why}");
@@ -107,9 +107,9 @@ impl<'k> Teardown<'k> {
         if session.keeps_copies() {
             self.logs.drop_copies(session.process);
         }
-        if believed {
-            // What it answers from here on is not believed.
-            self.core.locked().note_believed(self.core.env.clock.moment(), []);
+        if cached {
+            // What it answers from here on is not cached.
+            self.core.locked().note_cached(self.core.env.clock.moment(), []);
         }
         let _ = session.upcalls.push(Upcall::Sealed);
         session.turn.next.notify_all();

@@ -126,7 +126,7 @@ pub(crate) struct Session {
     /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or
     /// it has.
     continues: AtomicU64,
-    /// It may change what others see: no kernel believes what was so before it came.
+    /// It may change what others see: no kernel caches what was so before it came.
     may_change: AtomicBool,
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use varve_format::{InodeKey, LastForwarded, Seal, SessionId, TxId};
-use varve_ipc::{BELIEVED_MOST, ClientKind, IpcError, ReleaseItem, Upcall};
+use varve_ipc::{ClientKind, DENTRY_TTL_MAX, IpcError, ReleaseItem, Upcall};
 
 /// Where a session is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,16 +36,16 @@ pub(crate) struct SessionEntry {
     pub(crate) reclaim: Reclaim,
 }
 
-/// What a session knows of others. Only mounts are told, whose kernels believe names and attributes.
+/// What a session knows of others. Only mounts are told, whose kernels cache names and attributes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct SharedMode {
-    /// It was told of a newcomer and has not answered yet that its kernel believes nothing.
+    /// It was told of a newcomer and has not answered yet that its kernel caches nothing.
     pub(crate) announced: bool,
     /// Until when it must have.
     pub(crate) until_ms: u64,
-    /// It answers nothing that is believed any more.
+    /// It answers nothing that is cached any more.
     pub(crate) noted: bool,
-    /// Its kernel believes nothing any more.
+    /// Its kernel caches nothing any more.
     pub(crate) entered: bool,
 }
 
@@ -166,7 +166,7 @@ pub(crate) struct SessionTable {
     pub(crate) alone_since_ms: u64,
     /// How long others waited at most for the mount that was alone last, before they could change anything.
     pub(crate) shared_mode_waited_ms: u64,
-    pub(crate) believed: Believed,
+    pub(crate) cached: Cached,
     pub(crate) latched: bool,
     pub(crate) watches: Watches,
     pub(crate) next_read_only: u64,
@@ -175,9 +175,9 @@ pub(crate) struct SessionTable {
     pub(crate) next_change: u64,
 }
 
-/// What kernels go on believing that mounts told them whose sessions are over.
+/// What kernels go on caching that mounts told them whose sessions are over.
 #[derive(Debug, Default)]
-pub(crate) struct Believed {
+pub(crate) struct Cached {
     /// Until when, of the clock's [moments](varve_ipc::Clock::moment). Nobody may change anything
     /// before who was not there already.
     pub(crate) until: Duration,
@@ -206,7 +206,7 @@ impl SessionTable {
             unheld: BTreeSet::new(),
             alone_since_ms: 0,
             shared_mode_waited_ms: 0,
-            believed: Believed::default(),
+            cached: Cached::default(),
             latched: false,
             watches: Watches::default(),
             next_read_only: READ_ONLY_SESSIONS,
@@ -215,24 +215,24 @@ impl SessionTable {
         }
     }
 
-    /// A mount that was alone loses its session: its kernel goes on believing for a while what it was told
+    /// A mount that was alone loses its session: its kernel goes on caching for a while what it was told
     /// until now. `absent`: sessions that are over, without its own.
-    pub(crate) fn note_believed(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
-        if self.believed.until < now {
-            self.believed.absent.clear();
+    pub(crate) fn note_cached(&mut self, now: Duration, absent: impl IntoIterator<Item = SessionId>) {
+        if self.cached.until < now {
+            self.cached.absent.clear();
         }
-        self.believed.until = now + BELIEVED_MOST;
-        self.believed.absent.extend(absent);
+        self.cached.until = now + DENTRY_TTL_MAX;
+        self.cached.absent.extend(absent);
     }
 
-    /// Whether a client that continues this session, or none, may change what a kernel believes: that of a
+    /// Whether a client that continues this session, or none, may change what a kernel caches: that of a
     /// mount that is alone yet, or was when its session ended.
     pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
         let is_alone = |member: &SessionEntry| {
             let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
             is_mount && !member.shared_mode.entered
         };
-        let is_new = |ended: &Ended| !ended.may_change || self.believed.absent.contains(&ended.id);
+        let is_new = |ended: &Ended| !ended.may_change || self.cached.absent.contains(&ended.id);
         self.entries.values().any(is_alone) || continues.is_none_or(is_new)
     }
 

@@ -1,4 +1,4 @@
-//! Dentry and attribute timeouts of the kernel above a mount: [`SOLO_TTL`](varve_ipc::SOLO_TTL) in exclusive
+//! Dentry and attribute timeouts of the kernel above a mount: [`DENTRY_TTL`](varve_ipc::DENTRY_TTL) in exclusive
 //! mode (the mount is alone in its pool), zero in shared mode
 //! (`docs/adr/0003-kernel-dentry-caching-only-while-exclusive.md`). Owns the mode, and when the last answer
 //! with a timeout expires; does not know what was answered.
@@ -14,9 +14,9 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
-use varve_ipc::{BELIEVED_MOST, Clock, SOLO_TTL};
+use varve_ipc::{Clock, DENTRY_TTL, DENTRY_TTL_MAX};
 
-/// Between two looks at what is believed.
+/// Between two looks at what is cached.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 
 /// See the module.
@@ -24,9 +24,9 @@ pub(crate) struct DentryTimeouts {
     /// Even: exclusive mode; odd: shared mode. Grows with each change; above [`Era::SHIFT`], with each
     /// session.
     turn: AtomicU64,
-    /// Answers that are to be believed and are not out yet.
+    /// Answers that are to be cached and are not out yet.
     under_way: AtomicU64,
-    /// When the last one that is out is believed no more, in milliseconds of the clock.
+    /// When the last one that is out is cached no more, in milliseconds of the clock.
     until_ms: AtomicU64,
     clock: Arc<dyn Clock>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Sharing(u64);
 
 /// An answer to the kernel: to be held until it is out.
 pub struct Answer<'b> {
-    /// `None`: not believed.
+    /// `None`: not cached.
     counted_by: Option<&'b DentryTimeouts>,
 }
 
@@ -72,7 +72,7 @@ impl DentryTimeouts {
         }
     }
 
-    /// A session begins, beside others or not. What was asked before is not believed, and earlier sessions
+    /// A session begins, beside others or not. What was asked before is not cached, and earlier sessions
     /// have no say any more.
     pub(crate) fn begin(&self, shared: bool) -> Era {
         let next = |turn: u64| Some((((turn >> Era::SHIFT) + 1) << Era::SHIFT) + u64::from(shared));
@@ -80,7 +80,7 @@ impl DentryTimeouts {
         Era((before.unwrap_or_else(|turn| turn) >> Era::SHIFT) + 1)
     }
 
-    /// Others come: what is answered from now on is not believed. To be followed by
+    /// Others come: what is answered from now on is not cached. To be followed by
     /// [`run_out`](Self::run_out). `None`: that session is over.
     pub(crate) fn begin_sharing(&self, era: Era) -> Option<Sharing> {
         let next = |turn: u64| (era.has(turn) && !is_shared_turn(turn)).then_some(turn + 1);
@@ -99,7 +99,7 @@ impl DentryTimeouts {
         is_shared_turn(self.turn.load(Ordering::SeqCst))
     }
 
-    /// Waits until nothing is believed any more. `false`: shared mode has ended, and there is nothing to say
+    /// Waits until nothing is cached any more. `false`: shared mode has ended, and there is nothing to say
     /// of it.
     pub(crate) fn run_out(&self, shared: Sharing) -> bool {
         loop {
@@ -149,11 +149,11 @@ impl fmt::Debug for DentryTimeouts {
 }
 
 impl Answer<'_> {
-    /// The time-out to answer with: zero unless it may be believed.
+    /// The time-out to answer with: zero unless it may be cached.
     #[must_use]
     pub const fn ttl(&self) -> Duration {
         match self.counted_by {
-            Some(_) => SOLO_TTL,
+            Some(_) => DENTRY_TTL,
             None => Duration::ZERO,
         }
     }
@@ -162,7 +162,7 @@ impl Answer<'_> {
 impl Drop for Answer<'_> {
     fn drop(&mut self) {
         if let Some(timeouts) = self.counted_by {
-            let until_ms = timeouts.clock.monotonic_ms() + BELIEVED_MOST.as_millis() as u64 + 1;
+            let until_ms = timeouts.clock.monotonic_ms() + DENTRY_TTL_MAX.as_millis() as u64 + 1;
             timeouts.until_ms.fetch_max(until_ms, Ordering::SeqCst);
             timeouts.under_way.fetch_sub(1, Ordering::SeqCst);
         }
@@ -181,14 +181,14 @@ mod tests {
     use super::DentryTimeouts;
     use std::sync::Arc;
     use std::time::Duration;
-    use varve_ipc::{Clock, ManualClock, SOLO_TTL};
+    use varve_ipc::{Clock, DENTRY_TTL, ManualClock};
 
     #[test]
-    fn answers_are_believed_only_if_the_mount_was_alone_all_the_time() {
+    fn answers_are_cached_only_if_the_mount_was_alone_all_the_time() {
         let timeouts = DentryTimeouts::new(Arc::new(ManualClock::new(0)));
         let era = timeouts.begin(false);
         let (alone, lost) = (timeouts.asked(), timeouts.asked());
-        assert_eq!(timeouts.answer(alone, true).ttl(), SOLO_TTL);
+        assert_eq!(timeouts.answer(alone, true).ttl(), DENTRY_TTL);
         assert_eq!(
             timeouts.answer(lost, false).ttl(),
             Duration::ZERO,
@@ -210,7 +210,7 @@ mod tests {
                 "another session was there"
             );
         }
-        assert_eq!(timeouts.answer(timeouts.asked(), true).ttl(), SOLO_TTL);
+        assert_eq!(timeouts.answer(timeouts.asked(), true).ttl(), DENTRY_TTL);
         let before = timeouts.asked();
         let next = timeouts.begin(false);
         assert_eq!(
@@ -241,7 +241,7 @@ mod tests {
         clock.advance_ms(2_000);
         let started = std::time::Instant::now();
         assert!(timeouts.run_out(timeouts.begin_sharing(era).unwrap()), "long ago");
-        assert!(started.elapsed() < SOLO_TTL);
+        assert!(started.elapsed() < DENTRY_TTL);
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         assert!(
             newcomers.iter().all(|newcomer| !newcomer.is_finished()),
-            "it is believed"
+            "it is cached"
         );
         clock.advance_ms(1_100);
         assert!(

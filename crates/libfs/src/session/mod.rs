@@ -236,7 +236,7 @@ impl Session {
         self.options.observer.clone()
     }
 
-    /// Others come. What waits until the kernel believes nothing any more, and answers whether that is still
+    /// Others come. What waits until the kernel caches nothing any more, and answers whether that is still
     /// asked for.
     pub(crate) fn shared(&self) -> impl FnOnce() -> bool + Send + 'static {
         let (timeouts, shared) = (Arc::clone(&self.timeouts), self.timeouts.begin_sharing(self.era));

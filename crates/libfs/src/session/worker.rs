@@ -155,7 +155,7 @@ fn obey(session: &Arc<Session>, upcall: Upcall) {
         Upcall::ReclaimReservations => session.data.return_reservation(),
         Upcall::Sharing => {
             let (run_out, link) = (session.shared(), Arc::clone(&session.link));
-            // What the kernel believes takes a second to run out: leases are given back meanwhile.
+            // What the kernel caches takes a second to run out: leases are given back meanwhile.
             let wait = move || {
                 if link.call(Request::SharingNoted).is_ok() && run_out() {
                     let _ = link.call(Request::SharingAck);

@@ -1,4 +1,4 @@
-//! What a kernel believes under a scheduler that tries interleavings: answers go out while sessions come,
+//! What a kernel caches under a scheduler that tries interleavings: answers go out while sessions come,
 //! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
 //! changes after it was let is never seen as it was before. The daemon's part is a model of
 //! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`).
@@ -11,7 +11,7 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::time::Duration;
 use varve_format::TimeNs;
-use varve_ipc::{Clock, SOLO_TTL};
+use varve_ipc::{Clock, DENTRY_TTL};
 
 const ITERATIONS: usize = 5_000;
 
@@ -40,8 +40,8 @@ struct World {
     era: Era,
     /// What a name stands for.
     truth: AtomicU64,
-    /// What the kernel believes that it stands for, and until when.
-    believed: Mutex<Option<(u64, u64)>>,
+    /// What the kernel caches that it stands for, and until when.
+    cached: Mutex<Option<(u64, u64)>>,
     daemon: Mutex<Daemon>,
     bug: Bug,
 }
@@ -53,7 +53,7 @@ struct Daemon {
     others: u64,
     /// Newcomers that it was told of and has not answered for.
     announced: u64,
-    /// Its kernel believes nothing.
+    /// Its kernel caches nothing.
     shared: bool,
 }
 
@@ -70,11 +70,11 @@ impl World {
     /// A program of the mount looks at the name.
     fn look(&self) {
         let least = self.truth.load(Ordering::SeqCst);
-        let known = *self.believed.lock();
+        let known = *self.cached.lock();
         if let Some((seen, until_ms)) = known
             && self.clock.monotonic_ms() < until_ms
         {
-            assert!(seen >= least, "{seen} is believed, it was {least} before");
+            assert!(seen >= least, "{seen} is cached, it was {least} before");
             return;
         }
         let asked = self.timeouts.asked();
@@ -83,8 +83,8 @@ impl World {
         let answer = self.timeouts.answer(asked, true);
         thread::yield_now();
         if !answer.ttl().is_zero() {
-            let until_ms = self.clock.monotonic_ms() + SOLO_TTL.as_millis() as u64;
-            *self.believed.lock() = Some((seen, until_ms));
+            let until_ms = self.clock.monotonic_ms() + DENTRY_TTL.as_millis() as u64;
+            *self.cached.lock() = Some((seen, until_ms));
         }
         drop(answer);
         self.clock.pause(Duration::from_millis(300));
@@ -151,7 +151,7 @@ fn explore(bug: Bug) {
             timeouts,
             clock,
             truth: AtomicU64::new(0),
-            believed: Mutex::new(None),
+            cached: Mutex::new(None),
             daemon: Mutex::new(Daemon::default()),
             bug,
         });
@@ -179,13 +179,13 @@ fn what_newcomers_change_is_never_seen_as_it_was_before() {
 }
 
 #[test]
-#[should_panic(expected = "is believed")]
+#[should_panic(expected = "is cached")]
 fn newcomer_that_changes_something_as_soon_as_it_is_welcomed_is_caught() {
     explore(Bug::ChangesAtOnce);
 }
 
 #[test]
-#[should_panic(expected = "is believed")]
+#[should_panic(expected = "is cached")]
 fn mount_that_is_alone_while_answers_are_outstanding_is_caught() {
     explore(Bug::AnswersOutstanding);
 }
