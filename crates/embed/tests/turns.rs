@@ -93,7 +93,7 @@ fn players(embedded: &Embedded, clock: &Arc<ManualClock>) -> [Player; 2] {
 }
 
 #[test]
-fn turns_are_mediated_and_leases_return_when_one_is_left() {
+fn turns_are_forwarded_and_leases_return_when_one_is_left() {
     let clock = Arc::new(ManualClock::new(1));
     let embedded = pool(&clock);
     embedded.start().unwrap();

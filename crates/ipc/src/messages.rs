@@ -277,7 +277,7 @@ pub struct ForwardedOp {
     pub whiteout: bool,
     /// Whose right it is.
     pub cred: Cred,
-    /// Grows by one with each mediated operation of the session.
+    /// Grows by one with each forwarded operation of the session.
     pub number: u64,
 }
 
@@ -291,7 +291,7 @@ pub struct ForwardedResult {
     /// Inode whose name was removed or replaced, if any.
     pub victim: Option<InodeKey>,
     /// Of the inodes that the operation changed, those that are contended now: what comes next on them soon
-    /// is to be mediated too.
+    /// is to be forwarded too.
     pub contended: Vec<InodeKey>,
 }
 
@@ -606,7 +606,7 @@ pub enum IpcError {
     #[error("the session was sealed")]
     Sealed,
     /// The inode is contended: send the operation as [`Request::Forward`].
-    #[error("contended: to be mediated")]
+    #[error("contended: to be forwarded")]
     Forward,
     /// The daemon is not there.
     #[error("the daemon is away: {0}")]

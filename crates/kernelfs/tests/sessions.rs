@@ -625,7 +625,7 @@ fn newcomer_reads_at_once_and_changes_nothing_before_the_mounts_kernel_caches_no
 }
 
 #[test]
-fn mediated_operation_of_a_newcomer_waits_for_the_mounts_kernel() {
+fn forwarded_operation_of_a_newcomer_waits_for_the_mounts_kernel() {
     let world = World::new();
     let shim = shim(&world);
     let mut newcomer = welcomed(&world, &shim);
@@ -808,7 +808,7 @@ fn mount_that_does_not_give_its_caches_up_is_sealed() {
 }
 
 #[test]
-fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
+fn forwarded_operation_waits_for_the_holders_log_and_counts_once() {
     let world = World::new();
     let mut a = world.client();
     let mut b = world.client();
@@ -835,7 +835,7 @@ fn mediated_operation_waits_for_the_holders_log_and_counts_once() {
 
 /// Its client is told that it was not done, and does it again: then nobody else may still do it.
 #[test]
-fn mediated_operation_of_a_session_that_ended_meanwhile_is_not_done() {
+fn forwarded_operation_of_a_session_that_ended_meanwhile_is_not_done() {
     let world = World::new();
     let (a, mut b) = (world.client(), world.client());
     a.write_lease(ROOT);

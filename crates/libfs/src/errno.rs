@@ -105,7 +105,7 @@ pub enum OpError<T> {
         /// `None`: do it again.
         otherwise: Option<T>,
     },
-    /// The inode is contended: send it as a mediated operation.
+    /// The inode is contended: send it as a forwarded operation.
     Forward,
 }
 

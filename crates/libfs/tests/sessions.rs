@@ -173,7 +173,7 @@ fn contended_operations_are_done_by_the_daemon() {
         &me(),
     )
     .unwrap();
-    // What changes the directory is mediated; the new file itself is leased to its maker.
+    // What changes the directory is forwarded; the new file itself is leased to its maker.
     assert!(fs.counters().forwarded >= 4, "{:?}", fs.counters());
     fake.contended.store(false, Ordering::SeqCst);
     assert_eq!(contents(&fs, b"h"), b"abcd");
@@ -259,7 +259,7 @@ fn contended_operation_whose_answer_is_lost_is_done_once() {
     let (other, _) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
     assert!(
         !fake.lose_forwarded.load(Ordering::SeqCst),
-        "all of them were mediated"
+        "all of them were forwarded"
     );
     assert_eq!(contents(&fs, b"h"), b"abc");
     assert_eq!(fs.getattr(made.key).unwrap().nlink, 1);
@@ -284,7 +284,7 @@ fn contended_creation_whose_answer_is_lost_is_found_when_its_name_is_gone() {
     let (made, file) = fs.create_open(fs.root(), b"o", 0o600, RW, &me()).unwrap();
     assert!(
         !fake.lose_forwarded.load(Ordering::SeqCst),
-        "all of them were mediated"
+        "all of them were forwarded"
     );
     assert_eq!(listing(&fs), [] as [&str; 0]);
     assert_eq!(file.append(b"abc", &me()).unwrap(), (0, 3));
@@ -446,7 +446,7 @@ fn file_is_made_and_opened_in_one_step() {
 /// The new name is made by somebody else between the look and the daemon's turn: it is replaced, unless that
 /// was not to be.
 #[test]
-fn mediated_rename_replaces_what_came_meanwhile() {
+fn forwarded_rename_replaces_what_came_meanwhile() {
     let fake = Fake::new();
     let (a, b) = (mount(&fake), mount(&fake));
     let root = a.root();

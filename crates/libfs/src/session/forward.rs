@@ -10,7 +10,7 @@ use super::{Session, Try};
 use crate::errno::{Errno, OpError, OpResult};
 use crate::sync::lock_held_long;
 
-/// How a mediated operation came out.
+/// How a forwarded operation came out.
 pub(crate) enum Forwarded {
     /// The daemon answered.
     Done(ForwardedResult),
@@ -39,7 +39,7 @@ impl Asks {
 }
 
 impl Session {
-    /// Has the daemon do `op`, once in all attempts: a call has one mediated operation. This session's own
+    /// Has the daemon do `op`, once in all attempts: a call has one forwarded operation. This session's own
     /// leases on `keys` are given back first, so nothing here goes stale; the caller holds no pins and no
     /// locks.
     pub(crate) fn forward<T>(

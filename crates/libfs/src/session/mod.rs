@@ -43,11 +43,11 @@ pub(crate) struct Session {
     timeouts: Arc<DentryTimeouts>,
     era: Era,
     events: Sender<Event>,
-    /// Number of the last mediated operation; held while one is under way, so that `last_forwarded` tells of
+    /// Number of the last forwarded operation; held while one is under way, so that `last_forwarded` tells of
     /// exactly one.
     forwarding: Mutex<u64>,
     pub forwarded: AtomicU64,
-    /// Number of the last mediated operation of which the daemon said that it is done.
+    /// Number of the last forwarded operation of which the daemon said that it is done.
     pub answered: AtomicU64,
     pub revoked: AtomicU64,
     /// The kernel was told, or is being told, to drop what it keeps of files.

@@ -35,13 +35,13 @@ struct End {
 /// What an operation remembers between its attempts.
 #[derive(Debug, Default)]
 pub(crate) struct Try {
-    /// The mediated operation that was sent when the session was lost.
+    /// The forwarded operation that was sent when the session was lost.
     pub asked: Option<(SessionId, u64)>,
     done: Option<LastForwarded>,
 }
 
 impl Try {
-    /// Whether the daemon has carried the mediated operation out: it must not be done again, in whatever way
+    /// Whether the daemon has carried the forwarded operation out: it must not be done again, in whatever way
     /// the next session would do it, and however often that is lost too.
     pub(crate) const fn is_done(&self) -> bool {
         self.done.is_some()
@@ -79,7 +79,7 @@ pub(crate) struct Mount {
     pub resumed: AtomicU64,
     pub names_hit: AtomicU64,
     pub names_missed: AtomicU64,
-    /// Counters of sessions that are over: logged, mediated, acquires, revoked.
+    /// Counters of sessions that are over: logged, forwarded, acquires, revoked.
     past: [AtomicU64; 4],
 }
 
@@ -328,7 +328,7 @@ impl Mount {
         Ok(end)
     }
 
-    /// Operations logged, mediated; lease requests; leases given back.
+    /// Operations logged, forwarded; lease requests; leases given back.
     pub(crate) fn totals(&self) -> [u64; 4] {
         let now = counts(&self.session());
         std::array::from_fn(|i| self.past[i].load(Ordering::Relaxed) + now[i])

@@ -69,13 +69,13 @@ pub struct Fake {
     dir: tempfile::TempDir,
     /// Every request for a write lease is answered: contended.
     pub contended: AtomicBool,
-    /// The next mediated operation is done, its answer is lost, and nothing is contended from then on.
+    /// The next forwarded operation is done, its answer is lost, and nothing is contended from then on.
     pub lose_forwarded: AtomicBool,
     /// What is made then loses its name before its client comes back.
     pub unlink_lost: AtomicBool,
-    /// All sessions end when the next mediated operation has been answered.
+    /// All sessions end when the next forwarded operation has been answered.
     pub seal_after_forwarded: AtomicBool,
-    /// Operations that were mediated; those of a session that has ended are not.
+    /// Operations that were forwarded; those of a session that has ended are not.
     pub forwarded: AtomicU64,
     pub leases_max: AtomicU64,
     pub calls: Mutex<BTreeMap<&'static str, u64>>,
@@ -386,7 +386,7 @@ impl Fake {
         self.changed.notify_all();
     }
 
-    /// The next change is mediated, and its answer lost.
+    /// The next change is forwarded, and its answer lost.
     pub fn lose_next(&self) {
         self.contended.store(true, Ordering::SeqCst);
         self.lose_forwarded.store(true, Ordering::SeqCst);

@@ -343,7 +343,7 @@ fn append_goes_to_the_end_wherever_that_is() {
 }
 
 #[test]
-fn mediated_number_is_carried_out_once() {
+fn forwarded_number_is_carried_out_once() {
     let mut caller = Caller::new();
     caller.make(ROOT, b"f", FILE).unwrap();
     caller.number -= 1;
