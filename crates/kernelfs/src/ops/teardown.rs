@@ -155,7 +155,7 @@ impl<'k> Teardown<'k> {
         };
         if !session.read_only {
             let mut tx = self.core.store.begin()?;
-            // Mediated operations write their number into the row themselves.
+            // Forwarded operations write their number into the row themselves.
             let last_forwarded = tx
                 .session(session.id)?
                 .map_or(LastForwarded::default(), |row| row.last_forwarded);
