@@ -13,6 +13,7 @@ mod dedup;
 mod destroy;
 mod doctor;
 mod exit;
+mod health;
 mod helper;
 mod metrics;
 mod mkfs;
@@ -29,7 +30,6 @@ mod status;
 mod supervise;
 mod sync;
 mod top;
-mod trouble;
 mod up;
 mod upgrade;
 

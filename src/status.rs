@@ -122,7 +122,7 @@ fn put_tiers(text: &mut String, pool: &Pool, status: &Status) {
     if status.journal_state != "ok" {
         put(format!("FAILED   journal: {}", status.journal_state));
     }
-    crate::trouble::lines(pool.dir(), status)
+    crate::health::lines(pool.dir(), status)
         .into_iter()
         .for_each(&mut put);
     put(format!(

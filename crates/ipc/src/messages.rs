@@ -463,7 +463,7 @@ pub enum Request {
     /// Asks what is watched in the kernels of all mounts.
     Watched,
     /// Tells the daemon what it cannot see; for its status.
-    Trouble(Trouble),
+    ClientFault(ClientFault),
     /// Closes the session in order: everything is committed; the log is digested behind.
     Bye,
     /// For operators.
@@ -472,7 +472,7 @@ pub enum Request {
 
 /// What went wrong in the client's own process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Trouble {
+pub enum ClientFault {
     /// The session's log could not be written, lengthened or made durable.
     LogFailed {
         /// What the host said; 0: not known.

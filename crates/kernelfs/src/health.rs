@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use varve_format::{SessionId, Tier, TimeNs};
-use varve_ipc::Trouble;
+use varve_ipc::ClientFault;
 use varve_media::MediaError;
 use varve_media::stats::{MediaFault, MediaFaultKind, MediaStats, SLOW, Tally};
 use varve_store::Store;
@@ -46,11 +46,11 @@ pub struct MediumStatus {
 
 impl MediumStatus {
     fn new(medium: &str, tally: Tally) -> Self {
-        let shown = |trouble: Option<MediaFault>| {
-            trouble.map(|trouble| HealthStatus {
-                text: trouble.text,
-                place: trouble.place,
-                time_ns: trouble.time_ns,
+        let shown = |fault: Option<MediaFault>| {
+            fault.map(|fault| HealthStatus {
+                text: fault.text,
+                place: fault.place,
+                time_ns: fault.time_ns,
             })
         };
         Self {
@@ -73,7 +73,7 @@ impl MediumStatus {
     }
 }
 
-/// Logs with trouble, since the daemon started.
+/// Logs with faults, since the daemon started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogsStatus {
     /// Logs with a damaged part, of which what came behind it was left out.
@@ -92,13 +92,13 @@ pub(crate) struct Health {
 
 /// What is known of one session's log.
 #[derive(Debug, Default)]
-pub(crate) struct LogTrouble {
+pub(crate) struct LogFaults {
     failed: AtomicBool,
     /// The last failure.
     text: Mutex<Option<String>>,
 }
 
-impl LogTrouble {
+impl LogFaults {
     /// `ok`, or why the log failed last.
     pub(crate) fn text(&self) -> String {
         self.text.lock().clone().unwrap_or_else(|| "ok".into())
@@ -109,7 +109,7 @@ impl LogTrouble {
 pub(crate) struct Reporter<'s> {
     pub(crate) id: SessionId,
     pub(crate) pid: u32,
-    pub(crate) log: &'s LogTrouble,
+    pub(crate) log: &'s LogFaults,
     /// It reads all of the NVM itself.
     pub(crate) privileged: bool,
 }
@@ -134,7 +134,7 @@ impl Health {
     }
 
     /// A log could not be made, found, read or written by the daemon.
-    pub(crate) fn log_failed(&self, id: SessionId, log: Option<&LogTrouble>, error: &MediaError) {
+    pub(crate) fn log_failed(&self, id: SessionId, log: Option<&LogFaults>, error: &MediaError) {
         if error.is_caller_fault() {
             return;
         }
@@ -146,7 +146,7 @@ impl Health {
         self.note_log(id, log, kind, error.to_string());
     }
 
-    fn note_log(&self, id: SessionId, log: Option<&LogTrouble>, kind: MediaFaultKind, text: String) {
+    fn note_log(&self, id: SessionId, log: Option<&LogFaults>, kind: MediaFaultKind, text: String) {
         let first = log.is_none_or(|log| {
             *log.text.lock() = Some(text.clone());
             !log.failed.swap(true, Ordering::Relaxed)
@@ -163,15 +163,15 @@ impl Health {
     }
 
     /// What a client says of its own session: nothing rests on it, and its words are the daemon's.
-    pub(crate) fn client_trouble(&self, store: &Store, client: &Reporter<'_>, trouble: Trouble) {
+    pub(crate) fn client_fault(&self, store: &Store, client: &Reporter<'_>, fault: ClientFault) {
         let Reporter {
             id,
             pid,
             log,
             privileged,
         } = *client;
-        match trouble {
-            Trouble::LogFailed { errno } => {
+        match fault {
+            ClientFault::LogFailed { errno } => {
                 let kind = if errno == libc::ENOSPC {
                     MediaFaultKind::NoSpace
                 } else {
@@ -185,7 +185,7 @@ impl Health {
                 self.note_log(id, Some(log), kind, text);
             }
             // Others have no NVM to read.
-            Trouble::NvmDamaged { block } if privileged => {
+            ClientFault::NvmDamaged { block } if privileged => {
                 let also = match store.verify_block(Tier::Nvm, block) {
                     Ok(()) => "; the daemon reads them right",
                     Err(_) => "",
@@ -195,8 +195,8 @@ impl Health {
                 let stats = store.media_stats().tier(Tier::Nvm);
                 stats.note(MediaFaultKind::Checksum, format!("block {block}"), text);
             }
-            Trouble::NvmDamaged { .. } => {}
-            Trouble::LogSlow { ms } => {
+            ClientFault::NvmDamaged { .. } => {}
+            ClientFault::LogSlow { ms } => {
                 let took = std::time::Duration::from_millis(ms.into());
                 if took >= SLOW {
                     let what = format!("sync of the log of process {pid}");
@@ -210,7 +210,7 @@ impl Health {
     pub(crate) fn log_work<T>(
         &self,
         id: SessionId,
-        log: &LogTrouble,
+        log: &LogFaults,
         what: &str,
         work: impl FnOnce() -> Result<T, MediaError>,
     ) -> Result<T, MediaError> {

@@ -146,14 +146,14 @@ impl KernelFs {
                 let promisable = Reservations::of(self).promisable_to(session.id);
                 Ok(Response::StatFs(stat_fs(&self.store.space(), promisable)))
             }
-            Request::Trouble(trouble) => {
+            Request::ClientFault(fault) => {
                 let client = Reporter {
                     id: session.id,
                     pid: session.peer.pid,
-                    log: &session.log_trouble,
+                    log: &session.log_faults,
                     privileged: session.privileged,
                 };
-                self.health.client_trouble(&self.store, &client, trouble);
+                self.health.client_fault(&self.store, &client, fault);
                 Ok(Response::Done)
             }
             Request::Bye => {

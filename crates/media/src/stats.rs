@@ -17,7 +17,7 @@ pub const SLOW: Duration = Duration::from_secs(1);
 /// The same damage found again within so long counts once: who tries again and again does not make it more.
 const SAME: Duration = Duration::from_secs(1);
 
-/// What kind of trouble.
+/// What kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MediaFaultKind {
     /// A read failed.
@@ -150,16 +150,16 @@ impl MediaStats {
             MediaFaultKind::NoSpace => tally.no_space += 1,
             MediaFaultKind::Slow => tally.slow += 1,
         }
-        let trouble = Some(MediaFault {
+        let fault = Some(MediaFault {
             kind,
             text,
             place,
             time_ns,
         });
         if kind == MediaFaultKind::Slow {
-            tally.last_slow = trouble;
+            tally.last_slow = fault;
         } else {
-            tally.last = trouble;
+            tally.last = fault;
         }
     }
 

@@ -52,7 +52,7 @@ pub(crate) const fn may_wait(request: &Request) -> bool {
         | Request::SetWatched(_)
         | Request::Watched
         | Request::StatFs
-        | Request::Trouble(_)
+        | Request::ClientFault(_)
         | Request::Bye => false,
     }
 }

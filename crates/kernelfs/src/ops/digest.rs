@@ -350,7 +350,7 @@ impl<'k> Digests<'k> {
                     Ok(batch) => batch,
                     Err(error) => {
                         self.health
-                            .log_failed(session.id, Some(&session.log_trouble), &error);
+                            .log_failed(session.id, Some(&session.log_faults), &error);
                         let error = StoreError::from(error);
                         // Its entries are nowhere else: who waits for its leases would wait for ever.
                         if error.is_device() {

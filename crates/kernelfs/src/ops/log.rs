@@ -67,7 +67,7 @@ impl<'k> LogRequests<'k> {
         }
         let grown = self
             .health
-            .log_work(session.id, &session.log_trouble, "growing the log", || {
+            .log_work(session.id, &session.log_faults, "growing the log", || {
                 log.grow(len_bytes)
             });
         grown.map_err(|error| {
@@ -97,7 +97,7 @@ impl<'k> LogRequests<'k> {
         }
         let synced = self
             .health
-            .log_work(session.id, &session.log_trouble, "sync of the log", || {
+            .log_work(session.id, &session.log_faults, "sync of the log", || {
                 log.sync_all(ranges)
             });
         synced.map_err(|error| {

@@ -152,7 +152,7 @@ pub struct Status {
     /// What went wrong with each medium since the daemon started: tiers, journal, logs.
     #[serde(default)]
     pub media: Vec<MediumStatus>,
-    /// Logs with trouble since the daemon started.
+    /// Logs with faults since the daemon started.
     #[serde(default)]
     pub logs: LogsStatus,
     /// The last looks at all structures and at all data (`fsck` and `scrub` of the served pool).
@@ -398,7 +398,7 @@ impl<'k> View<'k> {
                     Ok(bytes) => drop(fill.insert(session.id, bytes)),
                     Err(error) => self
                         .health
-                        .log_failed(session.id, Some(&session.log_trouble), &error),
+                        .log_failed(session.id, Some(&session.log_faults), &error),
                 }
             }
         }
@@ -443,7 +443,7 @@ fn session_status(
         waits: sessions.table.waiting(session.id) as u64,
         asked_back: sessions.table.asked_back(session.id) as u64,
         credits: session.reserved.load(Ordering::Relaxed),
-        log_state: session.log_trouble.text(),
+        log_state: session.log_faults.text(),
     }
 }
 

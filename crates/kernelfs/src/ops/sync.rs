@@ -99,7 +99,7 @@ impl<'k> Syncer<'k> {
             Ok(newest) => Ok((reader.digested, newest.max(reader.digested))),
             Err(error) => {
                 self.health
-                    .log_failed(session.id, Some(&session.log_trouble), &error);
+                    .log_failed(session.id, Some(&session.log_faults), &error);
                 Err(no(libc::EIO))
             }
         }

@@ -143,7 +143,7 @@ impl<'k> Teardown<'k> {
                 let scan = reader.log.seal_scan(log, reader.digested, &newest_tx);
                 let scan = scan.inspect_err(|error| {
                     self.health
-                        .log_failed(session.id, Some(&session.log_trouble), error)
+                        .log_failed(session.id, Some(&session.log_faults), error)
                 })?;
                 if let Some(damage) = scan.damage {
                     let text = format!("the log is damaged beyond entry {}: {damage}", scan.seal.last);

@@ -1,7 +1,7 @@
 //! One session as the daemon sees it. Owns what belongs to a session alone; leases and holds are in the core.
 
 use crate::digest::SessionLog;
-use crate::health::LogTrouble;
+use crate::health::LogFaults;
 use crate::process::ProcessId;
 use crate::user_segments::UserSegments;
 use parking_lot::{Condvar, Mutex};
@@ -131,7 +131,7 @@ pub(crate) struct Session {
     /// Where an unprivileged session reads its user's files directly, if it does.
     pub(crate) segments: Option<Arc<UserSegments>>,
     /// What went wrong with its log.
-    pub(crate) log_trouble: LogTrouble,
+    pub(crate) log_faults: LogFaults,
     /// Inodes that an unprivileged session has looked up.
     known: Known,
 }
@@ -232,7 +232,7 @@ impl Session {
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
             may_change: AtomicBool::new(false),
             segments,
-            log_trouble: LogTrouble::default(),
+            log_faults: LogFaults::default(),
             known: known.unwrap_or_else(|| Arc::new(Mutex::new(HashMap::from([(InodeKey::ROOT, 0)])))),
         }
     }

@@ -26,7 +26,7 @@ use nvm::Nvm;
 use reservations::Stock;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
-use varve_ipc::{Clock, IpcError, Link, PageState, Request, Response, SessionPage, Trouble, Welcome};
+use varve_ipc::{ClientFault, Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
 use varve_media::Region;
 
 /// What the files of one session rest on. Made anew for each session; inodes outlive it (see
@@ -166,15 +166,15 @@ impl DataPlane {
 
     /// Tells the daemon what went wrong with the log, or what was read from NVM: it does not see that by
     /// itself. Costs three loads if nothing did.
-    pub(crate) fn tell_trouble(&self) {
-        let of_log = self.log.iter().flat_map(Log::take_trouble).flatten();
+    pub(crate) fn report_faults(&self) {
+        let of_log = self.log.iter().flat_map(Log::take_faults).flatten();
         let damaged = self.nvm.as_ref().and_then(Nvm::take_damaged);
-        let of_nvm = damaged.map(|block| Trouble::NvmDamaged {
+        let of_nvm = damaged.map(|block| ClientFault::NvmDamaged {
             block: BlockNo(block),
         });
-        for trouble in of_log.chain(of_nvm) {
+        for fault in of_log.chain(of_nvm) {
             // One that does not hear it has a status of its own.
-            let _ = self.call(Request::Trouble(trouble));
+            let _ = self.call(Request::ClientFault(fault));
         }
     }
 

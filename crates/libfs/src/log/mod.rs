@@ -40,7 +40,7 @@ use std::sync::Arc;
 use sync::Syncs;
 use varve_format::log::{CHUNK_BYTES, LANES_MAX, crc_seed};
 use varve_format::{LogSeq, SessionId, TimeNs};
-use varve_ipc::{Clock, IpcError, PageState, SessionPage, SystemClock, Trouble};
+use varve_ipc::{ClientFault, Clock, IpcError, PageState, SessionPage, SystemClock};
 use varve_media::Region;
 
 /// Most payload bytes of one transaction.
@@ -123,7 +123,7 @@ pub struct Log {
     syncs: Syncs,
     /// The program syncs, and little at a time.
     syncs_little: AtomicBool,
-    trouble: Unsaid,
+    faults: Unsaid,
 }
 
 impl Log {
@@ -144,7 +144,7 @@ impl Log {
             large: Large::new(most_chunks),
             syncs,
             syncs_little: AtomicBool::new(false),
-            trouble: Unsaid::default(),
+            faults: Unsaid::default(),
             region,
             page,
             options,
@@ -226,20 +226,20 @@ impl Log {
             }
             other => Errno::from(other).0,
         };
-        self.trouble
+        self.faults
             .errno
             .store(u64::from(errno.unsigned_abs()), Ordering::Relaxed);
     }
 
     /// What went wrong since the last call.
-    pub(crate) fn take_trouble(&self) -> [Option<Trouble>; 2] {
+    pub(crate) fn take_faults(&self) -> [Option<ClientFault>; 2] {
         let taken = |cell: &AtomicU64| match cell.load(Ordering::Relaxed) {
             0 => None,
             _ => Some(cell.swap(0, Ordering::Relaxed)).filter(|value| *value > 0),
         };
         [
-            taken(&self.trouble.errno).map(|errno| Trouble::LogFailed { errno: errno as i32 }),
-            taken(&self.trouble.slow_ms).map(|ms| Trouble::LogSlow {
+            taken(&self.faults.errno).map(|errno| ClientFault::LogFailed { errno: errno as i32 }),
+            taken(&self.faults.slow_ms).map(|ms| ClientFault::LogSlow {
                 ms: u32::try_from(ms).unwrap_or(u32::MAX),
             }),
         ]

@@ -148,7 +148,7 @@ impl Log {
         self.syncs.bytes.store(bytes, Ordering::Relaxed);
         let took = begun.elapsed();
         if took >= SLOW {
-            self.trouble
+            self.faults
                 .slow_ms
                 .fetch_max(took.as_millis() as u64, Ordering::Relaxed);
         }

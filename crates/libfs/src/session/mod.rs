@@ -216,7 +216,7 @@ impl Session {
     /// Makes everything logged until now durable against a power cut.
     pub(crate) fn sync_log<T>(&self) -> OpResult<(), T> {
         let synced = self.data.sync();
-        self.data.tell_trouble();
+        self.data.report_faults();
         // What a sealed log held is digested, and so durable, before the session that follows begins.
         if !self.is_live() {
             return Err(OpError::lost());

@@ -204,7 +204,7 @@ impl Mount {
                 Ok(value) => return Ok(value),
                 // What fails under leases that were lost meanwhile may not fail: look again.
                 Err(OpError::Failed(errno)) if session.is_live() || self.is_unmounted() => {
-                    session.data.tell_trouble();
+                    session.data.report_faults();
                     return Err(errno);
                 }
                 Err(OpError::Failed(_)) => (None, None),

@@ -194,7 +194,7 @@ fn give_back(weak: &Weak<Session>, clock: &dyn Clock, inbox: &Receiver<Event>, m
             Err(RecvTimeoutError::Timeout) if pause.is_zero() => {}
             Err(RecvTimeoutError::Timeout) => {
                 session.data.reclaim();
-                session.data.tell_trouble();
+                session.data.report_faults();
             }
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -235,6 +235,6 @@ fn sync_now_and_then(weak: &Weak<Session>, clock: &dyn Clock, pause: Duration, a
         if let Err(error) = session.data.sync_unasked() {
             tracing::error!(%error, "the log could not be made durable");
         }
-        session.data.tell_trouble();
+        session.data.report_faults();
     }
 }

@@ -798,7 +798,7 @@ impl Fake {
                 Ok(Response::Done)
             }
             Request::Digest { .. } => Ok(Response::Digested(state.digest(id))),
-            Request::Trouble(_) => Ok(Response::Done),
+            Request::ClientFault(_) => Ok(Response::Done),
             Request::StatFs => Ok(Response::StatFs(StatFs {
                 blocks: 1000,
                 ..StatFs::default()

@@ -21,7 +21,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Why the controller cannot be used.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum ControllerError {
     /// It does not behave.
     Breach(Breach),
     /// It is not a device that can be used: what to do.
@@ -32,19 +32,19 @@ pub(super) enum Trouble {
     Host(MediaError),
 }
 
-impl From<Breach> for Trouble {
+impl From<Breach> for ControllerError {
     fn from(breach: Breach) -> Self {
         Self::Breach(breach)
     }
 }
 
-impl From<MediaError> for Trouble {
+impl From<MediaError> for ControllerError {
     fn from(error: MediaError) -> Self {
         Self::Host(error)
     }
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for ControllerError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Breach(breach) => breach.fmt(f),
@@ -88,9 +88,9 @@ pub(super) struct Controller {
 
 impl Controller {
     /// Looks at the capabilities. The controller is as it was: [`enable`](Self::enable) comes next.
-    pub(super) fn new(bus: Arc<dyn Bus>, nsid: u32, timeout: Duration) -> Result<Self, Trouble> {
+    pub(super) fn new(bus: Arc<dyn Bus>, nsid: u32, timeout: Duration) -> Result<Self, ControllerError> {
         if bus.registers_bytes() < PAGE_BYTES {
-            return Err(Trouble::Unusable(
+            return Err(ControllerError::Unusable(
                 "its register space is too small for an NVMe controller".into(),
             ));
         }
@@ -99,9 +99,9 @@ impl Controller {
             return Err(Breach::Removed.into());
         }
         let capabilities =
-            Capabilities::parse(u64::from(high) << 32 | u64::from(low)).map_err(Trouble::Unusable)?;
+            Capabilities::parse(u64::from(high) << 32 | u64::from(low)).map_err(ControllerError::Unusable)?;
         if capabilities.queues_within(bus.registers_bytes()) < 2 {
-            return Err(Trouble::Unusable(
+            return Err(ControllerError::Unusable(
                 "its register space has no room for the doorbells of an I/O queue".into(),
             ));
         }
@@ -158,7 +158,7 @@ impl Controller {
     }
 
     /// Resets the controller and makes it ready for admin commands.
-    pub(super) fn enable(&mut self) -> Result<(), Trouble> {
+    pub(super) fn enable(&mut self) -> Result<(), ControllerError> {
         self.disable()?;
         self.admin.clear();
         let last = u32::from(self.admin.entries() - 1);
@@ -198,7 +198,7 @@ impl Controller {
         }
     }
 
-    fn identify_bytes(&mut self, cns: u32, nsid: u32) -> Result<[u8; IDENTIFY_BYTES], Trouble> {
+    fn identify_bytes(&mut self, cns: u32, nsid: u32) -> Result<[u8; IDENTIFY_BYTES], ControllerError> {
         let command = Command {
             opcode: admin::IDENTIFY,
             nsid,
@@ -206,7 +206,7 @@ impl Controller {
             ..Command::default()
         };
         self.execute(command, IDENTIFY_BYTES)?
-            .map_err(|status| Trouble::Refused("identify itself", status))?;
+            .map_err(|status| ControllerError::Refused("identify itself", status))?;
         let mut bytes = [0; IDENTIFY_BYTES];
         // One command is in flight at a time, so it was in the first slot.
         self.admin.take(0, 0, &mut bytes);
@@ -214,17 +214,17 @@ impl Controller {
     }
 
     /// Asks who it is.
-    pub(super) fn identify(&mut self) -> Result<Identity, Trouble> {
+    pub(super) fn identify(&mut self) -> Result<Identity, ControllerError> {
         let bytes = self.identify_bytes(CNS_CONTROLLER, 0)?;
-        let controller = ControllerIdentity::parse(&bytes).map_err(Trouble::Unusable)?;
+        let controller = ControllerIdentity::parse(&bytes).map_err(ControllerError::Unusable)?;
         if self.nsid > controller.namespaces {
-            return Err(Trouble::Unusable(format!(
+            return Err(ControllerError::Unusable(format!(
                 "it has {} namespaces, there is no namespace {}; `nvme list-ns` shows those that it has",
                 controller.namespaces, self.nsid
             )));
         }
         let bytes = self.identify_bytes(CNS_NAMESPACE, self.nsid)?;
-        let namespace = NamespaceIdentity::parse(&bytes, self.nsid).map_err(Trouble::Unusable)?;
+        let namespace = NamespaceIdentity::parse(&bytes, self.nsid).map_err(ControllerError::Unusable)?;
         Ok(Identity {
             controller,
             namespace,
@@ -232,7 +232,7 @@ impl Controller {
     }
 
     /// Asks for so many I/O queue pairs; how many there may be, at least 1 and at most `wanted`.
-    pub(super) fn negotiate_queues(&mut self, wanted: u16) -> Result<u16, Trouble> {
+    pub(super) fn negotiate_queues(&mut self, wanted: u16) -> Result<u16, ControllerError> {
         let doorbells = self.capabilities.queues_within(self.bus.registers_bytes()) - 1;
         let wanted = wanted.clamp(1, doorbells.min(usize::from(u16::MAX)) as u16);
         let command = Command {
@@ -249,13 +249,13 @@ impl Controller {
         };
         let given = self
             .execute(command, 0)?
-            .map_err(|status| Trouble::Refused("allocate I/O queues", status))?;
+            .map_err(|status| ControllerError::Refused("allocate I/O queues", status))?;
         let (submission, completion) = (given & 0xffff, given >> 16);
         Ok(wanted.min(u16::try_from(submission.min(completion) + 1).unwrap_or(u16::MAX)))
     }
 
     /// Has the device make a queue pair, which must be clear.
-    pub(super) fn create_queues(&mut self, pair: &QueuePair) -> Result<(), Trouble> {
+    pub(super) fn create_queues(&mut self, pair: &QueuePair) -> Result<(), ControllerError> {
         let (submission, completion) = pair.addresses();
         let size = u32::from(pair.entries() - 1) << 16 | u32::from(pair.id());
         let command = |opcode, address, dword11| Command {
@@ -267,14 +267,14 @@ impl Controller {
         };
         let create = command(admin::CREATE_COMPLETION_QUEUE, completion, 1);
         self.execute(create, 0)?
-            .map_err(|status| Trouble::Refused("create a completion queue", status))?;
+            .map_err(|status| ControllerError::Refused("create a completion queue", status))?;
         let create = command(
             admin::CREATE_SUBMISSION_QUEUE,
             submission,
             u32::from(pair.id()) << 16 | 1,
         );
         self.execute(create, 0)?
-            .map_err(|status| Trouble::Refused("create a submission queue", status))?;
+            .map_err(|status| ControllerError::Refused("create a submission queue", status))?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::bus::Bus;
-use super::controller::{Controller, Identity, Trouble, check_status};
+use super::controller::{Controller, ControllerError, Identity, check_status};
 use super::queue::{Breach, ENTRIES_MAX, QueuePair, TRANSFER_MAX};
 use super::transfer::{Failure, Piece, RANGES_MAX, Target, Work};
 use crate::DEVICE_BLOCK_BYTES;
@@ -88,19 +88,24 @@ impl NvmeDevice {
         nsid: u32,
         options: NvmeOptions,
     ) -> Result<Self, MediaError> {
-        Self::start(&bus, name.clone(), nsid, options).map_err(|trouble| {
+        Self::start(&bus, name.clone(), nsid, options).map_err(|error| {
             bus.stop_dma();
-            match trouble {
-                Trouble::Host(error) => error,
-                trouble => MediaError::Refused {
+            match error {
+                ControllerError::Host(error) => error,
+                error => MediaError::Refused {
                     device: name,
-                    why: format!("cannot be used: {trouble}").into(),
+                    why: format!("cannot be used: {error}").into(),
                 },
             }
         })
     }
 
-    fn start(bus: &Arc<dyn Bus>, name: DeviceName, nsid: u32, options: NvmeOptions) -> Result<Self, Trouble> {
+    fn start(
+        bus: &Arc<dyn Bus>,
+        name: DeviceName,
+        nsid: u32,
+        options: NvmeOptions,
+    ) -> Result<Self, ControllerError> {
         let mut controller = Controller::new(Arc::clone(bus), nsid, options.admin_timeout)?;
         controller.enable()?;
         let identity = controller.identify()?;
@@ -120,8 +125,8 @@ impl NvmeDevice {
             match controller.create_queues(&queue) {
                 Ok(()) => queues.push(Mutex::new(queue)),
                 // It promised more than it has; some are enough.
-                Err(Trouble::Refused(..)) if !queues.is_empty() => break,
-                Err(trouble) => return Err(trouble),
+                Err(ControllerError::Refused(..)) if !queues.is_empty() => break,
+                Err(error) => return Err(error),
             }
         }
         Ok(Self {
@@ -225,7 +230,7 @@ impl NvmeDevice {
                 self.resets.store(resets + 1, Ordering::Release);
                 Ok(())
             }
-            Err(trouble) => Err(self.give_up(&format!("{breach}, and could not be reset: {trouble}"))),
+            Err(error) => Err(self.give_up(&format!("{breach}, and could not be reset: {error}"))),
         }
     }
 
@@ -233,15 +238,15 @@ impl NvmeDevice {
         &self,
         controller: &mut Controller,
         queues: &mut [MutexGuard<'_, QueuePair>],
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ControllerError> {
         controller.enable()?;
         let identity = controller.identify()?;
         if identity != self.identity {
-            return Err(Trouble::Unusable("it is another device now".into()));
+            return Err(ControllerError::Unusable("it is another device now".into()));
         }
         let given = controller.negotiate_queues(queues.len() as u16)?;
         if usize::from(given) < queues.len() {
-            return Err(Trouble::Unusable(format!(
+            return Err(ControllerError::Unusable(format!(
                 "it gives {given} queue pairs now, {} are in use",
                 queues.len()
             )));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use varve_kernelfs::{HealthStatus, MediumStatus, Status};
 
-/// Lines of `varve status` about trouble; none on a sound pool.
+/// Lines of `varve status` about faults; none on a sound pool.
 pub fn lines(pool: &Path, status: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     for medium in &status.media {
@@ -66,12 +66,12 @@ fn slowness(medium: &MediumStatus) -> Option<String> {
     ))
 }
 
-fn told(trouble: &HealthStatus) -> String {
-    let (when, text) = (ago(trouble.time_ns), &trouble.text);
-    if trouble.place.is_empty() || text.contains(&trouble.place) {
+fn told(fault: &HealthStatus) -> String {
+    let (when, text) = (ago(fault.time_ns), &fault.text);
+    if fault.place.is_empty() || text.contains(&fault.place) {
         format!("{when}: {text}")
     } else {
-        format!("{when}, {}: {text}", trouble.place)
+        format!("{when}, {}: {text}", fault.place)
     }
 }
 
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trouble_says_what_to_do() {
+    fn each_fault_says_what_to_do() {
         let happened = |text: &str| {
             Some(HealthStatus {
                 text: text.into(),
