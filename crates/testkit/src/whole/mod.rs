@@ -121,7 +121,7 @@ impl Stats {
 /// What may be under way together with what. Operations on paths look names up one after the other: only such
 /// go together whose names stay where they are, and so take effect at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Company {
+enum Overlap {
     /// Of data, beside others of data.
     Data,
     /// Of names of files, beside others of names.
@@ -130,7 +130,7 @@ enum Company {
     Alone,
 }
 
-fn company_of(call: &Call) -> Company {
+fn overlap_of(call: &Call) -> Overlap {
     match call {
         Call::Look(_)
         | Call::Do(
@@ -141,14 +141,14 @@ fn company_of(call: &Call) -> Company {
             | Op::Allocate { .. }
             | Op::SetXattr(..)
             | Op::Fsync(_),
-        ) => Company::Data,
-        Call::Do(Op::Create(_) | Op::Unlink(_) | Op::Symlink(_)) => Company::Names,
+        ) => Overlap::Data,
+        Call::Do(Op::Create(_) | Op::Unlink(_) | Op::Symlink(_)) => Overlap::Names,
         Call::Do(Op::Rename(from, to) | Op::RenameNoReplace(from, to))
             if is_file_path(from) && is_file_path(to) =>
         {
-            Company::Names
+            Overlap::Names
         }
-        Call::Do(_) => Company::Alone,
+        Call::Do(_) => Overlap::Alone,
     }
 }
 
@@ -196,16 +196,16 @@ pub fn steps(seed: u64, clients: usize, count: usize) -> Vec<Step> {
 /// One that goes with others, most of the time.
 fn some_call(rng: &mut Rng, model: &mut Model, mood: u64) -> Call {
     let wanted = match mood {
-        0 => Company::Names,
-        1..3 => Company::Data,
+        0 => Overlap::Names,
+        1..3 => Overlap::Data,
         _ => return Call::Do(likely_op(rng, model)),
     };
-    if wanted == Company::Data && rng.below(3) == 0 {
+    if wanted == Overlap::Data && rng.below(3) == 0 {
         return Call::Look(rng.pick(&workload::file_paths()).clone());
     }
     for _ in 0..40 {
         let call = Call::Do(random_op(rng));
-        if company_of(&call) == wanted && history::carry_out(&mut model.clone(), &call) == Answer::Done {
+        if overlap_of(&call) == wanted && history::carry_out(&mut model.clone(), &call) == Answer::Done {
             history::carry_out(model, &call);
             return call;
         }
@@ -220,7 +220,7 @@ struct Stage {
     buried: Vec<Client>,
     stopped: Vec<bool>,
     /// What is under way.
-    company: Company,
+    overlap: Overlap,
     shared: Arc<Mutex<Shared>>,
     stats: Stats,
 }
@@ -271,7 +271,7 @@ impl Stage {
             clients: Vec::new(),
             buried: Vec::new(),
             stopped: vec![false; plan.clients],
-            company: Company::Alone,
+            overlap: Overlap::Alone,
             shared: Arc::new(Mutex::new(Shared {
                 history: History::new(Model::new()),
                 wrong: None,
@@ -350,8 +350,8 @@ impl Stage {
     }
 
     fn call(&mut self, index: usize, call: &Call) -> Outcome<()> {
-        let company = company_of(call);
-        if company == Company::Alone || company != self.company {
+        let overlap = overlap_of(call);
+        if overlap == Overlap::Alone || overlap != self.overlap {
             self.rest()?;
         }
         if self.stopped[index] || self.rig.is_stopped(self.clients[index].no) {
@@ -366,7 +366,7 @@ impl Stage {
                 return Ok(());
             }
         }
-        self.company = company;
+        self.overlap = overlap;
         self.stats.calls += 1;
         self.stats.together += usize::from(self.clients.iter().any(Client::is_busy));
         let number = locked(&self.shared).history.begin(call.clone());
@@ -375,7 +375,7 @@ impl Stage {
         // How far it gets before the next step is drawn.
         let turns = self.rig.turns.draw(40);
         self.rig.turns.step_aside(turns);
-        if company == Company::Alone {
+        if overlap == Overlap::Alone {
             self.until(|stage| {
                 !stage.clients[index].is_busy() || stage.rig.is_stopped(stage.clients[index].no)
             })?;
