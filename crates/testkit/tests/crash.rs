@@ -226,7 +226,7 @@ fn sequences_of_three_to_five_operations_keep_their_order_when_they_crash() {
 }
 
 /// Random workloads of one to three sessions.
-fn companies(what: &str, flavour: Flavour, policy: Policy, runs: u64, acts: usize, given: Effort) -> Tally {
+fn shared_runs(what: &str, flavour: Flavour, policy: Policy, runs: u64, acts: usize, given: Effort) -> Tally {
     let mut jobs = Vec::new();
     for run in 0..runs * scale() * if every() { 10 } else { 1 } {
         let sessions = [2, 3, 1, 2][(run % 4) as usize];
@@ -245,7 +245,7 @@ fn sessions_that_pass_leases_on_keep_a_causal_prefix_when_they_crash() {
         seeds: 2,
         ..Effort::ordinary(0)
     };
-    let sum = companies(
+    let sum = shared_runs(
         "passing leases on",
         Flavour::Calm,
         Policy::Scatter,
@@ -263,7 +263,7 @@ fn sessions_that_are_sealed_die_or_hang_lose_nothing_when_it_crashes() {
         seeds: 2,
         ..Effort::ordinary(0)
     };
-    let sum = companies("rough company", Flavour::Rough, Policy::Scatter, 24, 24, effort);
+    let sum = shared_runs("rough sharing", Flavour::Rough, Policy::Scatter, 24, 24, effort);
     assert!(sum.images > 1_000 && sum.resumed > 0, "{sum:?}");
     assert!(sum.by_activity.contains_key("death of a client"), "{sum:?}");
     on_both(&sum, "death of a client", 10);
@@ -276,7 +276,7 @@ fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
         seeds: 2,
         ..Effort::ordinary(0)
     };
-    let sum = companies("moving data", Flavour::Moving, Policy::Rotate, 24, 24, effort);
+    let sum = shared_runs("moving data", Flavour::Moving, Policy::Rotate, 24, 24, effort);
     assert!(sum.moved > 100 && sum.by_activity["migration"] > 300, "{sum:?}");
     assert!(sum.cooled > 50, "{sum:?}");
     on_both(&sum, "migration", 50);
@@ -288,7 +288,7 @@ fn restart_of_the_daemon_can_crash_too() {
         seeds: 2,
         ..Effort::ordinary(0)
     };
-    let sum = companies("restarts", Flavour::All, Policy::Rotate, 24, 30, effort);
+    let sum = shared_runs("restarts", Flavour::All, Policy::Rotate, 24, 30, effort);
     assert!(sum.by_activity["restart"] > 100, "{sum:?}");
     on_both(&sum, "restart", 50);
 }
@@ -296,7 +296,7 @@ fn restart_of_the_daemon_can_crash_too() {
 #[test]
 fn recovery_can_crash_again_and_again() {
     let effort = Effort::ordinary(0).with_recovery(12);
-    let sum = companies("recovery", Flavour::All, Policy::Rotate, 8, 20, effort);
+    let sum = shared_runs("recovery", Flavour::All, Policy::Rotate, 8, 20, effort);
     assert!(sum.of_recovery > 500, "{sum:?}");
     on_both(&sum, "recovery", 200);
 }

@@ -383,10 +383,10 @@ mod tests {
             ]
             .concat(),
         };
-        let companies = (0..40).map(|seed| shared(seed, 3, 30, Flavour::All));
+        let shared_runs = (0..40).map(|seed| shared(seed, 3, 30, Flavour::All));
         let strains = Strain::ALL.iter().map(|strain| strain.script(3));
         for (index, script) in std::iter::once(singles)
-            .chain(companies)
+            .chain(shared_runs)
             .chain(strains)
             .enumerate()
         {
