@@ -6,6 +6,7 @@
 //! the same rule from its log (`inode::overlay`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use varve_format::seeded::{Bug, armed};
 use varve_format::{BLOCK_BYTES, FallocateMode};
 
@@ -103,11 +104,21 @@ pub struct FilePlan<'a> {
     pub pieces: Vec<(u64, WriteData<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
+    /// Blocks of which an operation changed a part, ascending. If the batch is cut elsewhere after a crash,
+    /// that operation reads the block: it must not be written in place.
+    pub partial: Vec<u64>,
     /// Length in the end.
     pub size: u64,
 }
 
 impl FilePlan<'_> {
+    /// Whether all operations of the batch leave these blocks alone, or change them whole.
+    #[must_use]
+    pub fn is_whole(&self, blocks: Range<u64>) -> bool {
+        let at = self.partial.partition_point(|block| *block < blocks.start);
+        self.partial.get(at).is_none_or(|block| *block >= blocks.end) || armed(Bug::PartialInPlace)
+    }
+
     /// Whether no block changes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -182,6 +193,8 @@ pub(crate) struct FileFold<'a> {
     stretches: u64,
     /// Blocks that were written to, of which a part was cut or zeroed since.
     kept: BTreeSet<u64>,
+    /// Blocks of which a part was written, cut or zeroed; in any order, perhaps more than once.
+    partial: Vec<u64>,
 }
 
 /// What a block is written with that holds data and has none of its own left.
@@ -189,7 +202,9 @@ const ZERO: WriteData<'static> = WriteData::Here(&[0]);
 
 impl<'a> FileFold<'a> {
     pub(crate) fn write(&mut self, offset: u64, data: WriteData<'a>) {
-        self.insert(offset, offset + data.len() as u64, Some(data));
+        let end = offset + data.len() as u64;
+        self.note_partial(offset, end);
+        self.insert(offset, end, Some(data));
         self.writes += 1;
     }
 
@@ -203,6 +218,7 @@ impl<'a> FileFold<'a> {
         if new_size > size {
             return;
         }
+        self.note_partial(new_size, new_size);
         self.keep_edges(new_size, u64::MAX);
         self.clear(new_size, u64::MAX);
         let before = self.truncate.filter(|_| !armed(Bug::CutForgotten));
@@ -213,6 +229,7 @@ impl<'a> FileFold<'a> {
     pub(crate) fn fallocate(&mut self, mode: FallocateMode, offset: u64, len: u64) {
         let end = offset + len;
         if !matches!(mode, FallocateMode::Allocate | FallocateMode::AllocateKeepSize) {
+            self.note_partial(offset, end);
             self.keep_edges(offset, end);
         }
         match mode {
@@ -233,6 +250,16 @@ impl<'a> FileFold<'a> {
             offset / BLOCK_BYTES,
             end.div_ceil(BLOCK_BYTES),
         );
+    }
+
+    /// `start..end` changes: of the blocks at its ends a part only, where it does not end with them.
+    fn note_partial(&mut self, start: u64, end: u64) {
+        for at in [start, end] {
+            let block = at / BLOCK_BYTES;
+            if !at.is_multiple_of(BLOCK_BYTES) && self.partial.last() != Some(&block) {
+                self.partial.push(block);
+            }
+        }
     }
 
     /// `start..end` is about to become zeros: blocks that lie in it in part keep that they were written to,
@@ -370,6 +397,9 @@ impl<'a> FileFold<'a> {
             len: (end - first) * BLOCK_BYTES,
         });
         plan.allocate = ranges.collect();
+        plan.partial.clone_from(&self.partial);
+        plan.partial.sort_unstable();
+        plan.partial.dedup();
         (plan, self.merged())
     }
 }

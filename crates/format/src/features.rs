@@ -70,8 +70,11 @@ impl Features {
         log_incompat: U64::ZERO,
     };
 
-    /// What this program can serve. None of the features is built.
-    pub const BUILT: Self = Self::NONE;
+    /// What this program can serve.
+    pub const BUILT: Self = Self {
+        log_incompat: U64::new(LogIncompat::IN_PLACE.bits()),
+        ..Self::NONE
+    };
 
     /// Those that are not in `other`.
     #[must_use]

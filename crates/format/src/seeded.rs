@@ -160,6 +160,22 @@ pub enum Bug {
     VictimKeepsLink,
     /// Repair frees what nobody uses in its first pass, before all is saved.
     RepairFreesFirst,
+
+    // Overwrites in place.
+    /// A block is overwritten in place although an operation of the same batch changed a part of it.
+    PartialInPlace,
+    /// The entry that is redone is one that the daemon saw, not one that is known to be durable.
+    UnsettledInPlace,
+    /// Blocks are overwritten when they are queued, before the record is ready.
+    InPlaceEarly,
+    /// Blocks that were overwritten and the record share a fence.
+    InPlaceNotFenced,
+    /// A reader of the daemon takes what it read beside an overwrite.
+    ReadBesideInPlace,
+    /// A client takes what it read of a block, though it was overwritten in its log meanwhile.
+    ReadUnderOverwrite,
+    /// Files whose blocks were overwritten in place are not named as changed.
+    InPlaceNotTold,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]
@@ -174,6 +190,21 @@ mod switch {
     /// Arms one bug in this thread (`None`: none).
     pub fn arm(bug: Option<Bug>) {
         ARMED.set(bug);
+    }
+
+    thread_local! {
+        static RECORD_OPS: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+
+    /// How many operations a digest of this thread takes into one record, from here on.
+    pub fn set_record_ops(most: usize) {
+        RECORD_OPS.set(most);
+    }
+
+    /// So many at most.
+    #[must_use]
+    pub fn record_ops() -> usize {
+        RECORD_OPS.get()
     }
 
     /// The bug armed in this thread: a thread that is started on its behalf arms it too.
@@ -197,6 +228,17 @@ mod switch {
     #[inline(always)]
     pub const fn arm(_bug: Option<Bug>) {}
 
+    /// Changes nothing here.
+    #[inline(always)]
+    pub const fn set_record_ops(_most: usize) {}
+
+    /// As many as fit.
+    #[inline(always)]
+    #[must_use]
+    pub const fn record_ops() -> usize {
+        usize::MAX
+    }
+
     /// None.
     #[inline(always)]
     #[must_use]
@@ -212,7 +254,7 @@ mod switch {
     }
 }
 
-pub use switch::{arm, armed, current};
+pub use switch::{arm, armed, current, record_ops, set_record_ops};
 
 /// Whether a test scheduler finds `bug`, which makes one of `works` fail: the works take turns under random
 /// schedules and such by priorities, until one fails. Prints how many it took. The bound is far beyond what

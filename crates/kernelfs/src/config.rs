@@ -140,6 +140,10 @@ pub struct Config {
     /// `false`, `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where
     /// NVM is a file, `false` where it is memory.
     pub verify_nvm_reads: VerifyNvm,
+    /// Whether whole blocks of data on NVM are overwritten where they are, if a write to it is durable as soon
+    /// as it is ordered (`dax`, `shm`) and its reads are not verified; else they go to new blocks. Default
+    /// true.
+    pub overwrite_in_place: bool,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,
     /// Whether slower tiers bypass the host's page cache where its file system can. Default true.
@@ -255,6 +259,7 @@ impl Default for Config {
             sync_always: false,
             atime: AtimeSetting::Relatime,
             verify_nvm_reads: VerifyNvm::ByMedium,
+            overwrite_in_place: true,
             io_uring: true,
             o_direct: true,
             emulate: Vec::new(),

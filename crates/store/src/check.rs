@@ -110,7 +110,7 @@ impl Store {
     /// Superblock copies, the journal's headers, the fixed areas' blocks.
     fn check_fixed(&self) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
-        for copy in crate::pool::bad_superblocks(&self.devices, &self.layout.sb)? {
+        for copy in crate::pool::bad_superblocks(&self.devices, &self.superblock())? {
             findings.push(Finding::Table {
                 what: format!("copy {copy} of the superblock is damaged"),
             });
@@ -165,7 +165,10 @@ impl Store {
                     if matches!(inode.content, Content::File(_))
                         && inode.attr.kind() == FileKind::Regular =>
                 {
-                    inos.push(ino);
+                    // What its log redoes is not damaged.
+                    if !self.may_be_torn(ino) {
+                        inos.push(ino);
+                    }
                 }
                 Ok(_) => {}
                 Err(error) if is_one_block(&error) => {

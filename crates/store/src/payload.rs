@@ -33,6 +33,9 @@ pub enum Payload<'a> {
         skip: usize,
         /// Number of bytes.
         len: usize,
+        /// After a crash they are written again, whatever became of this time: so whole blocks of them may
+        /// go over what they replace, in place.
+        redone: bool,
     },
 }
 
@@ -52,16 +55,56 @@ impl<'a> Payload<'a> {
         self.len() == 0
     }
 
+    /// Whether it is written again after a crash.
+    pub(crate) const fn is_redone(&self) -> bool {
+        matches!(self, Self::Deferred { redone: true, .. })
+    }
+
+    /// Both as one, if `next` is what follows in the same payload.
+    pub(crate) fn joined(&self, next: &Self) -> Option<Self> {
+        match (*self, *next) {
+            (
+                Self::Deferred {
+                    source,
+                    id,
+                    skip,
+                    len,
+                    redone,
+                },
+                Self::Deferred {
+                    id: other,
+                    skip: behind,
+                    len: more,
+                    ..
+                },
+            ) if id == other && skip + len == behind => Some(Self::Deferred {
+                source,
+                id,
+                skip,
+                len: len + more,
+                redone,
+            }),
+            _ => None,
+        }
+    }
+
     /// The `len` bytes from `start` on, which must exist.
     pub(crate) fn part(&self, start: usize, len: usize) -> Self {
         debug_assert!(start + len <= self.len());
         match *self {
             Self::Inline(data) => Self::Inline(&data[start..start + len]),
-            Self::Deferred { source, id, skip, .. } => Self::Deferred {
+            Self::Deferred {
+                source,
+                id,
+                skip,
+                redone,
+                ..
+            } => Self::Deferred {
                 source,
                 id,
                 skip: skip + start,
                 len,
+                redone,
             },
         }
     }

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use varve_media::sim::SimMedium;
 use varve_testkit::crash::{
-    Act, Effort, Flavour, Job, Known, Script, Syncs, Tally, explore_or_shrink, sequence, shared,
+    Act, Effort, Flavour, Job, Known, Script, Strain, Syncs, Tally, explore_or_shrink, sequence, shared,
 };
 use varve_testkit::ops::{Op, write};
 use varve_testkit::rig::{Policy, Shape};
@@ -280,6 +280,23 @@ fn data_that_moves_between_tiers_is_whole_when_it_crashes() {
     assert!(sum.moved > 100 && sum.by_activity["migration"] > 300, "{sum:?}");
     assert!(sum.cooled > 50, "{sum:?}");
     on_both(&sum, "migration", 50);
+}
+
+#[test]
+fn blocks_overwritten_in_place_are_whole_when_it_crashes() {
+    let mut jobs = Vec::new();
+    for run in 0..9 * scale() {
+        let medium = [SimMedium::Dax, SimMedium::Dax, SimMedium::Shm][(run % 3) as usize];
+        let script = Strain::Overwrites.script(1000 + seed() * 100 + run);
+        let given = Effort {
+            torn: 3,
+            stride: if every() { 1 } else { 3 },
+            ..Effort::thorough(seed() + run).with_recovery(40)
+        };
+        jobs.push((script, Strain::Overwrites.shape(medium), effort(given)));
+    }
+    let sum = explore("overwrites in place", &jobs);
+    assert!(sum.images > 1_000 && sum.of_recovery > 100, "{sum:?}");
 }
 
 #[test]

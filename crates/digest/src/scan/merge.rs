@@ -92,6 +92,12 @@ impl Entry {
         EntryFlags::from_bits_truncate(self.header.flags)
     }
 
+    /// Its writer knew that all entries below this number were committed.
+    #[must_use]
+    pub const fn stable_below(&self) -> LogSeq {
+        stable_below(&self.header)
+    }
+
     /// Where in the log its payload is, if it was left there: those of writes are. Whether the entry is one
     /// at all (its checksum) has not been seen then. Whoever acts on it reads the payload and looks, before
     /// anything that follows from it becomes durable; if it is none, that counts for nothing, and the log is
@@ -604,7 +610,7 @@ impl Batch {
 
     /// Whether what was left in the log and no entry says to have been committed before it is whole.
     fn is_confirmed<L: LogBytes>(&self, log: &L, session: SessionId) -> Result<bool, ScanError<L::Error>> {
-        let below = self.entries.iter().map(|entry| stable_below(&entry.header)).max();
+        let below = self.entries.iter().map(Entry::stable_below).max();
         let behind = self.entries.iter().rev();
         let unsure = behind.take_while(|entry| below.is_none_or(|below| entry.seq() >= below));
         for entry in unsure {

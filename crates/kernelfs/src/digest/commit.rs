@@ -2,13 +2,13 @@
 //! plan out, and says how far each log is digested in the same record. Bad operations are refused one
 //! transaction at a time and stall nothing.
 
-use super::deferred::DeferredPayloads;
+use super::deferred::{DeferredPayloads, Redone};
 use super::execute::{CommitFailure, FREE_BUDGET, PlanExecutor, PreStep};
 use super::types::{Applied, Client, Environment, Leases, Source};
 use super::view::{SessionGrants, TxView};
 use std::collections::BTreeMap;
 use varve_digest::{Actor, Batch, Fold, LogResident, Op, Plan, Refusal, RefusedTx, Transaction};
-use varve_format::seeded::{Bug, armed};
+use varve_format::seeded::{Bug, armed, record_ops};
 use varve_format::{InodeKey, LogSeq, SessionId};
 use varve_store::{OP_ROOM, PayloadSource, Progress, Store, StoreError, Tx};
 
@@ -48,7 +48,7 @@ pub fn digest(
         let mut tx = store.begin_with_room()?;
         // The fold's estimate is generous, and yet no bound: the store has the last word.
         let budget = tx.room() / 4 * 3;
-        let most_now = most.min(store.room_for_ops());
+        let most_now = most.min(store.room_for_ops()).min(record_ops());
         let folded = fold(&tx, sources, &next, env, most_now, budget);
         let cut = match folded {
             Ok(Some(cut)) => cut,
@@ -63,7 +63,8 @@ pub fn digest(
             tx = store.begin_with_room()?;
         }
         let left = DeferredPayloads::new(sources);
-        let carried = commit(store, &mut tx, sources, &cut, env, &left).and_then(|carried| {
+        let redone = Redone::of(records(sources, &next, &cut));
+        let carried = commit(store, &mut tx, sources, &cut, env, (&left, &redone)).and_then(|carried| {
             leaves_what_is_promised(store, sources, &cut, env)?;
             Ok(carried)
         });
@@ -302,6 +303,21 @@ fn is_sound(
     })
 }
 
+/// The transactions of each source that are in the cut and were not digested before. `next` is where it
+/// begins.
+fn records<'a>(
+    sources: &'a [Source<'_>],
+    next: &'a [usize],
+    cut: &'a RecordPlan<'_>,
+) -> impl Iterator<Item = (&'a Batch, &'a [Transaction])> {
+    let parts = sources.iter().zip(next).zip(&cut.next).zip(&cut.above);
+    parts.map(|(((source, from), to), above)| {
+        let transactions = &source.batch.transactions[*from..*to];
+        let old = transactions.partition_point(|of| last_seq(source.batch, of) <= *above);
+        (source.batch, &transactions[old..])
+    })
+}
+
 fn last_seq(batch: &Batch, transaction: &Transaction) -> LogSeq {
     let last = transaction.first + transaction.len - 1;
     batch.entries.get(last).map_or(LogSeq(0), |entry| entry.seq())
@@ -377,7 +393,7 @@ fn commit(
     sources: &[Source<'_>],
     cut: &RecordPlan<'_>,
     env: &Environment<'_>,
-    left: &dyn PayloadSource,
+    left: (&dyn PayloadSource, &Redone),
 ) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
     let sessions: Vec<SessionId> = sources.iter().map(|source| source.client.session).collect();
     let (mut applied, unfinished) = execute(store, tx, &cut.plan, env, &sessions, left)?;
@@ -415,7 +431,7 @@ pub(super) fn execute(
     plan: &Plan<'_>,
     env: &Environment<'_>,
     sessions: &[SessionId],
-    left: &dyn PayloadSource,
+    (left, redone): (&dyn PayloadSource, &Redone),
 ) -> Result<(Applied, Vec<InodeKey>), CommitFailure> {
     let mut carrier = PlanExecutor {
         tx,
@@ -428,6 +444,7 @@ pub(super) fn execute(
             ..Applied::default()
         },
         left,
+        redone,
         rows: BTreeMap::new(),
         granted: Vec::new(),
         unfinished: Vec::new(),

@@ -15,9 +15,58 @@ use super::log::RegionLog;
 use super::types::Source;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use varve_digest::{Entry, LogBytes};
+use varve_digest::{Batch, Entry, LogBytes, LogResident, Transaction};
+use varve_format::LogSeq;
 use varve_format::log::crc_seed;
+use varve_format::seeded::{Bug, armed};
 use varve_store::{PayloadSource, PayloadUnavailable};
+
+/// Which entries of one record recovery finds for certain: those that had been committed when a later entry
+/// of the same record was written. So what is overwritten in place with their bytes is whole again after a
+/// crash. By source, the number that they are below.
+#[derive(Debug, Default)]
+pub(super) struct Redone {
+    /// Per source: index of the first entry that is not among them.
+    below: Vec<u32>,
+}
+
+impl Redone {
+    /// Of these transactions of each source; whether their entries are sound is seen before the record
+    /// commits.
+    pub(super) fn of<'t>(records: impl Iterator<Item = (&'t Batch, &'t [Transaction])>) -> Self {
+        let below = records.map(|(batch, transactions)| {
+            let entries = |of: &Transaction| &batch.entries[of.first..of.first + of.len];
+            let bound = transactions
+                .iter()
+                .flat_map(entries)
+                .map(Entry::stable_below)
+                .max();
+            let bound = if armed(Bug::UnsettledInPlace) {
+                Some(LogSeq(u64::MAX))
+            } else {
+                bound
+            };
+            // A transaction is redone as a whole.
+            let settled = |of: &&Transaction| {
+                let last = entries(of).last().map(Entry::seq);
+                last < bound
+            };
+            let first_not = transactions.iter().find(|of| !settled(of));
+            let end = transactions.last().map_or(0, |last| last.first + last.len);
+            first_not.map_or(end, |of| of.first) as u32
+        });
+        Self {
+            below: below.collect(),
+        }
+    }
+
+    /// Whether the entry that these bytes are in is one.
+    pub(super) fn has(&self, bytes: LogResident) -> bool {
+        self.below
+            .get(bytes.source as usize)
+            .is_some_and(|below| bytes.entry < *below)
+    }
+}
 
 /// How much of an entry has been fetched in order, and the checksum of that.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,14 +1,15 @@
 //! Carrying a plan out in a store transaction. Decides nothing but the order of the store's calls, and stops
 //! when the record is full.
 
-use super::deferred::DeferredPayloads;
+use super::deferred::{DeferredPayloads, Redone};
 use super::types::{Applied, Environment};
 use super::view::{batch_bit, names};
 use crate::placement::Use;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use varve_digest::{Fate, InodePlan, NameChange, Plan, WriteData};
+use varve_digest::{Fate, FilePlan, InodePlan, NameChange, Plan, WriteData};
+use varve_format::seeded::{Bug, armed};
 use varve_format::session::GrantRow;
 use varve_format::{BLOCK_BYTES, FileBlock, FileKind, Ino, InodeAttr, InodeKey, LeaseNo, SessionId};
 use varve_store::{DataTarget, OP_ROOM, PayloadSource, Progress, SpaceStats, StoreError, Tx};
@@ -68,6 +69,8 @@ pub(super) struct PlanExecutor<'c, 's> {
     pub(super) applied: Applied,
     /// Where bytes are that are not in the plan.
     pub(super) left: &'c dyn PayloadSource,
+    /// Which entries recovery finds for certain, whatever becomes of this record.
+    pub(super) redone: &'c Redone,
     /// Grant rows as they are to be in the end.
     pub(super) rows: BTreeMap<LeaseNo, GrantRow>,
     /// Room for the rows of one inode.
@@ -143,7 +146,8 @@ impl PlanExecutor<'_, '_> {
 
     fn change(&mut self, inode: &InodePlan<'_>) -> Result<(), CommitFailure> {
         let ino = inode.attr.key.ino;
-        if !inode.file.is_empty() && inode.fate == Fate::Changed {
+        let told = !armed(Bug::InPlaceNotTold);
+        if !inode.file.is_empty() && inode.fate == Fate::Changed && told {
             self.applied.remapped.push(inode.attr.key);
         }
         if inode.attr.kind() == FileKind::Regular {
@@ -206,10 +210,9 @@ impl PlanExecutor<'_, '_> {
             let wished = (pieces.len() as u64).saturating_mul(STRETCH_ROOM);
             let stretches = (self.tx.room_at_least(wished) / STRETCH_ROOM) as usize;
             let (now, later) = pieces.split_at(one_call(pieces, stretches));
-            let left = self.left;
             let bytes: Vec<_> = now
                 .iter()
-                .map(|(offset, data)| (*offset, bytes_of(*data, left)))
+                .map(|(offset, data)| (*offset, self.bytes_of(file, *offset, *data)))
                 .collect();
             self.tx.write_pieces(ino, &bytes, target)?;
             self.note_written(inode.attr.key, now);
@@ -233,6 +236,28 @@ impl PlanExecutor<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of a plan as the store takes them. They may go over the old blocks if an entry is redone that
+    /// covers them whole, and no other operation of this record needs what they replace.
+    fn bytes_of<'b>(&self, file: &FilePlan<'_>, offset: u64, data: WriteData<'b>) -> varve_store::Payload<'b>
+    where
+        Self: 'b,
+    {
+        match data {
+            WriteData::Here(data) => varve_store::Payload::Inline(data),
+            WriteData::LogResident(left) => {
+                let end = offset + u64::from(left.len);
+                varve_store::Payload::Deferred {
+                    source: self.left,
+                    id: DeferredPayloads::name(left.source, left.entry),
+                    skip: left.skip as usize,
+                    len: left.len as usize,
+                    redone: self.redone.has(left)
+                        && file.is_whole(offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)),
+                }
+            }
+        }
     }
 
     /// Tells placement of the blocks that were written, each stretch once.
@@ -307,19 +332,6 @@ impl PlanExecutor<'_, '_> {
             self.applied.rows.push((lease, left));
         }
         Ok(())
-    }
-}
-
-/// Bytes of a plan as the store takes them.
-const fn bytes_of<'b>(data: WriteData<'b>, from: &'b dyn PayloadSource) -> varve_store::Payload<'b> {
-    match data {
-        WriteData::Here(data) => varve_store::Payload::Inline(data),
-        WriteData::LogResident(left) => varve_store::Payload::Deferred {
-            source: from,
-            id: DeferredPayloads::name(left.source, left.entry),
-            skip: left.skip as usize,
-            len: left.len as usize,
-        },
     }
 }
 

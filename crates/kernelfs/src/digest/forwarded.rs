@@ -6,7 +6,7 @@
 
 use super::allocation::{self, Filled, Spent};
 use super::commit::{execute, finish_free, forwarded_actor, run_pre_step};
-use super::deferred::NoPayloads;
+use super::deferred::{NoPayloads, Redone};
 use super::execute::{CommitFailure, PreStep};
 use super::types::{Applied, Client, Environment, Leases};
 use super::view::{SessionGrants, TxView};
@@ -245,12 +245,19 @@ fn attempt(
     }
     let plan = fold.finish();
     let sessions = [client.session];
-    let (applied, unfinished) =
-        execute(store, tx, &plan, env, &sessions, &NoPayloads).map_err(|stuck| match stuck {
-            CommitFailure::PreStep(before) => Failed::PreStep(before),
-            CommitFailure::RecordFull => ForwardError::Errno(libc::EFBIG).into(),
-            CommitFailure::Store(error) => error.into(),
-        })?;
+    let (applied, unfinished) = execute(
+        store,
+        tx,
+        &plan,
+        env,
+        &sessions,
+        (&NoPayloads, &Redone::default()),
+    )
+    .map_err(|stuck| match stuck {
+        CommitFailure::PreStep(before) => Failed::PreStep(before),
+        CommitFailure::RecordFull => ForwardError::Errno(libc::EFBIG).into(),
+        CommitFailure::Store(error) => error.into(),
+    })?;
     row.last_forwarded = LastForwarded {
         number: op.number,
         made,

@@ -405,6 +405,9 @@ impl<'k> Digests<'k> {
         batch: &Batch,
         log: &dyn Region,
     ) -> Result<Digested, StoreError> {
+        if !batch.refused.is_empty() {
+            session.suspect();
+        }
         for refused in &batch.refused {
             tracing::warn!(session = %session.id, "left out of the digest: {}", refused.why);
         }
@@ -427,6 +430,9 @@ impl<'k> Digests<'k> {
                 if *id == session.id {
                     reader.digested = reader.digested.max(*upto);
                 }
+            }
+            if !applied.refused.is_empty() {
+                session.suspect();
             }
             gone.extend(self.take_over(applied));
             session.page.set_digested(reader.digested);

@@ -45,6 +45,14 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
     varve_ipc::page::membarrier();
     logs.drop_left_copies();
     let base_limit = store.newest_tx();
+    if config.overwrite_in_place && verify == VerifyNvm::Never && !logs.needs_sync() {
+        match store.overwrite_in_place() {
+            Err(error) if error.is_device() => {
+                tracing::error!("blocks are not overwritten in place: {error}")
+            }
+            done => done?,
+        }
+    }
     let limits = Limits {
         min_hold_ms: config.min_hold_ms,
         lease_ms: config.lease_ms,
@@ -105,6 +113,7 @@ impl<'k> Upkeep<'k> {
         self.teardown.seal_doomed();
         self.teardown.finish_sealed();
         self.teardown.reap(now_ms);
+        self.teardown.note_redone();
         self.held.free_unheld();
         self.sharing.note_exclusive(now_ms);
     }
@@ -153,12 +162,25 @@ impl<'k> Shutdown<'k> {
                 .core
                 .store
                 .checkpoint()
+                .and_then(|()| if over { self.end_in_place() } else { Ok(()) })
                 .inspect_err(|error| self.core.note_error(error)),
         };
         // Whoever still has this object, and whatever they do with it: the pool may have another daemon from
         // here on.
         self.core.store.close("the daemon has stopped");
         ended
+    }
+
+    /// What the next start finds needs no log: any program may open the pool that knows its version.
+    fn end_in_place(&self) -> Result<(), StoreError> {
+        let nothing_waits = {
+            let sessions = self.core.locked();
+            sessions.entries.is_empty() && sessions.unfinished.is_empty() && sessions.to_finish.is_empty()
+        };
+        if nothing_waits {
+            self.core.store.end_in_place()?;
+        }
+        Ok(())
     }
 
     fn end_sessions(&self) {

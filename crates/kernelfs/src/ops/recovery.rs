@@ -77,10 +77,20 @@ impl<'k> Recovery<'k> {
             .iter()
             .map(|(session, _)| (session.id, Arc::clone(session)));
         self.core.locked().revived = revived.collect();
-        for (session, seal) in sealed {
+        let mut rest = sealed.into_iter();
+        while let Some((session, seal)) = rest.next() {
             match self.teardown.finish_session(&session, &seal, true, limit) {
                 Ok(()) => {}
-                Err(error) if error.stops_writing() => return Err(error),
+                Err(error) if error.stops_writing() => {
+                    // Nobody reads what was to be overwritten.
+                    if self.core.store.is_torn() {
+                        let others = rest.map(|(session, _)| session);
+                        for session in std::iter::once(session).chain(others) {
+                            self.keep_leases(&session)?;
+                        }
+                    }
+                    return Err(error);
+                }
                 Err(error) => {
                     tracing::error!(session = %session.id, "a sealed log cannot be digested yet: {error}");
                     self.core.store.note_damage(&error);
@@ -90,6 +100,7 @@ impl<'k> Recovery<'k> {
             }
         }
         self.core.locked().revived.clear();
+        self.teardown.note_redone();
         self.clear_left(numbers)?;
         if !armed(Bug::OrphansLeftAtStart) {
             let orphans = self.core.store.orphans()?;
@@ -141,6 +152,10 @@ impl<'k> Recovery<'k> {
                 SessionState::Live => None,
             };
             let session = Arc::new(self.revive(&row)?);
+            // What an earlier daemon found at its end is not known any more.
+            if seal.is_some() || session.log.is_none() {
+                session.suspect();
+            }
             let seal = match seal {
                 Some(seal) => seal,
                 None => self.teardown.persist_seal(&session, limit)?,

@@ -149,6 +149,7 @@ impl<'k> Teardown<'k> {
                     let text = format!("the log is damaged beyond entry {}: {damage}", scan.seal.last);
                     tracing::warn!(session = %session.id, "{text}");
                     self.health.log_damaged(session.id, text);
+                    session.suspect();
                 }
                 scan.seal
             }
@@ -199,6 +200,9 @@ impl<'k> Teardown<'k> {
         limit: BaseLimit,
     ) -> Result<(), StoreError> {
         let digested = self.digests.digest_sealed(session, seal, limit)?;
+        if session.is_suspect() && self.core.store.is_torn() {
+            self.name_torn(session)?;
+        }
         let row_changes = session.row_changes.lock();
         let (rows, numbers) = {
             let sessions = self.core.locked();
@@ -232,6 +236,44 @@ impl<'k> Teardown<'k> {
         let kept = keep.then_some((seal, last_forwarded));
         let changes = self.drop_session(session, kept, &removed);
         write_rows(self.core, &changes)
+    }
+
+    /// A log of an earlier daemon could not be had whole: what it was to overwrite may be torn. Looks at all
+    /// that its session could write, before its grants go, and names what is damaged.
+    fn name_torn(&self, session: &Session) -> Result<(), StoreError> {
+        let held = self.core.locked().rows.held(session.id);
+        for (ino, _) in held {
+            let torn = match self.core.store.torn_blocks(ino) {
+                Ok(torn) => torn,
+                Err(StoreError::NoInode(_) | StoreError::WrongKind { .. }) => continue,
+                Err(error) if error.stops_writing() => return Err(error),
+                Err(error) => {
+                    self.core.note_error(&error);
+                    continue;
+                }
+            };
+            if let Some(first) = torn.first() {
+                let text = format!(
+                    "inode {ino}: {} blocks, the first at byte {first}, hold neither what was there nor what was \
+                    written when the daemon ended, and the log that tells is damaged",
+                    torn.len()
+                );
+                tracing::error!(session = %session.id, "{text}");
+                self.health.log_damaged(session.id, text);
+            }
+        }
+        Ok(())
+    }
+
+    /// When all logs of earlier daemons are digested, no block is torn any more.
+    pub(crate) fn note_redone(&self) {
+        if !self.core.store.is_torn() {
+            return;
+        }
+        let sessions = self.core.locked();
+        if sessions.unfinished.is_empty() && sessions.to_finish.is_empty() {
+            self.core.store.forget_torn();
+        }
     }
 
     /// Removes grants from media, in as few transactions as they need.

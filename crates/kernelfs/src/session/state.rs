@@ -126,6 +126,8 @@ pub(crate) struct Session {
     /// The session that it continues, of which its client has perhaps not heard yet how it ended; 0: none, or
     /// it has.
     continues: AtomicU64,
+    /// Not all that its log held can be had.
+    suspect: AtomicBool,
     /// It may change what others see: no kernel caches what was so before it came.
     may_change: AtomicBool,
     /// Where an unprivileged session reads its user's files directly, if it does.
@@ -230,6 +232,7 @@ impl Session {
             granted: AtomicU64::new(0),
             holds_until_ms: AtomicU64::new(0),
             continues: AtomicU64::new(continues.map_or(0, |id| id.0)),
+            suspect: AtomicBool::new(false),
             may_change: AtomicBool::new(false),
             segments,
             log_faults: LogFaults::default(),
@@ -251,6 +254,16 @@ impl Session {
         }
         let id = self.continues.swap(0, Ordering::AcqRel);
         (id != 0).then_some(SessionId(id))
+    }
+
+    /// Not all that its log held can be had: it is damaged, gone, or something in it was refused.
+    pub(crate) fn suspect(&self) {
+        self.suspect.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that was said of it.
+    pub(crate) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::Relaxed)
     }
 
     /// Whether it may change what others see (`ops::sharing`).

@@ -99,6 +99,8 @@ struct Book {
     places: u64,
     freed: Vec<u64>,
     digested: u64,
+    /// What is known to have been committed goes over the old block.
+    in_place: bool,
     /// Log addresses of data that is digested.
     in_log: Vec<u64>,
     held: Option<LeaseNo>,
@@ -141,12 +143,39 @@ impl Daemon {
                 break;
             };
             if let Some(version) = version {
-                self.put(book, version);
+                if book.in_place && book.place != 0 && self.settled() > wanted {
+                    self.nvm.write(book.place * BLOCK_BYTES, &image(version)).unwrap();
+                    book.version = version;
+                } else {
+                    self.put(book, version);
+                }
                 book.in_log.push(addr);
             }
             book.digested = wanted;
         }
         self.page.digested.store(book.digested, Ordering::SeqCst);
+    }
+
+    /// All entries below this number had been committed when the last one was written.
+    fn settled(&self) -> u64 {
+        let mut settled = 0;
+        for chunk in 0..CHUNKS {
+            let mut at = chunk * CHUNK_BYTES + if chunk == 0 { 64 } else { 0 };
+            loop {
+                let mut bytes = [0; HEADER_SIZE];
+                self.log.read(at, &mut bytes).unwrap();
+                let header = EntryHeader::read_from_bytes(&bytes).unwrap();
+                let (seq, len) = (header.seq.get(), header.payload_len.get() as usize);
+                if seq == 0 || len > BLOCK_SIZE {
+                    break;
+                }
+                if self.find(seq).is_some() {
+                    settled = settled.max(seq - u64::from(header.stable_delta.get()));
+                }
+                at += entry_size(len) as u64;
+            }
+        }
+        settled
     }
 
     /// Entry `wanted`: where its data is, and the version that it writes (none: a number that was written
@@ -361,15 +390,33 @@ impl Stage {
                 return false;
             }
         }
+        Self::judge(&out, if tried.is_some() { "tried" } else { "pinned" }, least);
+        true
+    }
+
+    /// One read under the inode's lock; `false`: the session is over.
+    fn read_locked(&self) -> bool {
+        let mut out = [0; BLOCK_SIZE];
+        let least = self.daemon.returned.load(Ordering::SeqCst);
+        let Ok(_pin) = self.leases.pin_one::<()>(FILE, LeaseMode::Read, Use::Own) else {
+            return false;
+        };
+        if self.data.read(&self.node.inode, 0, &mut out).is_err() {
+            return false;
+        }
+        Self::judge(&out, "locked", least);
+        true
+    }
+
+    /// What a read may show that began when version `least` had been written.
+    fn judge(out: &[u8], how: &str, least: u64) {
         let version = u64::from_le_bytes(*out.first_chunk().unwrap());
-        let how = if tried.is_some() { "tried" } else { "pinned" };
         assert!(out[..] == image(version), "a read that was {how} is torn");
         assert_ne!(version, POISON, "a read that was {how} shows what was used again");
         assert!(
             version >= least,
             "a read that was {how} shows {version} after {least}"
         );
-        true
     }
 
     /// One write of this session; `false`: the session is over.
@@ -475,6 +522,23 @@ fn tried_reads_show_what_counts() {
     worker.join().unwrap();
 }
 
+/// Blocks are overwritten in place by the digest, while threads read and write them.
+fn reads_beside_overwrites_show_one_or_the_other() {
+    let (stage, _inbox, _recalls) = stage();
+    stage.daemon.book.lock().in_place = true;
+    let readers = [true, false].map(|tries| {
+        let stage = Arc::clone(&stage);
+        thread::spawn(move || if tries { stage.read() } else { stage.read_locked() })
+    });
+    // The second write knows that the first was committed.
+    assert!(stage.write() && stage.write());
+    stage.daemon.digest(&mut stage.daemon.book.lock());
+    stage.reuse();
+    for reader in readers {
+        assert!(reader.join().unwrap());
+    }
+}
+
 /// Reads are tried while the session is sealed; then others write, and its blocks are used again without a
 /// word to it.
 fn tried_reads_end_with_the_session() {
@@ -515,6 +579,12 @@ fn read_that_is_tried_shows_what_counts_when_leases_and_blocks_go() {
 fn read_that_is_tried_shows_nothing_of_a_session_that_is_over() {
     shuttle::check_random(tried_reads_end_with_the_session, 2_000);
     shuttle::check_pct(tried_reads_end_with_the_session, 1_000, 3);
+}
+
+#[test]
+fn read_beside_overwrites_in_place_is_whole() {
+    shuttle::check_random(reads_beside_overwrites_show_one_or_the_other, 3_000);
+    shuttle::check_pct(reads_beside_overwrites_show_one_or_the_other, 2_000, 3);
 }
 
 #[test]

@@ -15,6 +15,8 @@ use varve_ipc::{DATA_MAX, Request, Response, WINDOW_BLOCKS};
 
 /// Most questions for the map in one read: more means that the daemon's answers lead nowhere.
 const ASKS_MAX: u32 = 100_000;
+/// So few blocks are looked up one by one.
+const FEW_BLOCKS: u64 = 16;
 /// Slow reads above this many bytes go past the cache.
 const CACHED_MAX: usize = 256 << 10;
 
@@ -126,6 +128,11 @@ impl DataPlane {
                 }
                 let into = &mut out[at..(stop - offset) as usize];
                 self.nvm.as_ref()?.read(place, pos % BLOCK_BYTES, into).ok()?;
+                // The daemon may have overwritten a block in place with what another thread has logged since
+                // the look at the log.
+                if is_logged(inode, block, stop.div_ceil(BLOCK_BYTES)) {
+                    return None;
+                }
             }
             pos = stop;
         }
@@ -189,7 +196,16 @@ impl DataPlane {
                             .map_or(end, |next| next * BLOCK_BYTES);
                     }
                     let into = &mut out[at..(stop - offset) as usize];
-                    if let Pass::Unmapped(block) = self.copy_below(inode, body, pos, into, forwarded)? {
+                    let asked = forwarded.len();
+                    let below = self.copy_below(inode, body, pos, into, forwarded);
+                    // The same, and whatever it was is not below any more. Under the lock nothing leaves the
+                    // log: this comes to an end.
+                    let (first, end) = (block, stop.div_ceil(BLOCK_BYTES));
+                    if word.is_none() && is_logged(inode, first, end) {
+                        forwarded.truncate(asked);
+                        continue;
+                    }
+                    if let Pass::Unmapped(block) = below? {
                         return Ok(Pass::Unmapped(block));
                     }
                 }
@@ -356,6 +372,24 @@ impl DataPlane {
             Response::Bytes(bytes) if bytes.len() <= len => Ok(bytes),
             _ => Err(OpError::from(confused("ReadData"))),
         }
+    }
+}
+
+/// Whether the log holds any of these blocks whole. Whatever the caller has loaded of them from below was
+/// loaded before: an entry is published here before the daemon may overwrite a block with it.
+#[inline]
+fn is_logged(inode: &Inode, first: u64, end: u64) -> bool {
+    if armed(Bug::ReadUnderOverwrite) {
+        return false;
+    }
+    std::sync::atomic::fence(Ordering::Acquire);
+    if inode.radix.is_empty() {
+        return false;
+    }
+    // Looking for the next one goes through all words of a leaf.
+    match end - first {
+        0..FEW_BLOCKS => (first..end).any(|block| inode.radix.get(block).is_some()),
+        _ => inode.radix.next_used(first, end).is_some(),
     }
 }
 

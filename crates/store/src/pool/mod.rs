@@ -3,6 +3,7 @@
 //! `open` recovers it, `snapshot` gives consistent views, `query` and `read` answer from them.
 
 pub(crate) mod demotion_state;
+pub(crate) mod in_place;
 mod open;
 mod query;
 pub(crate) mod read;
@@ -12,7 +13,9 @@ pub(crate) mod writer;
 
 pub(crate) use open::journal_id;
 pub(crate) use snapshot::{Committed, Snapshot};
-pub(crate) use superblock::{bad_superblocks, read_superblock, refuse_unknown, write_superblocks};
+pub(crate) use superblock::{
+    bad_superblocks, older_superblocks, read_superblock, refuse_unknown, write_superblocks,
+};
 
 use crate::cache::MetaCache;
 use crate::layout::Layout;
@@ -20,6 +23,7 @@ use crate::seeded::{Bug, armed};
 use crate::space::Space;
 use crate::{Devices, Pass, Passes, PendingFrees, PoolMediaStats, Result, SpaceStats, StoreError, TierIo};
 use demotion_state::DemotionState;
+use in_place::InPlaceState;
 use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use std::num::NonZeroUsize;
@@ -59,6 +63,7 @@ pub struct Store {
     passes: Mutex<Passes>,
     /// Which metadata went to slower tiers, and which goes next.
     pub(crate) demotion: Mutex<DemotionState>,
+    in_place: InPlaceState,
     latched: OnceLock<Arc<str>>,
     /// So often the checks that were under way had to end.
     checks_over: AtomicU64,

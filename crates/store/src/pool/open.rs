@@ -1,5 +1,6 @@
 //! Opening a pool: superblock, replay of the journal, bitmaps and rows.
 
+use super::in_place::InPlaceState;
 use super::superblock::read_superblock;
 use super::writer::{Slots, Writer};
 use super::{FOOTERS_CACHED, Store};
@@ -70,6 +71,7 @@ impl Store {
         store.media_stats = media_stats;
         store.load_space()?;
         store.load_rows()?;
+        store.note_torn()?;
         let state = store.snapshot().reader().state()?;
         report.newest_tx = store.newest_tx();
         report.inodes = state.inodes_used.get();
@@ -112,6 +114,7 @@ impl Store {
             latched: OnceLock::new(),
             checks_over: AtomicU64::new(0),
             demotion: Mutex::default(),
+            in_place: InPlaceState::default(),
             devices,
             layout,
         }

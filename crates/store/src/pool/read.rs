@@ -164,7 +164,7 @@ impl Store {
     pub fn read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
         let mut attempt = 1;
         loop {
-            match self.try_read(ino, offset, out) {
+            match self.read_beside(|| self.try_read(ino, offset, out)) {
                 // The unit may have been sealed or opened again between the look at its row and the read of
                 // its footer.
                 Err(StoreError::DataChecksum { .. } | StoreError::Footer { .. }) if attempt < ATTEMPTS => {
@@ -175,17 +175,23 @@ impl Store {
         }
     }
 
-    fn try_read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> Result<usize> {
-        let (plan, _reader) = {
+    /// One attempt; and whether it read of NVM.
+    fn try_read(&self, ino: Ino, offset: u64, out: &mut [u8]) -> (Result<usize>, bool) {
+        let mut planned = || {
             let snapshot = self.snapshot();
             let inode = snapshot.reader().get(ino)?;
             let plan = plan(&snapshot.reader(), &inode, offset, out, self.verify_nvm)?;
-            (plan, self.enter(snapshot.tx()))
+            Ok((plan, self.enter(snapshot.tx())))
         };
-        fill(self, &plan, out, |tier, start, bytes| {
+        let (plan, _reader) = match planned() {
+            Ok(planned) => planned,
+            Err(error) => return (Err(error), false),
+        };
+        let read = fill(self, &plan, out, |tier, start, bytes| {
             self.read_blocks(tier, start, bytes)
-        })?;
-        Ok(plan.len)
+        });
+        let nvm = plan.parts.iter().any(|part| part.tier == Tier::Nvm);
+        (read.map(|()| plan.len), nvm)
     }
 
     fn enter(&self, tx: TxId) -> Reader<'_> {
@@ -208,6 +214,10 @@ impl Store {
     /// # Errors
     /// `DataChecksum`, `Footer`, a device's error.
     pub fn verify_block(&self, tier: Tier, block: BlockNo) -> Result<()> {
+        self.read_beside(|| (self.try_verify(tier, block), tier == Tier::Nvm))
+    }
+
+    fn try_verify(&self, tier: Tier, block: BlockNo) -> Result<()> {
         let (sums, _reader) = {
             let snapshot = self.snapshot();
             (

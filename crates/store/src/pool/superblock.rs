@@ -93,6 +93,17 @@ pub(crate) fn bad_superblocks(devices: &Devices, good: &Superblock) -> Result<Ve
     Ok(bad)
 }
 
+/// Whole copies of the superblock that were written before this one.
+pub(crate) fn older_superblocks(devices: &Devices, newest: &Superblock) -> Result<Vec<u64>> {
+    let mut older = Vec::new();
+    for number in SUPERBLOCK_BLOCKS {
+        if superblock_copy(devices, number)?.is_ok_and(|copy| copy.sequence.get() < newest.sequence.get()) {
+            older.push(number);
+        }
+    }
+    Ok(older)
+}
+
 /// As [`Store::upgrade`].
 fn upgrade_superblocks(devices: &Devices, old: &Superblock) -> Result<u32> {
     let mut new = *old;

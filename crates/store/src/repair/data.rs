@@ -31,8 +31,10 @@ impl Store {
     pub(crate) fn bad_nvm_data(&self) -> Result<Vec<(Ino, FileBlock, BlockNo)>> {
         let mut inos = Vec::new();
         self.for_each_inode(&mut |ino, slot| {
+            // What its log redoes is not damaged.
             if let InodeSlot::Used(inode) = slot
                 && inode.attr.kind() == FileKind::Regular
+                && !self.may_be_torn(ino)
             {
                 inos.push(ino);
             }
@@ -40,28 +42,40 @@ impl Store {
         })?;
         let mut bad = Vec::new();
         for ino in inos {
-            let mut from = FileBlock(0);
-            loop {
-                let batch = self.map(ino, from, 64)?;
-                let Some(last) = batch.last() else { break };
-                from = last.end();
-                for extent in batch.iter().filter(|extent| {
-                    extent.tier == Tier::Nvm && !extent.flags.contains(ExtentFlags::UNWRITTEN)
-                }) {
-                    for at in 0..u64::from(extent.len) {
-                        let block = BlockNo(extent.block.0 + at);
-                        match self.verify_block(Tier::Nvm, block) {
-                            Ok(()) => {}
-                            Err(StoreError::DataChecksum { .. }) => {
-                                bad.push((ino, FileBlock(extent.file_block.0 + at), block));
-                            }
-                            Err(error) => return Err(error),
+            self.bad_nvm_blocks(ino, &mut |at, block, _| bad.push((ino, at, block)))?;
+        }
+        Ok(bad)
+    }
+
+    /// Names data blocks of a file on NVM that do not have their checksum: place in the file, block, error.
+    pub(crate) fn bad_nvm_blocks(
+        &self,
+        ino: Ino,
+        bad: &mut dyn FnMut(FileBlock, BlockNo, &StoreError),
+    ) -> Result<()> {
+        let mut from = FileBlock(0);
+        loop {
+            let batch = self.map(ino, from, 64)?;
+            let Some(last) = batch.last() else {
+                return Ok(());
+            };
+            from = last.end();
+            for extent in batch
+                .iter()
+                .filter(|extent| extent.tier == Tier::Nvm && !extent.flags.contains(ExtentFlags::UNWRITTEN))
+            {
+                for at in 0..u64::from(extent.len) {
+                    let block = BlockNo(extent.block.0 + at);
+                    match self.verify_block(Tier::Nvm, block) {
+                        Ok(()) => {}
+                        Err(error @ StoreError::DataChecksum { .. }) => {
+                            bad(FileBlock(extent.file_block.0 + at), block, &error);
                         }
+                        Err(error) => return Err(error),
                     }
                 }
             }
         }
-        Ok(bad)
     }
 
     /// Takes one damaged block out of NVM; false if there is no slower tier with space, so that a hole is

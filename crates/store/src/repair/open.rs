@@ -39,6 +39,8 @@ impl Store {
             report.mended(format!("superblock: {} restored from the other copy", bad.len()));
         }
         store.trusting = true;
+        // Rows that cannot be read name nobody.
+        let _ = store.note_torn();
         Ok(store)
     }
 }

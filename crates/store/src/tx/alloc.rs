@@ -164,6 +164,7 @@ impl TxState<'_> {
             )));
         }
         self.set_bits(span, false)?;
+        self.in_place.forget(span);
         let mut at = span.start;
         while at <= last {
             let old = self.was_used(span.tier, at)?;

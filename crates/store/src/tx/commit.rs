@@ -1,5 +1,5 @@
 //! The commit of a transaction: the order of writes, flushes and the journal record. Nothing else writes in
-//! place.
+//! place, but [`in_place`](super::in_place), which is called here.
 
 use super::TxState;
 use crate::journal::RedoRecord;
@@ -142,6 +142,7 @@ impl TxState<'_> {
             store.checkpoint_with(&mut self.writer)?;
         }
         self.too_early(&payload)?;
+        let writing = self.write_in_place().inspect_err(|error| store.latch_on(error))?;
         // Whether a record that failed half-way is durable is not known: nothing more may be written.
         let tx = self
             .writer
@@ -155,6 +156,7 @@ impl TxState<'_> {
         self.publish(tx, &payload).inspect_err(|error| {
             store.latch(&format!("a committed change could not be put in place: {error}"))
         })?;
+        drop(writing);
         self.settle(tx);
         store.count_moves(&self.moves);
         store.trim_empty();

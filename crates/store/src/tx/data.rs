@@ -70,7 +70,8 @@ impl Tx<'_> {
     }
 
     /// [`write_bytes`](Self::write_bytes) of bytes that may have to be fetched: each once, in order, where
-    /// they cover whole blocks.
+    /// they cover whole blocks. Whole blocks of pieces that are redone after a crash may go over the old
+    /// ones, at the commit.
     ///
     /// # Errors
     /// The same; `Invalid` where bytes cannot be fetched.
@@ -92,6 +93,8 @@ impl Tx<'_> {
         }
         self.guard_new(|core| {
             let mut inode = core.for_write(ino)?;
+            let others = core.queue_in_place(&inode, pieces, target)?;
+            let pieces = others.as_deref().unwrap_or(pieces);
             let mut new = NewBlocks::new(target, blocks_of(pieces));
             let most = match target.tier {
                 Tier::Nvm => MERGE_BLOCKS,
@@ -716,6 +719,9 @@ impl TxState<'_> {
         from: (Tier, BlockNo),
         to: DataTarget,
     ) -> Result<bool> {
+        if self.store.may_be_torn(ino) {
+            return Ok(false);
+        }
         let mut inode = self.reader().get(ino)?;
         let mut root = file_root(&inode)?;
         let range = FileBlock(at)..FileBlock(at + len);

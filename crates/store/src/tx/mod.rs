@@ -1,12 +1,13 @@
 //! A transaction: the calls that change the pool. Nobody sees a change before the commit; dropped, it never
 //! was.
 //!
-//! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `commit`, `inode`, `data`,
-//! `session_rows`.
+//! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
+//! `data`, `session_rows`.
 
 mod alloc;
 mod commit;
 mod data;
+mod in_place;
 mod inode;
 mod relocate;
 mod session_rows;

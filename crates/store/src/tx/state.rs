@@ -1,6 +1,7 @@
 //! The state of one transaction: dirty blocks, what they cost in the record, and what is put back if it is
 //! dropped.
 
+use super::in_place::InPlace;
 use super::relocate::Moves;
 use crate::cache::{InodeFile, MetaCache};
 use crate::journal::DIFF_MAX;
@@ -89,6 +90,8 @@ pub(crate) struct TxState<'s> {
     /// left the write buffers.
     pub(super) nvm_written: usize,
     pub(super) deferred: Vec<(Tier, u64, Vec<u8>)>,
+    /// What goes over old blocks.
+    pub(super) in_place: InPlace,
     /// Room for bytes that are fetched.
     pub(crate) fetched: Vec<u8>,
     /// Room for blocks that are put together.
@@ -124,6 +127,7 @@ impl<'s> TxState<'s> {
             nvm_range: None,
             nvm_written: 0,
             deferred: Vec::new(),
+            in_place: InPlace::default(),
             fetched: Vec::new(),
             merged: Vec::new(),
             undo: Vec::new(),

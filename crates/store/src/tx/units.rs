@@ -201,8 +201,9 @@ impl TxState<'_> {
         Ok(())
     }
 
-    /// A data block's bytes as this transaction wrote them, if the write was put off (seeded bug only).
+    /// Data blocks' bytes as this transaction writes them.
     pub(crate) fn store_read(&self, tier: Tier, start: u64, out: &mut [u8]) -> Result<()> {
+        // Put off by a seeded bug.
         if let Some((_, first, data)) = self.deferred.iter().rev().find(|(t, first, data)| {
             *t == tier && *first <= start && start < first + (data.len() / BLOCK_SIZE) as u64
         }) {
@@ -212,6 +213,10 @@ impl TxState<'_> {
                 return Ok(());
             }
         }
-        self.store.read_blocks(tier, start, out)
+        self.store.read_blocks(tier, start, out)?;
+        if tier == Tier::Nvm {
+            self.in_place.lay_over(start, out);
+        }
+        Ok(())
     }
 }

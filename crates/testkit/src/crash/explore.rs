@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use varve_format::seeded::set_record_ops;
 use varve_media::sim::{Crash, CrashPoint, PointKind, Recording, SimMedium};
 
 /// How much is tried.
@@ -234,6 +235,22 @@ fn kinds_of_crash(
     crashes
 }
 
+/// Digests of this thread take one operation into a record.
+struct SmallCuts;
+
+impl SmallCuts {
+    fn begin() -> Self {
+        set_record_ops(1);
+        Self
+    }
+}
+
+impl Drop for SmallCuts {
+    fn drop(&mut self) {
+        set_record_ops(usize::MAX);
+    }
+}
+
 /// One in so many recoveries is crashed in its own recovery too.
 const DEEPER_STRIDE: u64 = 40;
 
@@ -385,6 +402,9 @@ impl Recorded {
             }
         }
         let world = image.into_world();
+        // Half of the recoveries cut the logs' batches at every operation: where a digest was cut before is not
+        // known to the next one.
+        let _cuts = content.is_multiple_of(2).then(SmallCuts::begin);
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));
             let found = self.judge(rig.map_err(say)?, &bounds, self.keeps_sealed(crash))?;

@@ -25,6 +25,8 @@ pub enum Strain {
     BigFiles,
     /// Many changes of the bytes of one file in one batch.
     OneFile,
+    /// Whole blocks that are written again and again, among changes of parts of them.
+    Overwrites,
 }
 
 const KIB: u64 = 1 << 10;
@@ -41,13 +43,14 @@ fn short_names() -> &'static [String] {
 
 impl Strain {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Lanes,
         Self::LongLog,
         Self::Ring,
         Self::FullTiers,
         Self::BigFiles,
         Self::OneFile,
+        Self::Overwrites,
     ];
 
     /// A pool that is small enough for it.
@@ -55,6 +58,8 @@ impl Strain {
     pub const fn shape(self, medium: SimMedium) -> Shape {
         match self {
             Self::Lanes | Self::Ring | Self::BigFiles | Self::OneFile => Shape::tiny(medium),
+            // All of it in NVM.
+            Self::Overwrites => Shape::tiny(medium).with(Policy::Product),
             Self::LongLog => Shape::small(medium),
             Self::FullTiers => Shape {
                 blocks_bytes: 1024 * KIB,
@@ -74,6 +79,7 @@ impl Strain {
             Self::FullTiers => work.full_tiers(),
             Self::BigFiles => work.big_files(),
             Self::OneFile => work.one_file(),
+            Self::Overwrites => work.overwrites(),
         }
         work.script
     }
@@ -350,6 +356,47 @@ impl Work {
                 self.op(op);
             }
             self.digest();
+        }
+    }
+
+    fn overwrites(&mut self) {
+        let names = ["a", "b"];
+        for name in names {
+            let seed = self.rng.below(250) as u8;
+            self.op(Op::Create(vec![name]));
+            self.op(write(name, 0, 12 * 4096, seed));
+        }
+        self.act(Act::Digest);
+        self.recorded = true;
+        let sessions = 1 + self.rng.below(3) / 2;
+        for _ in 0..4 {
+            for _ in 0..3 + self.rng.below(4) {
+                let session = (self.rng.below(8) / 7 * (sessions - 1)) as usize;
+                let name = self.rng.pick(&names);
+                let path = vec![*name];
+                let (block, seed) = (self.rng.below(10), self.rng.below(250) as u8);
+                let whole = |blocks: u64| write(name, block * 4096, (blocks * 4096) as u32, seed);
+                let (offset, len) = (self.rng.below(48_000), 1 + self.rng.below(6000));
+                let op = match self.rng.below(16) {
+                    0..=6 => whole(1),
+                    7..=9 => whole(1 + self.rng.below(3)),
+                    10 => write(name, offset, len as u32, seed),
+                    11 => Op::Truncate { path, size: offset },
+                    12 => Op::Punch { path, offset, len },
+                    13 => Op::Zero { path, offset, len },
+                    14 => {
+                        let other = if *name == "a" { "b" } else { "a" };
+                        Op::Together(vec![whole(1), write(other, block * 4096, 4096, seed)])
+                    }
+                    _ => Op::Fsync(Vec::new()),
+                };
+                let _ = self.model.apply(&op);
+                self.by_some_thread(session, op);
+            }
+            self.digest();
+            if self.rng.below(3) == 0 {
+                self.act(Act::Rest);
+            }
         }
     }
 

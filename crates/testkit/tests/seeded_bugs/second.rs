@@ -40,15 +40,17 @@ const RING: Work = Work::Strain(Strain::Ring);
 const FULL_TIERS: Work = Work::Strain(Strain::FullTiers);
 const BIG_FILES: Work = Work::Strain(Strain::BigFiles);
 const ONE_FILE: Work = Work::Strain(Strain::OneFile);
+const OVERWRITES: Work = Work::Strain(Strain::Overwrites);
 
 impl Work {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         LANES,
         LONG_LOG,
         RING,
         FULL_TIERS,
         BIG_FILES,
         ONE_FILE,
+        OVERWRITES,
         Sharing(Flavour::Calm),
         Sharing(Flavour::Moving),
         Sharing(Flavour::All),
@@ -236,6 +238,15 @@ const SECOND: [(Bug, Part); 31] = [
     ),
     (Bug::VictimKeepsLink, Part::Lockstep(1, 6)),
     (Bug::VictimKeepsLink, Part::System(Weather::ROUGH, 8)),
+];
+
+/// Overwrites in place.
+const IN_PLACE: [(Bug, Part); 2] = [
+    (
+        Bug::InPlaceNotFenced,
+        Part::Work(Level::Parts, OVERWRITES, DAX, 4),
+    ),
+    (Bug::PartialInPlace, Part::Work(Level::Torn, OVERWRITES, DAX, 8)),
 ];
 
 /// What was tried, or what is wrong and how many images that took.
@@ -427,6 +438,11 @@ fn try_table(table: &[(Bug, Part)]) {
 #[test]
 fn bugs_of_the_second_list_are_caught_by_the_parts_that_are_named() {
     try_table(&SECOND);
+}
+
+#[test]
+fn bugs_of_overwrites_in_place_are_caught_by_the_parts_that_are_named() {
+    try_table(&IN_PLACE);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The data path against a byte model, with a daemon that digests at random moments.
 #![allow(clippy::unwrap_used)]
 
+mod beside;
 pub(crate) mod fake;
 mod model;
 mod races;

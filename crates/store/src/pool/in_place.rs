@@ -1,0 +1,203 @@
+//! Overwrites in place as the open pool sees them: whether there are any, readers beside them, and what an
+//! earlier daemon may have left torn. The writes themselves are `tx::in_place`'s.
+
+use super::{Store, older_superblocks, write_superblocks};
+use crate::Result;
+use crate::seeded::{Bug, armed};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use varve_format::features::LogIncompat;
+use varve_format::session::{GrantRow, SessionState};
+use varve_format::superblock::{FEATURES_VERSION, SUPERBLOCK_BLOCKS, Superblock};
+use varve_format::{BLOCK_BYTES, Ino};
+
+/// Attempts of a read beside overwrites before it keeps the writer out.
+const ATTEMPTS: usize = 8;
+
+/// State of the overwrites in place of an open pool.
+#[derive(Default)]
+pub(crate) struct InPlaceState {
+    on: AtomicBool,
+    /// Odd while blocks are written and their record is not published.
+    epoch: AtomicU64,
+    /// The superblock that was written last, if it was.
+    superblock: Mutex<Option<Superblock>>,
+    /// Files whose blocks may be torn until the logs that an earlier daemon left are digested.
+    torn: Mutex<HashSet<Ino>>,
+}
+
+/// Blocks are being written in place.
+pub(crate) struct Writing<'s> {
+    epoch: &'s AtomicU64,
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Store {
+    /// Whether whole blocks of NVM are overwritten in place, where the log redoes it.
+    pub(crate) fn overwrites_in_place(&self) -> bool {
+        self.in_place.on.load(Ordering::Relaxed)
+    }
+
+    /// Lets transactions overwrite whole blocks of NVM in place, from here on. A fenced store must be durable
+    /// on NVM, and so must the entries of logs be that pieces are said to be redone from. Sets the feature
+    /// first. Pools of format versions without feature words go on without.
+    ///
+    /// # Errors
+    /// A device failed, or the store's: nothing is overwritten then.
+    pub fn overwrite_in_place(&mut self) -> Result<()> {
+        let sb = self.layout.sb;
+        if sb.version.get() < FEATURES_VERSION {
+            return Ok(());
+        }
+        let bit = LogIncompat::IN_PLACE.bits();
+        if sb.log_incompat.get() & bit == 0 {
+            self.layout.sb = self.write_feature(sb.log_incompat.get() | bit)?;
+        } else {
+            // A crash came between the two copies.
+            write_superblocks(&self.devices, sb, &older_superblocks(&self.devices, &sb)?)?;
+        }
+        let mut tx = self.begin()?;
+        tx.core.change_state(|state| {
+            state
+                .features
+                .log_incompat
+                .set(state.features.log_incompat.get() | bit)
+        })?;
+        tx.commit()?;
+        self.in_place.on.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the feature back; nothing may wait in any log, and no transaction may follow. Durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// A device failed, or the store's.
+    pub fn end_in_place(&self) -> Result<()> {
+        let bit = LogIncompat::IN_PLACE.bits();
+        let sb = self.superblock();
+        if sb.features().log_incompat.get() & bit == 0 {
+            return Ok(());
+        }
+        self.in_place.on.store(false, Ordering::Relaxed);
+        let mut tx = self.begin()?;
+        tx.core.change_state(|state| {
+            state
+                .features
+                .log_incompat
+                .set(state.features.log_incompat.get() & !bit)
+        })?;
+        tx.commit()?;
+        self.checkpoint()?;
+        self.write_feature(sb.log_incompat.get() & !bit).map(drop)
+    }
+
+    fn write_feature(&self, log_incompat: u64) -> Result<Superblock> {
+        let mut sb = self.superblock();
+        sb.log_incompat.set(log_incompat);
+        sb.sequence.set(sb.sequence.get().saturating_add(1));
+        let sb = sb.sealed();
+        write_superblocks(&self.devices, sb, &SUPERBLOCK_BLOCKS)?;
+        *self.in_place.superblock.lock() = Some(sb);
+        Ok(sb)
+    }
+
+    /// The superblock as it is on media.
+    pub(crate) fn superblock(&self) -> Superblock {
+        self.in_place.superblock.lock().unwrap_or(self.layout.sb)
+    }
+
+    pub(crate) fn begin_in_place(&self) -> Writing<'_> {
+        self.in_place.epoch.fetch_add(1, Ordering::Relaxed);
+        // A reader that loads a byte written from here on finds the epoch changed.
+        fence(Ordering::Release);
+        Writing {
+            epoch: &self.in_place.epoch,
+        }
+    }
+
+    /// Reads, again and again, until no block was overwritten in place meanwhile. `read` says whether what it
+    /// read was in NVM: else it counts in any case.
+    pub(crate) fn read_beside<R>(&self, mut read: impl FnMut() -> (Result<R>, bool)) -> Result<R> {
+        if armed(Bug::ReadBesideInPlace) {
+            return read().0;
+        }
+        let epoch = &self.in_place.epoch;
+        for _ in 0..ATTEMPTS {
+            let before = epoch.load(Ordering::Acquire);
+            if before & 1 == 1 {
+                std::thread::yield_now();
+                continue;
+            }
+            let (result, nvm) = read();
+            fence(Ordering::Acquire);
+            if !nvm || epoch.load(Ordering::Relaxed) == before {
+                return result;
+            }
+        }
+        let _writer = self.writer.lock();
+        read().0
+    }
+
+    /// Notes what may be torn: files that sessions which have not ended could write. Empty in a pool that was
+    /// not written in place.
+    pub(crate) fn note_torn(&self) -> Result<()> {
+        if self.layout.sb.features().log_incompat.get() & LogIncompat::IN_PLACE.bits() == 0 {
+            return Ok(());
+        }
+        let sessions = self.sessions()?;
+        let open: HashSet<_> = sessions
+            .iter()
+            .filter(|row| !matches!(row.state, SessionState::Ended(_)))
+            .map(|row| row.id)
+            .collect();
+        let grants = self.grants()?;
+        let grants = grants.iter().filter(|row| open.contains(&row.session));
+        self.in_place.torn.lock().extend(grants.flat_map(inodes_of));
+        Ok(())
+    }
+
+    /// Whether blocks of this file may be torn, since the log that redoes them waits.
+    pub(crate) fn may_be_torn(&self, ino: Ino) -> bool {
+        self.in_place.torn.lock().contains(&ino)
+    }
+
+    /// Whether anything may be torn: a crash came while blocks were overwritten in place, perhaps.
+    #[must_use]
+    pub fn is_torn(&self) -> bool {
+        !self.in_place.torn.lock().is_empty()
+    }
+
+    /// All logs of an earlier daemon are digested.
+    pub fn forget_torn(&self) {
+        self.in_place.torn.lock().clear();
+    }
+
+    /// Blocks of NVM of a file that do not have their checksums: what a log could not redo. First byte of
+    /// each in the file. Counts as damage.
+    ///
+    /// # Errors
+    /// Damage of the file's metadata, or a device failed.
+    pub fn torn_blocks(&self, ino: Ino) -> Result<Vec<u64>> {
+        let mut torn = Vec::new();
+        self.bad_nvm_blocks(ino, &mut |at, _, error| {
+            self.note_damage(error);
+            torn.push(at.0 * BLOCK_BYTES);
+        })?;
+        Ok(torn)
+    }
+}
+
+/// Inodes that a grant is for.
+fn inodes_of(row: &GrantRow) -> impl Iterator<Item = Ino> {
+    let (first, batch) = (row.key.ino.0, row.batch.max(1));
+    (0..16)
+        .filter(move |bit| batch >> bit & 1 == 1)
+        .map(move |bit| Ino(first + bit))
+}
