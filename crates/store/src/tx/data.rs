@@ -1,4 +1,4 @@
-//! File data in a transaction: copy-on-write, holes, allocation, truncation, migration.
+//! File data in a transaction: new blocks, holes, allocation, truncation, migration.
 
 use super::TxState;
 use crate::pool::read::{fill, plan};
