@@ -159,6 +159,7 @@ impl Rig {
             page.clone(),
             Some(log),
             Some(nvm.clone()),
+            None,
             Arc::new(SystemClock),
         );
         let verifying = |once| {
@@ -173,6 +174,7 @@ impl Rig {
                 page.clone(),
                 None,
                 Some(nvm.clone()),
+                None,
                 Arc::new(SystemClock),
             )
         };

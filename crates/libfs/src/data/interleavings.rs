@@ -328,6 +328,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Recalls) {
         Arc::clone(&page) as _,
         Some(log),
         Some(nvm),
+        None,
         Arc::new(ManualClock::new(1_000)),
     );
     let (events, inbox) = crossbeam_channel::unbounded();

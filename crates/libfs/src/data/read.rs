@@ -330,8 +330,15 @@ impl DataPlane {
                 continue;
             }
             let first = block * BLOCK_BYTES;
-            let want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(DATA_MAX);
-            let bytes = self.ask_data(inode, first, want)?;
+            let mut want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(DATA_MAX);
+            let bytes = match self.ask_data(inode, first, want) {
+                // Damage ahead, or behind, is not this block's.
+                Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {
+                    want = BLOCK_SIZE;
+                    self.ask_data(inode, first, want)?
+                }
+                other => other?,
+            };
             self.cache.put(inode.id(), version, block, &bytes);
             // What is beyond the digested end of the file is zero.
             let have = bytes.get(within..).unwrap_or(&[]);
