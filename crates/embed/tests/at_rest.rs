@@ -8,14 +8,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use varve_embed::PoolHere;
+use varve_format::{Block, verify_block};
 use varve_ipc::{Cred, Hello, IpcError};
 use varve_kernelfs::pool::PoolSpec;
 use varve_libfs::{Connection, Connector, Fs, FsOptions, Posix};
 
 const POOLS: u64 = 12;
-const FLIPS: u64 = 20;
-const FILES: u64 = 24;
+const FLIPS: usize = 20;
+const FILES: u64 = 40;
 const BLOCK: usize = 4096;
+/// Where tables and bitmaps of so small a pool have ended.
+const FIXED_BYTES: u64 = 64 * BLOCK as u64;
 
 struct Rng(u64);
 
@@ -39,6 +42,11 @@ fn content(pool: u64, file: u64) -> Vec<u8> {
     (0..len).map(|_| rng.next() as u8).collect()
 }
 
+/// Long enough that the directory has blocks of its own.
+fn path(file: u64) -> String {
+    format!("/d/{file:0>200}")
+}
+
 fn fs_of(pool: &PoolHere) -> Posix {
     Posix::new(pool.mount().unwrap(), Cred::root())
 }
@@ -48,10 +56,10 @@ fn make(dir: &Path, pool: u64) {
     let spec = PoolSpec::parse(Some("6M"), Some("4M"), Some("8M")).unwrap();
     let here = PoolHere::open_or_create(dir, &spec).unwrap();
     let posix = fs_of(&here);
+    posix.mkdir(b"/d", 0o755).unwrap();
     for file in 0..FILES {
-        let path = format!("/{file}");
         let fd = posix
-            .open(path.as_bytes(), libc::O_CREAT | libc::O_WRONLY, 0o644)
+            .open(path(file).as_bytes(), libc::O_CREAT | libc::O_WRONLY, 0o644)
             .unwrap();
         let bytes = content(pool, file);
         assert_eq!(posix.write(fd, &bytes).unwrap(), bytes.len());
@@ -62,25 +70,54 @@ fn make(dir: &Path, pool: u64) {
     here.stop().unwrap();
 }
 
-/// Flips a bit of a byte that is in use, in one of the pool's files.
-fn flip(dir: &Path, rng: &mut Rng) {
-    let image = ["nvm.img", "nvm.img", "ssd.img", "hdd.img"][rng.below(4) as usize];
+/// Where a bit is flipped.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// Any byte in use of the tiers.
+    Used,
+    /// Any byte in use of a block of metadata in NVM that has no fixed place: trees, directories. (With a flip
+    /// in a bitmap or a table no pool is opened.)
+    Metadata,
+    /// Any byte of the journal, which is empty, or of the superblock and its copy.
+    Beside,
+}
+
+/// Flips a bit in one of the pool's files.
+fn flip(dir: &Path, place: Place, rng: &mut Rng) {
+    // What is whole and of that kind runs out.
+    let _ = (0..8).any(|_| flipped(dir, place, rng));
+}
+
+/// Flips one if such a place is found soon: a tier may be empty.
+fn flipped(dir: &Path, place: Place, rng: &mut Rng) -> bool {
+    let image = match place {
+        Place::Used => ["nvm.img", "nvm.img", "ssd.img", "hdd.img"][rng.below(4) as usize],
+        Place::Metadata => "nvm.img",
+        Place::Beside => ["journal.img", "nvm.img"][rng.below(2) as usize],
+    };
     let file = File::options()
         .read(true)
         .write(true)
         .open(dir.join(image))
         .unwrap();
     let len = file.metadata().unwrap().len();
-    let mut byte = [0];
-    for _ in 0..10_000 {
+    let mut block: Box<Block> = Box::new([0; BLOCK]);
+    for _ in 0..5_000 {
         let at = rng.below(len);
-        file.read_exact_at(&mut byte, at).unwrap();
-        if byte[0] != 0 {
-            byte[0] ^= 1 << rng.below(8);
-            file.write_all_at(&byte, at).unwrap();
-            return;
+        let (first, within) = (at / BLOCK as u64 * BLOCK as u64, at as usize % BLOCK);
+        file.read_exact_at(&mut block[..], first).unwrap();
+        let is_it = match place {
+            Place::Used => block[within] != 0,
+            Place::Metadata => first >= FIXED_BYTES && block[within] != 0 && verify_block(&block).is_ok(),
+            Place::Beside => image == "journal.img" || first < 2 * BLOCK as u64,
+        };
+        if is_it {
+            file.write_all_at(&[block[within] ^ 1 << rng.below(8)], at)
+                .unwrap();
+            return true;
         }
     }
+    false
 }
 
 /// Sessions that map no NVM: data comes by message.
@@ -110,7 +147,7 @@ type Files = Vec<Vec<u8>>;
 
 /// Opens it, unless it is refused: what else may be said is EIO.
 fn open(posix: &Posix, file: usize, flags: i32) -> Option<i32> {
-    let opened = posix.open(format!("/{file}").as_bytes(), flags, 0);
+    let opened = posix.open(path(file as u64).as_bytes(), flags, 0);
     opened
         .map_err(|errno| assert_eq!(errno.0, libc::EIO, "/{file}"))
         .ok()
@@ -167,9 +204,13 @@ fn overwrite(posix: &Posix, files: &mut Files, rng: &mut Rng) {
 
 /// Serves the pool for `work`, whose session maps NVM or not; counts if the pool is refused.
 fn serve(dir: &Path, mapped: bool, seen: &mut Seen, work: impl FnOnce(&Posix, &mut Seen)) {
-    let Ok(here) = PoolHere::open(dir) else {
-        seen.pools_refused += 1;
-        return;
+    let here = match PoolHere::open(dir) {
+        Ok(here) => here,
+        Err(error) => {
+            println!("refused: {error}");
+            seen.pools_refused += 1;
+            return;
+        }
     };
     let connector = if mapped {
         here.connector()
@@ -186,48 +227,73 @@ fn serve(dir: &Path, mapped: bool, seen: &mut Seen, work: impl FnOnce(&Posix, &m
     let _ = here.stop();
 }
 
-fn damaged(dir: &Path, pool: u64) -> Files {
+/// A stopped pool with flipped bits, in these places by turns.
+fn damaged(dir: &Path, pool: u64, places: &[Place]) -> Files {
     make(dir, pool);
     let mut rng = Rng(1000 + pool);
-    for _ in 0..FLIPS {
-        flip(dir, &mut rng);
+    for place in places.iter().cycle().take(FLIPS) {
+        flip(dir, *place, &mut rng);
     }
     (0..FILES).map(|file| content(pool, file)).collect()
 }
 
-#[test]
-fn flipped_bits_of_a_stopped_pool_never_come_out_as_data() {
-    let [mut by_message, mut mapped, mut changed, mut after] = [(); 4].map(|()| Seen::default());
+/// Sets what the daemon does.
+fn set(dir: &Path, line: &str) {
+    let toml = dir.join(varve_kernelfs::pool::TOML);
+    let text = std::fs::read_to_string(&toml).unwrap();
+    std::fs::write(&toml, format!("{text}\n{line}\n")).unwrap();
+}
+
+/// What reads show of pools with bits flipped at these places: by message, mapped, after partial overwrites,
+/// and when those are digested and the next daemon serves.
+fn look(places: &[Place]) -> [Seen; 4] {
+    let mut all = [(); 4].map(|()| Seen::default());
+    let [by_message, mapped, changed, after] = &mut all;
     for pool in 0..POOLS {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("pool");
-        let mut files = damaged(&dir, pool);
-        serve(&dir, false, &mut by_message, |posix, seen| {
+        let mut files = damaged(&dir, pool, places);
+        // What is not to be had is not waited for long.
+        set(&dir, "lease_ms = 200\nwait_ms = 500");
+        serve(&dir, false, by_message, |posix, seen| {
             read_all(posix, &files, seen)
         });
-        serve(&dir, true, &mut mapped, |posix, seen| {
-            read_all(posix, &files, seen)
-        });
+        serve(&dir, true, mapped, |posix, seen| read_all(posix, &files, seen));
         let mut rng = Rng(2000 + pool);
-        serve(&dir, true, &mut changed, |posix, seen| {
+        serve(&dir, true, changed, |posix, seen| {
             overwrite(posix, &mut files, &mut rng);
             read_all(posix, &files, seen);
         });
-        serve(&dir, true, &mut after, |posix, seen| {
-            read_all(posix, &files, seen)
-        });
+        serve(&dir, true, after, |posix, seen| read_all(posix, &files, seen));
     }
-    println!("{POOLS} pools, {FLIPS} flips each, blocks read");
+    println!("{POOLS} pools, {FLIPS} flips each, {places:?}, blocks read");
     for (what, seen) in [
-        ("by message", &by_message),
-        ("mapped", &mapped),
-        ("after partial overwrites", &changed),
-        ("when those are digested, by the next daemon", &after),
-    ] {
+        "by message",
+        "mapped",
+        "after partial overwrites",
+        "after their digest",
+    ]
+    .iter()
+    .zip(&all)
+    {
         println!("{what}: {seen:?}");
         assert_eq!(seen.wrong, 0, "{what}: {seen:?}");
+    }
+    all
+}
+
+#[test]
+fn flipped_bits_of_a_stopped_pool_never_come_out_as_data() {
+    for seen in look(&[Place::Used]) {
         // Flips were met, and most of what is there is whole.
-        assert!(seen.refused > 20 && seen.right > 2000, "{what}: {seen:?}");
+        assert!(seen.refused > 20 && seen.right > 2000, "{seen:?}");
+    }
+}
+
+#[test]
+fn flipped_bits_of_metadata_and_data_never_come_out_as_data() {
+    for seen in look(&[Place::Used, Place::Metadata, Place::Used, Place::Beside]) {
+        assert!(seen.refused + seen.unopened > 20, "{seen:?}");
     }
 }
 
@@ -237,10 +303,8 @@ fn flipped_bits_come_out_where_nothing_is_compared() {
     for pool in 0..2 {
         let top = tempfile::tempdir().unwrap();
         let dir = top.path().join("pool");
-        let files = damaged(&dir, pool);
-        let toml = dir.join(varve_kernelfs::pool::TOML);
-        let text = std::fs::read_to_string(&toml).unwrap();
-        std::fs::write(&toml, format!("{text}\nverify_nvm_reads = false\n")).unwrap();
+        let files = damaged(&dir, pool, &[Place::Used]);
+        set(&dir, "verify_nvm_reads = false");
         serve(&dir, true, &mut seen, |posix, seen| read_all(posix, &files, seen));
     }
     println!("verify_nvm_reads = false: {seen:?}");
