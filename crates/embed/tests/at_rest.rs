@@ -75,8 +75,8 @@ fn make(dir: &Path, pool: u64) {
 enum Place {
     /// Any byte in use of the tiers.
     Used,
-    /// Any byte in use of a block of metadata in NVM that has no fixed place: trees, directories. (With a flip
-    /// in a bitmap or a table no pool is opened.)
+    /// Any byte in use of a block of metadata in NVM that has no fixed place: trees, directories. With a
+    /// flip in a bitmap or a table no pool is opened.
     Metadata,
     /// Any byte of the journal, which is empty, or of the superblock and its copy.
     Beside,

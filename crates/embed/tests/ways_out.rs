@@ -321,7 +321,7 @@ fn move_to_another_tier_does_not_carry_damage_along() {
         let mut tx = store.begin().unwrap();
         let from = (extent.tier, extent.block);
         let target = varve_store::DataTarget::only(Tier::Ssd);
-        let moved = tx.migrate(ino, extent.file_block, extent.len.into(), from, target);
+        let moved = tx.migrate(ino, extent.file_block, extent.len, from, target);
         match moved {
             Ok(_) => drop(tx.commit().unwrap()),
             Err(error) => {
