@@ -45,7 +45,7 @@ impl Nvm {
     }
 
     /// `seen`: what has had its checksum is believed from then on.
-    fn new(region: Arc<dyn Region>, sums: Option<u64>, seen: Option<Arc<Verified>>) -> Self {
+    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>, seen: Option<Arc<Verified>>) -> Self {
         Self {
             region,
             sums,
