@@ -194,6 +194,9 @@ impl Attacker {
         if given.backing.is_some() && !self.job.owner {
             self.forbidden("a file on the host's disk is given to a user who could fill it");
         }
+        if given.verified.is_some() && !self.job.owner {
+            self.forbidden("a user may say which blocks are whole");
+        }
         let log = given
             .log
             .as_ref()

@@ -34,7 +34,7 @@ pub enum ServerFrame {
 /// Longest that anything is written: a daemon that takes no more is left.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Descriptors that come with a welcome at most.
-const KINDS: usize = 5;
+const KINDS: usize = 6;
 
 /// A frame with its length.
 pub fn frame(id: u64, request: &Request) -> Vec<u8> {
@@ -150,6 +150,7 @@ impl Wire {
             log: take(2),
             backing: take(4),
             nvm: take(8),
+            verified: take(32),
         };
         Ok(Some((*welcome, given)))
     }
@@ -188,4 +189,5 @@ pub struct Given {
     pub log: Option<OwnedFd>,
     pub backing: Option<OwnedFd>,
     pub nvm: Option<OwnedFd>,
+    pub verified: Option<OwnedFd>,
 }

@@ -121,6 +121,7 @@ impl Connector for LocalConnector {
             page: session.page,
             log: session.log,
             nvm: session.nvm,
+            verified: session.verified,
         })
     }
 }

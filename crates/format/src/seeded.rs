@@ -97,6 +97,10 @@ pub enum Bug {
     TriedReadSealed,
     /// A call that comes back late is judged by the seal of the session that ended last, not of its own.
     LateCallOfAnother,
+    /// A block of NVM is believed although its first read did not compare it.
+    NvmBelieved,
+    /// What a partial write keeps of a block of NVM is not compared before it gets a new checksum.
+    MergeBelieved,
 
     // The second list.
     /// The checksum of a log's entry leaves out the last line of its payload where that is not full.

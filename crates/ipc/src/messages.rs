@@ -9,7 +9,7 @@ use varve_format::{
 };
 
 /// Version of this protocol; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 14;
+pub const PROTOCOL_VERSION: u32 = 15;
 
 /// Most ranges of one [`Request::SyncLog`].
 pub const SYNC_RANGES_MAX: usize = 1024;
@@ -117,7 +117,7 @@ pub struct Welcome {
     /// Where the checksums of that region's blocks begin, in bytes, if reads are to be compared with them.
     /// Laid out as NVM's checksum table in a pool's format.
     pub nvm_sums: Option<u64>,
-    /// A block is compared when the session first reads it, and not again.
+    /// A block is compared when it is first read since the daemon started, and not again.
     pub nvm_sums_once: bool,
     /// The pool's NVM is to be slowed down to a model: the client does so with what it maps.
     pub nvm_emulated: bool,

@@ -48,6 +48,9 @@ pub struct Descriptors {
     pub log_backing: Option<OwnedFd>,
     /// The NVM region, read-only; for a session that is not privileged its user's segments.
     pub nvm: Option<OwnedFd>,
+    /// Which blocks of NVM were compared with their checksums, read-write (`varve_media::Verified`);
+    /// privileged sessions only, and only where each is compared once.
+    pub verified: Option<OwnedFd>,
 }
 
 /// A session that was opened.

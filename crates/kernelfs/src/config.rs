@@ -137,8 +137,8 @@ pub struct Config {
     /// `"strictatime"`.
     pub atime: AtimeSetting,
     /// When reads of data on NVM are compared with its checksums, as those of SSD and HDD always are:
-    /// `false`, `true` (each), or `"first"` (each session's first read of a block). Default: `"first"` where
-    /// NVM is a file, `false` where it is memory.
+    /// `false`, `true` (each), or `"first"` (the first of a block since the daemon started). Default:
+    /// `"first"` where NVM is a file, `false` where it is memory.
     pub verify_nvm_reads: VerifyNvm,
     /// Whether whole blocks of data on NVM are overwritten where they are, if a write to it is durable as soon
     /// as it is ordered (`dax`, `shm`) and its reads are not verified; else they go to new blocks. Default
@@ -182,7 +182,7 @@ pub enum VerifyNvm {
     ByMedium,
     /// No read.
     Never,
-    /// Each session's first read of a block.
+    /// The first read of a block since the daemon started.
     First,
     /// Each read.
     Always,

@@ -288,6 +288,8 @@ impl Service for KernelFs {
                 if let Some(segments) = &opened.segments {
                     given.nvm = Some(segments.share()?);
                 }
+                // Whoever gets none compares for itself.
+                given.verified = opened.verified.and_then(|verified| verified.descriptor().ok()?);
                 Ok(given)
             })
             .map_err(|error| {

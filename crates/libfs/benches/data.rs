@@ -18,7 +18,7 @@ use varve_ipc::{
 };
 use varve_libfs::data::DataPlane;
 use varve_libfs::inode::Inode;
-use varve_media::{Backing, MappedOptions, MappedRegion, Region};
+use varve_media::{Backing, MappedOptions, MappedRegion, Region, Verified};
 
 const LOG_BYTES: u64 = 1 << 30;
 const FILE_BYTES: u64 = 256 << 20;
@@ -74,6 +74,8 @@ struct Rig {
     verifying: DataPlane,
     /// The same with `verify_nvm_reads = "first"`.
     verifying_once: DataPlane,
+    /// Makes another of those, which has compared nothing.
+    fresh: Box<dyn Fn() -> DataPlane + Send + Sync>,
 }
 
 fn region(dir: &Path, name: &str, bytes: u64) -> Arc<dyn Region> {
@@ -159,9 +161,11 @@ impl Rig {
             page.clone(),
             Some(log),
             Some(nvm.clone()),
+            None,
             Arc::new(SystemClock),
         );
-        let verifying = |once| {
+        let (own_link, own_page, own_nvm) = (link.clone(), page.clone(), nvm.clone());
+        let verifying = move |once| {
             DataPlane::new(
                 &Welcome {
                     nvm_sums: Some(FILE_BYTES),
@@ -169,16 +173,18 @@ impl Rig {
                     nvm_emulated: false,
                     ..welcome.clone()
                 },
-                link.clone(),
-                page.clone(),
+                own_link.clone(),
+                own_page.clone(),
                 None,
-                Some(nvm.clone()),
+                Some(own_nvm.clone()),
+                None,
                 Arc::new(SystemClock),
             )
         };
         Self {
             verifying: verifying(false),
             verifying_once: verifying(true),
+            fresh: Box::new(move || verifying(true)),
             plane,
             page,
             link,
@@ -407,6 +413,7 @@ fn reads(rig: &Rig) {
             );
         }
     }
+    verified_once(rig, &below);
     compare(
         "two threads, one file, read 4 KiB",
         || two(|thread| raw_reads(&*rig.nvm, &mut Dice(thread + 99), 4096, 40_000)),
@@ -421,6 +428,46 @@ fn reads(rig: &Rig) {
             })
         },
     );
+}
+
+/// What it costs to compare each block once: the limit is the same read without. Each place is read once a
+/// round.
+fn verified_once(rig: &Rig, file: &Arc<Inode>) {
+    let blocks = FILE_BYTES / 4096;
+    let reads = |plane: &DataPlane, len: usize| {
+        let mut out = vec![0_u8; len];
+        let count = FILE_BYTES / len as u64;
+        timed(count, |step| {
+            // Odd, so that no place comes twice.
+            let at = step * 40_503 % count * len as u64;
+            assert_eq!(plane.read(file, at, &mut out), Ok(len));
+            black_box(&mut out);
+        })
+    };
+    for len in [4096, 65_536] {
+        compare(
+            &format!("read {len} B, compared before"),
+            || reads(&rig.plane, len),
+            || reads(&rig.verifying_once, len),
+        );
+        compare(
+            &format!("read {len} B, for the first time"),
+            || reads(&rig.plane, len),
+            || reads(&(rig.fresh)(), len),
+        );
+    }
+    let verified = Verified::heap(blocks);
+    (0..blocks).for_each(|block| verified.note(block));
+    compare(
+        "look for dropped pages, a block",
+        || timed(blocks, |block| _ = black_box(verified.has(block, block + 1))),
+        || {
+            let mut next = 0;
+            let steps = blocks / 4096;
+            timed(steps, |_| next = verified.forget_absent(&*rig.nvm, next, 4096)) / 4096.0
+        },
+    );
+    assert_eq!(verified.count(), blocks);
 }
 
 fn main() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use varve_format::InodeKey;
 use varve_ipc::{ClientKind, Clock, Hello, IpcError, Link, SessionPage, SystemClock, Welcome};
-use varve_media::Region;
+use varve_media::{Region, Verified};
 
 /// Makes sessions, and makes them again after one was sealed.
 pub trait Connector: Send + Sync {
@@ -35,6 +35,8 @@ pub struct Connection {
     pub log: Option<Arc<dyn Region>>,
     /// The NVM region for direct reads; privileged sessions only.
     pub nvm: Option<Arc<dyn Region>>,
+    /// Which of its blocks were compared with their checksums; `None`: the session keeps that for itself.
+    pub verified: Option<Arc<Verified>>,
 }
 
 /// When a read moves the time of the last read.

@@ -283,6 +283,10 @@ impl Region for EmulatedRegion {
         self.inner.populate(off, len);
     }
 
+    fn residency(&self, off: u64, pages: &mut [u8]) -> bool {
+        self.inner.residency(off, pages)
+    }
+
     fn state(&self) -> DeviceState {
         self.inner.state()
     }

@@ -37,5 +37,6 @@ pub use direct::JournalFile;
 pub use error::{DeviceName, MediaError};
 pub use live_log::LiveLog;
 pub use mapped::{Backing, MappedOptions, MappedRegion};
+pub use pmem::Verified;
 pub use pmem::persist::crc32c_append;
 pub use traits::{BlockDevice, DEVICE_BLOCK_BYTES, DeviceInfo, DeviceState, MediumKind, Region};

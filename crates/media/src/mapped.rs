@@ -230,6 +230,10 @@ impl Region for MappedRegion {
         }
     }
 
+    fn residency(&self, off: u64, pages: &mut [u8]) -> bool {
+        self.backing != Backing::Dax && self.map.residency(off, pages)
+    }
+
     fn sync(&self, off: u64, len: u64) -> Result<(), MediaError> {
         check_range(&self.name, off, len, self.len_bytes())?;
         self.map.fence();

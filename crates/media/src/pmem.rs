@@ -1,7 +1,10 @@
-//! Mapped memory: the copy kernels, and the mappings of files that they work on.
+//! Mapped memory: the copy kernels, the mappings of files that they work on, and which blocks of them are
+//! believed.
 
 pub(crate) mod guard;
 mod map;
 pub mod persist;
+mod verified;
 
 pub(crate) use map::{MapOptions, Mapping};
+pub use verified::Verified;

@@ -304,6 +304,10 @@ impl Region for CountingRegion {
         self.inner.populate(off, len);
     }
 
+    fn residency(&self, off: u64, pages: &mut [u8]) -> bool {
+        self.inner.residency(off, pages)
+    }
+
     fn as_ptr(&self) -> Option<NonNull<u8>> {
         self.inner.as_ptr()
     }

@@ -162,6 +162,12 @@ pub trait Region: Send + Sync {
     /// Changes no content; does nothing where there are no pages.
     fn populate(&self, _off: u64, _len: u64) {}
 
+    /// Sets bit 0 of each byte of `pages` to whether that page of 4 KiB, from `off` on (a multiple of it), is
+    /// in the host's memory. `false`: that is not known here, and `pages` is as it was.
+    fn residency(&self, _off: u64, _pages: &mut [u8]) -> bool {
+        false
+    }
+
     /// First byte of the mapping, valid for `len_bytes()` bytes as long as the region lives; `None` where
     /// there is no mapping or where an access by pointer would escape a simulation or a model. Safe code does
     /// not need it: one [`read`](Self::read) an extent costs one virtual call.

@@ -484,6 +484,7 @@ impl Connector for Entrance {
                 }) as Arc<dyn Region>
             }),
             nvm: opened.nvm,
+            verified: opened.verified,
         })
     }
 }

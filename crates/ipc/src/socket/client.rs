@@ -268,6 +268,7 @@ pub fn connect(path: &Path, hello: Hello) -> Result<(SocketLink, Welcome, Descri
         log: take(mask::LOG),
         log_backing: take(mask::LOG_BACKING),
         nvm: take(mask::NVM),
+        verified: take(mask::VERIFIED),
     };
     let line = take(mask::LINE).map(UnixStream::from);
     let link = SocketLink::start(stream, line).map_err(gone)?;

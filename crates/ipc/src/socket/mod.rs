@@ -65,8 +65,9 @@ mod mask {
     pub(super) const NVM: u8 = 8;
     /// The client's end of the line: the transport's own.
     pub(super) const LINE: u8 = 16;
+    pub(super) const VERIFIED: u8 = 32;
     /// How many kinds there are.
-    pub(super) const KINDS: usize = 5;
+    pub(super) const KINDS: usize = 6;
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -348,12 +348,14 @@ fn send_opened(stream: &UnixStream, opened: Opened, line: &UnixStream) -> io::Re
         log,
         log_backing,
         nvm,
+        verified,
     } = &opened.descriptors;
     let kinds = [
         (mask::PAGE, page),
         (mask::LOG, log),
         (mask::LOG_BACKING, log_backing),
         (mask::NVM, nvm),
+        (mask::VERIFIED, verified),
     ];
     let mut present = 0;
     let mut fds: Vec<BorrowedFd<'_>> = Vec::with_capacity(mask::KINDS);

@@ -34,6 +34,8 @@ pub struct LocalSession {
     pub log: Option<Arc<dyn varve_media::Region>>,
     /// The NVM region; privileged sessions only.
     pub nvm: Option<Arc<dyn varve_media::Region>>,
+    /// Which blocks of it were compared with their checksums, where each is compared once.
+    pub verified: Option<Arc<varve_media::Verified>>,
     /// What others map instead.
     pub(crate) segments: Option<Arc<UserSegments>>,
 }
@@ -149,6 +151,7 @@ impl<'k> Handshake<'k> {
             page: Arc::clone(&session.page),
             log: session.log.clone(),
             nvm: session.privileged.then(|| Arc::clone(nvm)),
+            verified: self.core.store.verified().filter(|_| session.privileged).cloned(),
             segments: session.segments.clone(),
         })
     }

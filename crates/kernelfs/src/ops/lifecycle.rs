@@ -13,13 +13,24 @@ use crate::ops::teardown::Teardown;
 use crate::placement::jobs::Placer;
 use crate::session::table::{SessionTable, Sessions};
 use crate::user_segments::Segments;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use varve_format::LeaseNo;
+use varve_format::{BLOCK_BYTES, LeaseNo};
+use varve_media::Verified;
 use varve_store::{Store, StoreError};
 
 /// Lease numbers taken from the journal at once: for one run of the daemon.
 const LEASE_NUMBERS: u64 = 1 << 40;
+
+/// Blocks of NVM compared so far: none. Shared with sessions where the host lets us.
+fn new_verified(store: &Store) -> Arc<Verified> {
+    let blocks = store.devices().nvm.len_bytes() / BLOCK_BYTES;
+    Arc::new(Verified::shared(blocks).unwrap_or_else(|error| {
+        tracing::warn!("each session compares what it reads from NVM for itself: {error}");
+        Verified::heap(blocks)
+    }))
+}
 
 /// See [`KernelFs::open`].
 pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
@@ -36,7 +47,10 @@ pub(crate) fn open(parts: Parts) -> Result<KernelFs, KernelError> {
         tokens,
     } = parts;
     let verify = config.verify_nvm_reads.on(logs.needs_sync());
-    store.set_verify_nvm(verify != VerifyNvm::Never);
+    match verify {
+        VerifyNvm::First => store.verify_nvm_once(new_verified(&store)),
+        other => store.set_verify_nvm(other != VerifyNvm::Never),
+    }
     // Before the first transaction: from here on no client of an earlier daemon believes what it reads or
     // wrote.
     for page in logs.pages()? {

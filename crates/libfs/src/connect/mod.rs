@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use varve_ipc::{Hello, IpcError, Link, Page, Welcome, socket};
 use varve_media::emulated::{EmulatedRegion, NvmModel};
-use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region};
+use varve_media::{Backing, DeviceName, LiveLog, MappedRegion, MediaError, Region, Verified};
 
 use crate::options::{Connection, Connector};
 
@@ -44,6 +44,10 @@ impl Connector for SocketConnector {
             }
             None => None,
         };
+        // Without them it compares for itself.
+        let verified = descriptors
+            .verified
+            .and_then(|bits| Verified::from_descriptor(bits).ok());
         let slowed = |region| {
             if welcome.nvm_emulated {
                 Arc::new(EmulatedRegion::new(region, NvmModel::STRATA)) as Arc<dyn Region>
@@ -58,6 +62,7 @@ impl Connector for SocketConnector {
             page: Arc::new(page),
             log,
             nvm,
+            verified: verified.map(Arc::new),
         })
     }
 

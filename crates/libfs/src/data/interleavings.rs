@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::DataPlane;
+use super::nvm::Nvm;
 use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
 use crate::log::Log;
 use crate::log::interleavings::DrivenPage;
@@ -18,14 +19,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use varve_format::log::{CHUNK_BYTES, HEADER_SIZE, crc_seed, entry_crc, entry_size, payload_crc};
 use varve_format::{
-    BLOCK_BYTES, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FileBlock, InodeAttr, InodeKey, LeaseNo,
-    LogSeq, SessionId, Tier,
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, BlockNo, EntryFlags, EntryHeader, FileBlock, InodeAttr,
+    InodeKey, LeaseNo, LogSeq, SessionId, Tier,
 };
 use varve_ipc::{
     Grant, IpcError, LeaseMode, Link, ManualClock, MappedExtent, Request, Response, Upcall, Welcome,
 };
 use varve_media::sim::{SimMedium, SimWorld};
-use varve_media::{DeviceInfo, MediaError, Region};
+use varve_media::{DeviceInfo, MediaError, Region, Verified};
 use zerocopy::FromBytes;
 
 const SESSION: SessionId = SessionId(3);
@@ -357,6 +358,7 @@ fn stage() -> (Arc<Stage>, crossbeam_channel::Receiver<Event>, Recalls) {
         Arc::clone(&page) as _,
         Some(log),
         Some(nvm),
+        None,
         Arc::new(ManualClock::new(1_000)),
     );
     let (events, inbox) = crossbeam_channel::unbounded();
@@ -567,6 +569,56 @@ fn tried_reads_end_with_the_session() {
     for thread in threads {
         thread.join().unwrap();
     }
+}
+
+/// Two threads of two sessions read a whole and a damaged block first, at once, while the daemon forgets what
+/// was compared.
+fn first_reads_show_no_damage() {
+    const TABLE: u64 = 8 * BLOCK_BYTES;
+    let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);
+    for block in [1, 2] {
+        region.write(block * BLOCK_BYTES, &image(block)).unwrap();
+        let at = TABLE + BLOCK_HEADER_SIZE as u64 + block * 4;
+        let sum = crc32c::crc32c(&image(block)).to_le_bytes();
+        region.write(at, &sum).unwrap();
+    }
+    region.write(2 * BLOCK_BYTES + 100, &[77]).unwrap();
+    let region: Arc<dyn Region> = Arc::new(Slow(region));
+    let verified = Arc::new(Verified::heap(16));
+    let bug = seeded::current();
+    let readers = [1, 2].map(|first| {
+        let nvm = Nvm::new(Arc::clone(&region), Some(TABLE), Some(Arc::clone(&verified)));
+        thread::spawn(move || {
+            seeded::arm(bug);
+            for block in [first, 3 - first, first] {
+                let mut out = image(POISON);
+                match nvm.read_for_certain(block, 0, &mut out) {
+                    Ok(()) => assert!(block == 1 && out == image(1)),
+                    Err(_) => assert_eq!(block, 2),
+                }
+            }
+        })
+    });
+    for _ in 0..2 {
+        thread::yield_now();
+        verified.forget(1);
+        assert!(!verified.has(2, 3));
+    }
+    for reader in readers {
+        reader.join().unwrap();
+    }
+    assert!(!verified.has(2, 3));
+}
+
+#[test]
+fn first_reads_at_once_show_no_damage() {
+    shuttle::check_random(first_reads_show_no_damage, 2_000);
+    shuttle::check_pct(first_reads_show_no_damage, 1_000, 3);
+}
+
+#[test]
+fn block_that_is_believed_unread_is_caught() {
+    assert!(seeded::is_found(Bug::NvmBelieved, &[first_reads_show_no_damage]));
 }
 
 #[test]

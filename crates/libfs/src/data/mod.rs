@@ -27,7 +27,7 @@ use reservations::Stock;
 use std::sync::{Arc, OnceLock, Weak};
 use varve_format::{BlockNo, LogSeq};
 use varve_ipc::{ClientFault, Clock, IpcError, Link, PageState, Request, Response, SessionPage, Welcome};
-use varve_media::Region;
+use varve_media::{Region, Verified};
 
 /// What the files of one session rest on. Made anew for each session; inodes outlive it (see
 /// [`Inode::reset`]).
@@ -56,7 +56,7 @@ pub struct DataPlane {
 
 impl DataPlane {
     /// For the session that `welcome` opened. `log` is `None` for a read-only session, `nvm` where data is
-    /// not read directly.
+    /// not read directly, `verified` which of its blocks were compared: `None` where others do not say.
     #[must_use]
     pub fn new(
         welcome: &Welcome,
@@ -64,6 +64,7 @@ impl DataPlane {
         page: Arc<dyn SessionPage>,
         log: Option<Arc<dyn Region>>,
         nvm: Option<Arc<dyn Region>>,
+        verified: Option<Arc<Verified>>,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let options = LogOptions {
@@ -77,7 +78,7 @@ impl DataPlane {
             log: log.map(|region| Log::new(region, page.clone(), options)),
             link,
             page,
-            nvm: nvm.map(|region| Nvm::new(region, welcome.nvm_sums, welcome.nvm_sums_once)),
+            nvm: nvm.map(|region| Nvm::of(region, welcome, verified)),
             clock,
             read_ahead_bytes: welcome.read_ahead_bytes.min(varve_ipc::DATA_MAX as u64),
             log_max_bytes: options.max_bytes,

@@ -2,19 +2,21 @@
 //! and their checksums; refuses to know files.
 
 use crate::errno::Errno;
+use crate::seeded::{Bug, armed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::space::CHECKSUMS_PER_BLOCK;
 use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE};
-use varve_media::{MediaError, Region};
+use varve_ipc::Welcome;
+use varve_media::{MediaError, Region, Verified};
 
 /// The region that a session reads data from.
 pub(super) struct Nvm {
     region: Arc<dyn Region>,
     /// Where the table of checksums begins, in bytes; `None`: they are not looked at.
     sums: Option<u64>,
-    /// A bit for each block that was compared and is not compared again; none where each read is.
-    seen: Option<Box<[AtomicU64]>>,
+    /// The blocks that were compared and are not compared again; none where each read is.
+    seen: Option<Arc<Verified>>,
     /// A block that did not have its checksum and that the daemon was not told of, plus one; 0: none.
     damaged: AtomicU64,
 }
@@ -34,14 +36,20 @@ impl From<MediaError> for Bad {
 }
 
 impl Nvm {
-    /// `once`: what has had its checksum is believed from then on.
-    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>, once: bool) -> Self {
-        let words = region.len_bytes().div_ceil(BLOCK_BYTES).div_ceil(64) as usize;
-        let seen = (once && sums.is_some()).then(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+    /// As the daemon said; what `verified` names is believed, where that is shared with others.
+    pub(super) fn of(region: Arc<dyn Region>, welcome: &Welcome, verified: Option<Arc<Verified>>) -> Self {
+        let blocks = region.len_bytes().div_ceil(BLOCK_BYTES);
+        let once = welcome.nvm_sums.is_some() && welcome.nvm_sums_once;
+        let seen = once.then(|| verified.unwrap_or_else(|| Arc::new(Verified::heap(blocks))));
+        Self::new(region, welcome.nvm_sums, seen)
+    }
+
+    /// `seen`: what has had its checksum is believed from then on.
+    pub(super) fn new(region: Arc<dyn Region>, sums: Option<u64>, seen: Option<Arc<Verified>>) -> Self {
         Self {
-            seen,
             region,
             sums,
+            seen,
             damaged: AtomicU64::new(0),
         }
     }
@@ -60,24 +68,9 @@ impl Nvm {
     /// Whether all of these bytes lie in blocks that were compared before.
     #[inline]
     fn is_seen(&self, block: u64, within: u64, len: usize) -> bool {
-        let Some(seen) = &self.seen else { return false };
-        let end = block + (within + len as u64).div_ceil(BLOCK_BYTES);
-        (block..end).all(|block| {
-            let word = seen.get((block / 64) as usize);
-            word.is_some_and(|word| word.load(Ordering::Relaxed) >> (block % 64) & 1 == 1)
+        self.seen.as_ref().is_some_and(|seen| {
+            seen.has(block, block + (within + len as u64).div_ceil(BLOCK_BYTES)) || armed(Bug::NvmBelieved)
         })
-    }
-
-    /// A block had its checksum. It may be used again for something else meanwhile: that was written by the
-    /// daemon since it started, as whatever is written while the session lives.
-    fn set_seen(&self, block: u64) {
-        if let Some(word) = self
-            .seen
-            .as_ref()
-            .and_then(|seen| seen.get((block / 64) as usize))
-        {
-            word.fetch_or(1 << (block % 64), Ordering::Relaxed);
-        }
     }
 
     /// [`read`](Self::read) where the blocks cannot have been replaced meanwhile: what has a wrong checksum
@@ -108,10 +101,17 @@ impl Nvm {
             let mut sum = [0; 4];
             self.region.read(at, &mut sum)?;
             self.region.read(block * BLOCK_BYTES, &mut content)?;
-            if crc32c::crc32c(&content) != u32::from_le_bytes(sum) {
+            let right = crc32c::crc32c(&content) == u32::from_le_bytes(sum);
+            if let Some(seen) = &self.seen {
+                if right {
+                    seen.note(block)
+                } else {
+                    seen.forget(block)
+                }
+            }
+            if !right {
                 return Err(Bad::Checksum(block));
             }
-            self.set_seen(block);
             let (now, later) = rest.split_at_mut((BLOCK_SIZE - within).min(rest.len()));
             now.copy_from_slice(&content[within..within + now.len()]);
             (block, within, rest) = (block + 1, 0, later);
@@ -131,7 +131,7 @@ impl Nvm {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{BLOCK_BYTES, BLOCK_HEADER_SIZE, Bad, Nvm};
+    use super::{BLOCK_BYTES, BLOCK_HEADER_SIZE, Bad, Nvm, Verified};
     use std::sync::Arc;
     use varve_media::Region;
     use varve_media::sim::{SimMedium, SimWorld};
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn damaged_block_is_refused_and_told_when_checksums_are_looked_at() {
         let (region, table) = four_blocks();
-        let nvm = Nvm::new(region.clone(), Some(table), false);
+        let nvm = Nvm::new(region.clone(), Some(table), None);
         let mut out = [0; 10_000];
         nvm.read_for_certain(0, 100, &mut out).unwrap();
         assert_eq!((out[0], out[3996], out[9999]), (1, 2, 3));
@@ -163,7 +163,7 @@ mod tests {
         nvm.read_for_certain(2, 0, &mut out[..1]).unwrap_err();
         assert_eq!((nvm.take_damaged(), nvm.take_damaged()), (Some(2), None));
         // Without the table it is as memory.
-        Nvm::new(region, None, false)
+        Nvm::new(region, None, None)
             .read_for_certain(2, 0, &mut out[..1])
             .unwrap();
     }
@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn block_is_compared_at_its_first_read_alone_when_that_is_asked() {
         let (region, table) = four_blocks();
-        let nvm = Nvm::new(region.clone(), Some(table), true);
+        let seen = Arc::new(Verified::heap(16));
+        let nvm = Nvm::new(region.clone(), Some(table), Some(Arc::clone(&seen)));
         let mut out = [0; 5000];
         nvm.read(0, 0, &mut out).unwrap();
         // What is read again is memory by now; what was not read is not.
@@ -182,5 +183,29 @@ mod tests {
         nvm.read(1, 10, &mut out[..4000]).unwrap();
         assert!(matches!(nvm.read(2, 0, &mut out[..1]), Err(Bad::Checksum(2))));
         nvm.read(3, 0, &mut out[..1]).unwrap();
+        // Another session believes what this one has compared, and what is forgotten nobody does.
+        let other = Nvm::new(region, Some(table), Some(Arc::clone(&seen)));
+        other.read(1, 10, &mut out[..4000]).unwrap();
+        seen.forget(1);
+        assert!(matches!(other.read(1, 0, &mut out[..1]), Err(Bad::Checksum(1))));
+        assert!(nvm.read(1, 0, &mut out[..1]).is_err());
+    }
+
+    #[test]
+    fn threads_that_read_a_block_first_at_once_all_see_its_bytes() {
+        let (region, table) = four_blocks();
+        for _ in 0..200 {
+            let nvm = Nvm::new(region.clone(), Some(table), Some(Arc::new(Verified::heap(16))));
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        let mut out = [0; 9000];
+                        nvm.read(0, 4000, &mut out).unwrap();
+                        assert_eq!((out[95], out[96], out[8999]), (1, 2, 4));
+                    });
+                }
+            });
+            assert!(nvm.seen.as_ref().unwrap().has(0, 4));
+        }
     }
 }

@@ -332,7 +332,7 @@ impl DataPlane {
         ahead: usize,
     ) -> OpResult<(), T> {
         let end = pos + out.len() as u64;
-        let mut at = pos;
+        let (mut at, mut most) = (pos, DATA_MAX);
         while at < end {
             let block = at / BLOCK_BYTES;
             let within = (at % BLOCK_BYTES) as usize;
@@ -346,8 +346,15 @@ impl DataPlane {
                 continue;
             }
             let first = block * BLOCK_BYTES;
-            let want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(DATA_MAX);
-            let bytes = self.ask_data(inode, first, want)?;
+            let mut want = ((end - first).next_multiple_of(BLOCK_BYTES) as usize + ahead).min(most);
+            let bytes = match self.ask_data(inode, first, want) {
+                // Damage behind this block is not this block's.
+                Err(OpError::Failed(Errno(libc::EIO))) if want > BLOCK_SIZE => {
+                    (most, want) = (BLOCK_SIZE, BLOCK_SIZE);
+                    self.ask_data(inode, first, want)?
+                }
+                other => other?,
+            };
             self.cache.put(inode.id(), version, block, &bytes);
             // What is beyond the digested end of the file is zero.
             let have = bytes.get(within..).unwrap_or(&[]);

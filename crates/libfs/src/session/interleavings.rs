@@ -225,6 +225,7 @@ impl Connector for Door {
             page: Arc::clone(&epoch.page) as _,
             log: Some(Arc::clone(&epoch.log)),
             nvm: None,
+            verified: None,
         })
     }
 }

@@ -68,6 +68,7 @@ impl Session {
             page,
             log,
             nvm,
+            verified,
         } = connection;
         if !welcome.root.is_dir() {
             return Err(MountError::Protocol("the root is no directory"));
@@ -82,6 +83,7 @@ impl Session {
             Arc::clone(&page),
             log,
             nvm,
+            verified,
             Arc::clone(&options.clock),
         );
         let (events, inbox) = crossbeam_channel::unbounded();

@@ -142,6 +142,28 @@ impl Mapping {
         }
     }
 
+    /// Which pages of a range are in memory, bit 0 of a byte each; `false`: the host does not say.
+    pub(crate) fn residency(&self, off: u64, pages: &mut [u8]) -> bool {
+        const PAGE: u64 = 4096;
+        let len = pages.len() as u64 * PAGE;
+        if !off.is_multiple_of(PAGE) || rustix::param::page_size() as u64 != PAGE {
+            return false;
+        }
+        let Ok(off) = self.check(off, len as usize) else {
+            return false;
+        };
+        // SAFETY: the range lies in the mapping (checked) and begins on a page; the kernel writes a byte for
+        // each of its pages, for which `pages` has room.
+        let asked = unsafe {
+            libc::mincore(
+                self.base.as_ptr().add(off).cast(),
+                len as usize,
+                pages.as_mut_ptr(),
+            )
+        };
+        asked == 0
+    }
+
     /// Puts private memory, zero until it is stored to, in the file's place.
     pub(crate) fn retire(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;

@@ -9,6 +9,7 @@ mod query;
 pub(crate) mod read;
 mod snapshot;
 mod superblock;
+mod verified;
 pub(crate) mod writer;
 
 pub(crate) use open::journal_id;
@@ -31,8 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use varve_extent_tree::TreeError;
 use varve_format::{BlockNo, HashKey, Tier, TxId};
-use varve_media::BlockDevice;
 use varve_media::stats::MediaFaultKind;
+use varve_media::{BlockDevice, Verified};
 use writer::Writer;
 
 /// Footers of sealed units kept in DRAM.
@@ -54,6 +55,8 @@ pub struct Store {
     pub(crate) writer: Mutex<Writer>,
     pub(crate) footers: Mutex<LruCache<FooterKey, Arc<Vec<u32>>>>,
     pub(crate) verify_nvm: bool,
+    /// Blocks of NVM whose reads are not compared again; `None`: each is.
+    pub(crate) verified: Option<Arc<Verified>>,
     /// It is being repaired: see [`Committed`].
     pub(crate) trusting: bool,
     /// Bytes read and written, by tier.

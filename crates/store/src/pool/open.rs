@@ -107,6 +107,7 @@ impl Store {
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,
+            verified: None,
             trusting: false,
             io: Default::default(),
             media_stats: PoolMediaStats::default(),

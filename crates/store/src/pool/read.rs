@@ -1,7 +1,7 @@
 //! Reading file data: which blocks, reading and comparing with their checksums.
 
 use super::Store;
-use crate::reader::checksums::{Sums, compare, sums};
+use crate::reader::checksums::{Sums, sums};
 use crate::reader::{MetaReader, POOL_INO, View, file_root};
 use crate::{Result, StoreError};
 use std::sync::Arc;
@@ -47,6 +47,17 @@ pub(crate) fn plan<V: View>(
     out: &mut [u8],
     verify_nvm: bool,
 ) -> Result<Plan> {
+    plan_unless(reader, inode, offset, out, |_, _| !verify_nvm)
+}
+
+/// The same; runs of NVM (first block and end) that are `believed` are not compared.
+fn plan_unless<V: View>(
+    reader: &MetaReader<'_, V>,
+    inode: &Inode,
+    offset: u64,
+    out: &mut [u8],
+    believed: impl Fn(u64, u64) -> bool,
+) -> Result<Plan> {
     let root = file_root(inode)?;
     let len = (out.len() as u64).min(inode.attr.size_bytes.saturating_sub(offset));
     let mut plan = Plan {
@@ -65,7 +76,8 @@ pub(crate) fn plan<V: View>(
             }
             let from = (extent.file_block.0 * BLOCK_BYTES).max(offset);
             let to = (extent.end().0 * BLOCK_BYTES).min(end);
-            let sums = if extent.tier == Tier::Nvm && !verify_nvm {
+            let run = extent.block.0..extent.block.0 + u64::from(extent.len);
+            let sums = if extent.tier == Tier::Nvm && believed(run.start, run.end) {
                 Sums::Unchecked
             } else {
                 sums(reader, extent.tier, extent.block.0, u64::from(extent.len))?
@@ -125,12 +137,8 @@ pub(crate) fn fill(
                 &mut buffer
             };
             read_blocks(part.tier, part.block + done, bytes)?;
-            compare(
-                part.tier,
-                part.block + done,
-                bytes,
-                &sums[done as usize..(done + count) as usize],
-            )?;
+            let sums = &sums[done as usize..(done + count) as usize];
+            store.compare(part.tier, part.block + done, bytes, sums)?;
             if direct.is_none() {
                 let skip = part.skip.saturating_sub(from);
                 let at = from.saturating_sub(part.skip);
@@ -157,7 +165,7 @@ impl Drop for Reader<'_> {
 
 impl Store {
     /// Reads file data; returns how many bytes (fewer than asked for only at the end of the file). Holes read
-    /// as zeros. Data on SSD and HDD is verified, on NVM if the pool was opened so.
+    /// as zeros. Data on SSD and HDD is verified, on NVM if the pool was opened so, or at its first read.
     ///
     /// # Errors
     /// `NoInode`, `WrongKind`, `DataChecksum`, a device's error.
@@ -180,7 +188,9 @@ impl Store {
         let mut planned = || {
             let snapshot = self.snapshot();
             let inode = snapshot.reader().get(ino)?;
-            let plan = plan(&snapshot.reader(), &inode, offset, out, self.verify_nvm)?;
+            let plan = plan_unless(&snapshot.reader(), &inode, offset, out, |first, end| {
+                self.believes(first, end)
+            })?;
             Ok((plan, self.enter(snapshot.tx())))
         };
         let (plan, _reader) = match planned() {
@@ -227,12 +237,8 @@ impl Store {
         };
         let mut bytes = vec![0; BLOCK_SIZE];
         self.read_blocks(tier, block.0, &mut bytes)?;
-        compare(
-            tier,
-            block.0,
-            &bytes,
-            &sums.resolve(|tier, unit, row| self.footer(tier, unit, row))?,
-        )
+        let sums = sums.resolve(|tier, unit, row| self.footer(tier, unit, row))?;
+        self.compare(tier, block.0, &bytes, &sums)
     }
 
     /// Checksums of a sealed unit, from its footer.

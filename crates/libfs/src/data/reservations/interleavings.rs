@@ -96,6 +96,7 @@ fn reserved_blocks_are_in_one_place(free: u64) {
         Arc::new(DrivenPage::default()),
         Some(log),
         None,
+        None,
         Arc::new(ManualClock::new(1_000)),
     ));
     let writers = [1, 2].map(|number| {

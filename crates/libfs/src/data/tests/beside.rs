@@ -78,6 +78,7 @@ fn read_amid(tries: bool, bug: Option<Bug>) -> (Vec<u8>, bool) {
         fake.page.clone(),
         Some(fake.log.clone()),
         Some(nvm.clone()),
+        None,
         Arc::new(ManualClock::new(1_000)),
     ));
     let inode = Arc::new(Inode::new(attr(7)));

@@ -38,6 +38,7 @@ impl Rig {
             fake.page.clone(),
             Some(fake.log.clone()),
             Some(fake.nvm.clone()),
+            None,
             Arc::new(ManualClock::new(1_000)),
         );
         Self {
