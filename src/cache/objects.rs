@@ -60,7 +60,7 @@ pub fn put(args: &PutArgs) -> anyhow::Result<()> {
         PutOutcome::NotAdmitted => bail!("it was not admitted"),
         PutOutcome::TooLarge => bail!("it is larger than half the store's log; make a larger store"),
         PutOutcome::Unavailable => {
-            let why = cache.shards().find_map(|shard| shard.trouble());
+            let why = cache.shards().find_map(|shard| shard.fault());
             bail!(
                 "the store does not take it: {}",
                 why.unwrap_or_else(|| "it is closed".to_owned())

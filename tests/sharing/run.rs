@@ -104,8 +104,8 @@ impl Run {
         }
         let pool = Pool::up(&TIERS);
         worker::plant(&pool.mnt(), ways.len() as u8);
-        // The mount is in shared mode before a file is opened: what it opened alone shows its own writes while
-        // they are under way.
+        // The mount is in shared mode before a file is opened: what it opened alone shows its own writes
+        // while they are under way.
         let shared = Calls::new(Way::Linked, &pool.dir());
         std::thread::sleep(Duration::from_millis(200));
         let mut run = Self {

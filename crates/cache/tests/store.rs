@@ -345,7 +345,7 @@ fn failing_device_is_a_miss_and_nothing_old_comes_back() {
                 .shards()
                 .next()
                 .unwrap()
-                .trouble()
+                .fault()
                 .unwrap()
                 .contains("told to fail")
         );

@@ -140,9 +140,9 @@ pub struct Config {
     /// `false`, `true` (each), or `"first"` (the first of a block since the daemon started). Default:
     /// `"first"` where NVM is a file, `false` where it is memory.
     pub verify_nvm_reads: VerifyNvm,
-    /// Whether whole blocks of data on NVM are overwritten where they are, if a write to it is durable as soon
-    /// as it is ordered (`dax`, `shm`) and its reads are not verified; else they go to new blocks. Default
-    /// true.
+    /// Whether whole blocks of data on NVM are overwritten where they are, if a write to it is durable as
+    /// soon as it is ordered (`dax`, `shm`) and its reads are not verified; else they go to new blocks.
+    /// Default true.
     pub overwrite_in_place: bool,
     /// Whether slower tiers are read and written by io_uring where the host has it. Default true.
     pub io_uring: bool,

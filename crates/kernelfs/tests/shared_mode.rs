@@ -1,5 +1,5 @@
-//! Shared mode: what a newcomer may do before the kernel above a mount caches nothing any more, and when the mount
-//! is alone again.
+//! Shared mode: what a newcomer may do before the kernel above a mount caches nothing any more, and when the
+//! mount is alone again.
 #![allow(clippy::unwrap_used)]
 
 mod common;

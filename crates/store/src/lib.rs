@@ -10,8 +10,8 @@
 //! tiers (`demotion.rs`), each block as it was written there, until it is brought back to be changed.
 //!
 //! # Invariants
-//! - A block in use is never written, except for metadata, through the journal, and for data that a log redoes
-//!   after a crash (`tx/in_place.rs`). Other data is copy-on-write.
+//! - A block in use is never written, except for metadata, through the journal, and for data that a log
+//!   redoes after a crash (`tx/in_place.rs`). Other data is copy-on-write.
 //! - A freed block is given out again only when its freeing is durable; metadata: when the journal's tail has
 //!   passed it; data: when no reader can hold it ([`Store::set_reader_horizon`]).
 //! - A transaction that is dropped leaves media (as far as anything refers to it) and DRAM as they were.

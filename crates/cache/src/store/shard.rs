@@ -93,7 +93,7 @@ pub struct Shard {
     pub(super) writer: Mutex<Writer>,
     pub(super) stats: Stats,
     failed: AtomicBool,
-    trouble: Mutex<Option<String>>,
+    fault: Mutex<Option<String>>,
 }
 
 impl std::fmt::Debug for Shard {
@@ -120,7 +120,7 @@ impl Shard {
             writer: Mutex::new(writer),
             stats: Stats::default(),
             failed: AtomicBool::new(false),
-            trouble: Mutex::default(),
+            fault: Mutex::default(),
         }
     }
 
@@ -140,8 +140,8 @@ impl Shard {
     }
 
     /// Why the device was given up, if it was.
-    pub fn trouble(&self) -> Option<String> {
-        self.trouble.lock().clone()
+    pub fn fault(&self) -> Option<String> {
+        self.fault.lock().clone()
     }
 
     /// Whether nothing is read and written any more.
@@ -189,7 +189,7 @@ impl Shard {
         if self.failed.swap(true, Ordering::AcqRel) {
             return;
         }
-        *self.trouble.lock() = Some(error.to_string());
+        *self.fault.lock() = Some(error.to_string());
         let mut mark = self.layout;
         mark.floor = u64::MAX;
         let _ = mark.write(&*self.device).and_then(|()| Ok(self.device.flush()?));

@@ -73,8 +73,8 @@ impl<'k> Sharing<'k> {
         sessions.live(id).map(drop).ok_or(IpcError::Sealed)
     }
 
-    /// Waits until all mounts but `newcomer` that have heard of other sessions are so far. Bounded: one that does
-    /// not say so is sealed.
+    /// Waits until all mounts but `newcomer` that have heard of other sessions are so far. Bounded: one that
+    /// does not say so is sealed.
     ///
     /// # Errors
     /// The newcomer's session, or the daemon, has ended.
@@ -176,8 +176,8 @@ impl<'k> Sharing<'k> {
     }
 
     /// Tells a mount that has been alone long enough: the others are gone, and their logs digested. After
-    /// others that had to wait for the kernel above the mount it takes longer, so that at most a tenth of the time
-    /// is spent on such waits, however others come and go.
+    /// others that had to wait for the kernel above the mount it takes longer, so that at most a tenth of the
+    /// time is spent on such waits, however others come and go.
     pub(crate) fn note_exclusive(&self, now_ms: u64) {
         let mut sessions = self.core.locked();
         let pause_ms = sessions.shared_mode_waited_ms.saturating_mul(EXCLUSIVE_PER_WAIT);

@@ -1,5 +1,5 @@
-//! Dentry and attribute timeouts of the kernel above a mount: [`DENTRY_TTL`](varve_ipc::DENTRY_TTL) in exclusive
-//! mode (the mount is alone in its pool), zero in shared mode
+//! Dentry and attribute timeouts of the kernel above a mount: [`DENTRY_TTL`](varve_ipc::DENTRY_TTL) in
+//! exclusive mode (the mount is alone in its pool), zero in shared mode
 //! (`docs/adr/0003-kernel-dentry-caching-only-while-exclusive.md`). Owns the mode, and when the last answer
 //! with a timeout expires; does not know what was answered.
 //!
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn company_waits_only_for_what_was_answered() {
+    fn newcomers_wait_only_for_what_was_answered() {
         let clock = Arc::new(ManualClock::new(0));
         let timeouts = DentryTimeouts::new(Arc::clone(&clock) as Arc<dyn Clock>);
         let era = timeouts.begin(false);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn every_newcomer_waits_and_one_whose_company_is_over_says_nothing() {
+    fn every_newcomer_waits_and_one_that_is_alone_again_says_nothing() {
         let clock = Arc::new(ManualClock::new(0));
         let timeouts = Arc::new(DentryTimeouts::new(Arc::clone(&clock) as Arc<dyn Clock>));
         let era = timeouts.begin(false);

@@ -5,8 +5,8 @@
 //! - *Nothing before the commit*: bytes and checksums are queued; blocks are written when the record is ready
 //!   and only a device can fail any more, and are durable before the record is written. A transaction that is
 //!   dropped has written nothing.
-//! - *Only blocks of one owner*, mapped by an extent without flags. One that the same transaction frees is left
-//!   alone.
+//! - *Only blocks of one owner*, mapped by an extent without flags. One that the same transaction frees is
+//!   left alone.
 //! - *After a crash* such blocks may be torn under their old checksums: the log's entries hold all their
 //!   bytes, and are digested before anybody reads.
 

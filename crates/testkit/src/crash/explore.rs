@@ -402,8 +402,8 @@ impl Recorded {
             }
         }
         let world = image.into_world();
-        // Half of the recoveries cut the logs' batches at every operation: where a digest was cut before is not
-        // known to the next one.
+        // Half of the recoveries cut the logs' batches at every operation: where a digest was cut before is
+        // not known to the next one.
         let _cuts = content.is_multiple_of(2).then(SmallCuts::begin);
         let (hash, cut) = if again {
             let (recovery, rig) = world.clone().record(|| Rig::start(world, self.shape));

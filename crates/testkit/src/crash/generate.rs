@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn company_is_the_same_for_the_same_seed_and_uses_everything() {
+    fn shared_runs_are_the_same_for_the_same_seed_and_use_everything() {
         assert_eq!(shared(3, 3, 30, Flavour::All), shared(3, 3, 30, Flavour::All));
         let all: Vec<_> = (0..60)
             .flat_map(|seed| shared(seed, 3, 30, Flavour::All).acts)
