@@ -1,6 +1,5 @@
 //! `include/varve.h` and `include/varve_cache.h` are what cbindgen makes of the sources, and say everything
-//! that the
-//! library exports.
+//! that the library exports.
 //! `VARVE_BLESS=1 cargo test -p varve-capi --test header` writes them anew.
 #![allow(clippy::unwrap_used)]
 
