@@ -215,7 +215,7 @@ impl Default for CacheRules {
             surrogate_control: true,
             heuristic_percent: 10,
             heuristic_max_s: 86_400,
-            stale_if_error_s: 0,
+            stale_if_error_s: 3600,
             key_headers: Vec::new(),
             origin_ca: None,
         }

@@ -25,6 +25,8 @@ const HERE_MAX: u64 = 256 << 10;
 /// Memory that a large body on its way takes at most: the store gathers a segment.
 const GATHERED_MAX: u64 = 4 << 20;
 const LOCKS: usize = 256;
+/// Counters of invalidations; keys that share one cost each other a store now and then, so there are many.
+const CHANGES: usize = 1 << 16;
 /// The one partial response of a key.
 const PART_ID: u64 = 0;
 
@@ -117,7 +119,7 @@ impl Storage {
         Self {
             cache: AsyncCache::new(Arc::new(cache), workers),
             locks: (0..LOCKS).map(|_| Arc::default()).collect(),
-            changes: (0..LOCKS).map(|_| AtomicU64::new(0)).collect(),
+            changes: (0..CHANGES).map(|_| AtomicU64::new(0)).collect(),
             purges: AtomicU64::new(0),
             hasher: RandomState::new(),
             ids: AtomicU64::new(0),
@@ -139,6 +141,10 @@ impl Storage {
         self.hasher.hash_one(key) as usize % LOCKS
     }
 
+    fn change(&self, key: &[u8]) -> &AtomicU64 {
+        &self.changes[self.hasher.hash_one(key) as usize % CHANGES]
+    }
+
     /// A number that no other part of this process or an earlier one is likely to have.
     fn new_id(&self) -> u64 {
         self.hasher
@@ -149,7 +155,7 @@ impl Storage {
     /// The turn now; take it before the origin is asked.
     pub fn turn(&self, key: &Key) -> Turn {
         Turn {
-            change: self.changes[self.slot(key.bytes())].load(Ordering::SeqCst),
+            change: self.change(key.bytes()).load(Ordering::SeqCst),
             purge: self.purges.load(Ordering::SeqCst),
         }
     }
@@ -327,9 +333,8 @@ impl Storage {
         if !key.fits() {
             return Ok(());
         }
-        let slot = self.slot(key.bytes());
-        self.changes[slot].fetch_add(1, Ordering::SeqCst);
-        let _lock = self.locks[slot].lock().await;
+        self.change(key.bytes()).fetch_add(1, Ordering::SeqCst);
+        let _lock = self.locks[self.slot(key.bytes())].lock().await;
         let (whole, part) = (key.bytes().to_vec(), key.part('p', PART_ID));
         self.cache
             .run(move |cache| {

@@ -237,10 +237,14 @@ impl Proxy {
         let proxy = Arc::clone(self);
         tokio::spawn(async move {
             let mut from = Through::new(body, idle);
-            if let Some(sink) = copy_pieces(&mut from, sink, &pieces, len, idle).await
-                && sink.finish().await
-            {
-                proxy.metrics.stored.inc();
+            if let Some(sink) = copy_pieces(&mut from, sink, &pieces, len, idle).await {
+                if sink.finish().await {
+                    proxy.metrics.stored.inc();
+                } else {
+                    tracing::debug!(
+                        "a response was not stored: invalidated meanwhile, not admitted, or no device"
+                    );
+                }
             }
             // Whoever waits looks again now; the client learns the end after that.
             drop(lead);
