@@ -586,7 +586,7 @@ mod tests {
 
     fn wrong(change: impl Fn(&str) -> String) -> String {
         Config::parse(&change(LEAST), Path::new("c.toml"))
-            .unwrap_err()
+            .expect_err("it is wrong")
             .to_string()
     }
 

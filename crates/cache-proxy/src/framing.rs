@@ -422,7 +422,8 @@ mod tests {
     #[test]
     fn framing_refuses_what_is_ambiguous() {
         let head = |lines: &str| {
-            verdict(format!("POST / HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n").as_bytes()).unwrap_err()
+            verdict(format!("POST / HTTP/1.1\r\nHost: a\r\n{lines}\r\n\r\n").as_bytes())
+                .expect_err("it is refused")
         };
         assert_eq!(head("Content-Length: 3\r\nContent-Length: 4"), Refusal::Length);
         assert_eq!(head("Content-Length: 3, 3"), Refusal::Length);
@@ -471,7 +472,7 @@ mod tests {
             verdict(
                 format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{bytes}").as_bytes(),
             )
-            .unwrap_err()
+            .expect_err("it is refused")
         };
         assert_eq!(chunks("3\nabc"), Refusal::BareLineEnd);
         assert_eq!(chunks("0x3\r\nabc"), Refusal::Chunk);

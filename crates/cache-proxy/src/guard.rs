@@ -216,3 +216,94 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
         Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const BOUNDS: HeadBounds = HeadBounds {
+        bytes: 4096,
+        lines: 20,
+    };
+
+    /// Time goes as fast as everybody waits.
+    fn run(work: impl Future<Output = ()>) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(work);
+    }
+
+    fn pair(least_bytes_s: u64) -> (tokio::io::DuplexStream, Guard<tokio::io::DuplexStream>) {
+        let (client, server) = tokio::io::duplex(1024);
+        (
+            client,
+            Guard::new(server, Some(BOUNDS), least_bytes_s, Arc::default()),
+        )
+    }
+
+    #[test]
+    fn client_that_drips_a_body_is_let_go_and_one_that_sends_enough_is_not() {
+        run(async {
+            for (each, slow) in [(1_usize, true), (200, false)] {
+                let (mut client, mut guard) = pair(100);
+                let sender = tokio::spawn(async move {
+                    let _ = client
+                        .write_all(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 6000\r\n\r\n")
+                        .await;
+                    for _ in 0..30 {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                        if client.write_all(&vec![b'x'; each]).await.is_err() {
+                            break;
+                        }
+                    }
+                    client
+                });
+                let mut bytes = [0; 256];
+                let mut got = 0;
+                let ended = loop {
+                    match guard.read(&mut bytes).await {
+                        Ok(read) if got + read >= 6000 => break None,
+                        Ok(read) => got += read,
+                        Err(error) => break Some(error.kind()),
+                    }
+                };
+                assert_eq!(
+                    ended,
+                    slow.then_some(io::ErrorKind::TimedOut),
+                    "{each} bytes a second"
+                );
+                drop(guard);
+                let _ = sender.await;
+            }
+        });
+    }
+
+    #[test]
+    fn client_that_takes_nothing_is_let_go() {
+        run(async {
+            let (client, mut guard) = pair(100);
+            let sent = guard.write_all(&[0; 4096]).await;
+            assert_eq!(sent.map_err(|error| error.kind()), Err(io::ErrorKind::TimedOut));
+            drop(client);
+        });
+    }
+
+    #[test]
+    fn refused_head_is_replaced_by_one_that_the_library_refuses() {
+        run(async {
+            let (mut client, mut guard) = pair(0);
+            client
+                .write_all(b"GET / HTTP/1.1\nHost: a\n\n")
+                .await
+                .expect("there is room");
+            let mut got = Vec::new();
+            guard.read_to_end(&mut got).await.expect("it ends");
+            assert_eq!(got, REFUSED);
+        });
+    }
+}

@@ -134,7 +134,7 @@ pub fn may_store(
     let explicit = said.max_age.is_some()
         || said.s_maxage.is_some()
         || (surrogate.is_none() && response.contains_key(header::EXPIRES));
-    if !explicit && !(is_heuristic(status) || said.public) {
+    if !(explicit || is_heuristic(status) || said.public) {
         return Err(NotStored::Status);
     }
     let validator = response.contains_key(header::ETAG) || response.contains_key(header::LAST_MODIFIED);

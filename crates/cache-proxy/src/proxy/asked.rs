@@ -49,12 +49,13 @@ pub struct Asked {
 
 impl Asked {
     /// What a request asks for, or why it is not answered.
-    pub fn of(live: &Live, client: Client, parts: &Parts) -> Result<Self, Answer> {
-        let bad = |text| Answer::refuse(StatusCode::BAD_REQUEST, text);
+    pub fn of(live: &Live, client: Client, parts: &Parts) -> Result<Self, Box<Answer>> {
+        let refuse = |status, text| Box::new(Answer::refuse(status, text));
+        let bad = |text| refuse(StatusCode::BAD_REQUEST, text);
         let authority = authority_of(parts).map_err(bad)?;
         let scheme = if is_forward(client.mode) {
             if !targets::may_use(client.peer.ip(), &live.config.forward) {
-                return Err(Answer::refuse(
+                return Err(refuse(
                     StatusCode::FORBIDDEN,
                     "This proxy does not serve your address (forward.clients).",
                 ));
@@ -78,7 +79,7 @@ impl Asked {
                 .port_u16()
                 .unwrap_or(if scheme == "https" { 443 } else { 80 });
             if !live.config.forward.ports.contains(&port) {
-                return Err(Answer::refuse(
+                return Err(refuse(
                     StatusCode::FORBIDDEN,
                     "This proxy does not go to that port (forward.ports).",
                 ));
@@ -87,7 +88,7 @@ impl Asked {
         } else {
             let site = live.config.site_of(&authority);
             site.ok_or_else(|| {
-                Answer::refuse(
+                refuse(
                     StatusCode::MISDIRECTED_REQUEST,
                     "No site of that name is served here.",
                 )

@@ -152,7 +152,7 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         let asked = match Asked::of(&live, client, &parts) {
             Ok(asked) => asked,
-            Err(refusal) => return refusal,
+            Err(refusal) => return *refusal,
         };
         if let Some(loops) = self.loops(&asked) {
             return loops;
