@@ -285,6 +285,20 @@ fn body_that_breaks_off_is_not_stored() {
 }
 
 #[test]
+fn old_origin_without_a_length_is_answered_in_the_version_of_the_proxy_and_stored() {
+    let origin = Origin::start(|_, before| {
+        format!("HTTP/1.0 200 OK\r\nCache-Control: max-age=600\r\n\r\nanswer {before}")
+    });
+    let proxy = Proxy::before(origin.address, "");
+    let first = get(proxy.address(), "/a");
+    assert!(
+        first.head.starts_with("HTTP/1.1 200") && first.body == "answer 0",
+        "{first:?}"
+    );
+    assert_eq!(get(proxy.address(), "/a").body, "answer 0");
+}
+
+#[test]
 fn unsafe_request_ends_what_is_stored_of_its_url_and_those_it_names() {
     let origin = Origin::start(|seen, before| match seen.method.as_str() {
         "POST" => reply("303 See Other", &["Location: /b"], ""),

@@ -15,7 +15,7 @@ use crate::storage::{Sink, Turn, part_of};
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::uri::Uri;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,6 +157,8 @@ impl Proxy {
         let idle = Limits::ms(live.limits().idle_timeout_ms);
         let came_ms = now_ms();
         let (mut parts, body) = response.into_parts();
+        // The version that the client is answered with is the proxy's own.
+        parts.version = Version::HTTP_11;
         headers::strip_hop_by_hop(&mut parts.headers);
         ensure_date(&mut parts.headers, came_ms);
         let len = body.size_hint().exact();
@@ -276,6 +278,7 @@ impl Proxy {
             Err(error) => return Self::origin_failed(&error),
         };
         let (mut parts, body) = response.into_parts();
+        parts.version = Version::HTTP_11;
         if !asked.method.is_safe() && (parts.status.is_success() || parts.status.is_redirection()) {
             self.invalidate(asked, &parts.headers).await;
         }
