@@ -102,6 +102,16 @@ impl Flights {
         }
     }
 
+    /// Fetches that others may wait for.
+    pub fn len(&self) -> usize {
+        self.now.lock().len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Requests that wait.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

@@ -20,23 +20,9 @@ const HOP_BY_HOP: [&str; 12] = [
 ];
 
 /// Request fields that origins may reflect into a response or route by, though they are in no cache key.
-const FORWARDING: [&str; 27] = [
+const FORWARDING: [&str; 16] = [
     "forwarded",
-    "x-forwarded-for",
-    "x-forwarded-host",
-    "x-forwarded-proto",
-    "x-forwarded-protocol",
-    "x-forwarded-scheme",
-    "x-forwarded-port",
-    "x-forwarded-prefix",
-    "x-forwarded-path",
-    "x-forwarded-server",
-    "x-forwarded-ssl",
-    "x-forwarded-uri",
-    "x-original-url",
-    "x-original-uri",
-    "x-original-host",
-    "x-rewrite-url",
+    "forwarded-for",
     "x-host",
     "x-http-host-override",
     "x-http-method",
@@ -46,9 +32,15 @@ const FORWARDING: [&str; 27] = [
     "front-end-https",
     "x-real-ip",
     "x-client-ip",
+    "x-cluster-client-ip",
+    "client-ip",
     "true-client-ip",
+    "x-proxyuser-ip",
     "proxy",
 ];
+
+/// Of these there are too many to list.
+const FORWARDING_PREFIXES: [&str; 3] = ["x-forwarded", "x-original-", "x-rewrite-"];
 
 /// Removes what belongs to one connection: the known fields, and those that `Connection` names.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
@@ -65,10 +57,13 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 
 /// Removes request fields that origins may reflect, except for those that are part of the key.
 pub fn strip_forwarding(headers: &mut HeaderMap, keyed: &[HeaderName]) {
-    for name in FORWARDING {
-        if !keyed.iter().any(|keyed| keyed.as_str() == name) {
-            headers.remove(name);
-        }
+    let reflects = |name: &&HeaderName| {
+        let text = name.as_str();
+        FORWARDING.contains(&text) || FORWARDING_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
+    };
+    let names: Vec<HeaderName> = headers.keys().filter(reflects).cloned().collect();
+    for name in names.iter().filter(|name| !keyed.contains(name)) {
+        headers.remove(name);
     }
 }
 

@@ -38,6 +38,15 @@ impl Key {
         ))
     }
 
+    /// The same in forward mode. What one mode stored is never served in the other: in reverse mode the
+    /// administrator says where a name leads, in forward mode the name system does.
+    #[must_use]
+    pub fn forward(mut self) -> Self {
+        // A space is in no URL.
+        self.text.push_str(" forward");
+        self
+    }
+
     /// Adds request fields that are part of the key.
     #[must_use]
     pub fn with_fields(mut self, names: &[HeaderName], headers: &HeaderMap) -> Self {

@@ -4,7 +4,7 @@
 //! - What messages say: [`headers`], [`cache_control`], [`vary`], [`ranges`], [`conditional`], [`policy`]. Pure.
 //! - What is refused: [`framing`] (ambiguous requests), [`targets`] (where a forward proxy may not go).
 //! - What is stored: [`key`], [`record`], [`storage`].
-//! - What moves: [`body`], [`flights`] (one fetch for many), [`origin`], [`guard`], [`proxy`], [`server`], [`admin`].
+//! - What moves: [`body`], [`flights`] (one fetch for many), [`origin`], [`guard`], [`seats`], [`proxy`], [`server`], [`admin`].
 //!
 //! # Invariants
 //! - Nothing is kept in memory for a stored object: the store's index is all.
@@ -29,6 +29,7 @@ pub mod policy;
 pub mod proxy;
 pub mod ranges;
 pub mod record;
+pub mod seats;
 pub mod server;
 pub mod storage;
 pub mod targets;

@@ -7,11 +7,9 @@ use crate::proxy::{Client, Proxy};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,61 +19,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-
-/// Connections there are, in all and of each address.
-#[derive(Default)]
-struct Seats(Mutex<(usize, HashMap<IpAddr, usize>)>);
-
-/// A connection's place; freed when it is dropped.
-struct Seat {
-    seats: Arc<Seats>,
-    proxy: Arc<Proxy>,
-    address: IpAddr,
-}
-
-impl Seats {
-    fn take(self: &Arc<Self>, proxy: &Arc<Proxy>, address: IpAddr) -> Option<Seat> {
-        let live = proxy.live();
-        let limits = &live.config.limits;
-        let mut seats = self.0.lock();
-        let (all, by_address) = &mut *seats;
-        let of_address = by_address.get(&address).copied().unwrap_or(0);
-        if *all >= limits.connections || of_address >= limits.connections_per_address {
-            return None;
-        }
-        *all += 1;
-        by_address.insert(address, of_address + 1);
-        proxy.metrics.connections.inc();
-        Some(Seat {
-            seats: Arc::clone(self),
-            proxy: Arc::clone(proxy),
-            address,
-        })
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut seats = self.seats.0.lock();
-        let (all, by_address) = &mut *seats;
-        *all -= 1;
-        if let Some(count) = by_address.get_mut(&self.address) {
-            *count -= 1;
-            if *count == 0 {
-                by_address.remove(&self.address);
-            }
-        }
-        self.proxy.metrics.connections.dec();
-    }
-}
-
-/// The address by which a client is counted: of IPv6 the network that one customer has.
-fn counted(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
-        address => address,
-    }
-}
 
 /// Reads certificate and key.
 ///
@@ -145,18 +88,11 @@ impl Bound {
 
 /// Serves listeners until `stop` says so, then lets what runs end, as long as it may take.
 pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiver<bool>) {
-    let seats = Arc::new(Seats::default());
     // Nothing is sent: when the last connection has dropped its end, all are done.
     let (running, mut done) = mpsc::channel::<Infallible>(1);
     let mut accepting = tokio::task::JoinSet::new();
     for bound in listeners {
-        accepting.spawn(accept(
-            Arc::clone(&proxy),
-            bound,
-            Arc::clone(&seats),
-            stop.clone(),
-            running.clone(),
-        ));
+        accepting.spawn(accept(Arc::clone(&proxy), bound, stop.clone(), running.clone()));
     }
     while accepting.join_next().await.is_some() {}
     drop(running);
@@ -167,7 +103,6 @@ pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiv
 async fn accept(
     proxy: Arc<Proxy>,
     bound: Bound,
-    seats: Arc<Seats>,
     mut stop: watch::Receiver<bool>,
     running: mpsc::Sender<Infallible>,
 ) {
@@ -185,8 +120,7 @@ async fn accept(
                 continue;
             }
         };
-        let Some(seat) = seats.take(&proxy, counted(peer.ip())) else {
-            proxy.metrics.connections_refused.inc();
+        let Some(seat) = proxy.seat(peer.ip()) else {
             continue;
         };
         let tls = bound.tls.as_ref().map(|tls| Arc::clone(&tls.borrow()));
@@ -323,18 +257,5 @@ async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     };
     if let Err(error) = ended {
         tracing::debug!(peer = %client.peer, %error, "connection ended");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::counted;
-
-    #[test]
-    fn clients_of_one_network_of_ipv6_are_counted_together() {
-        let of = |text: &str| counted(text.parse().expect("an address"));
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     }
 }

@@ -339,8 +339,8 @@ impl Storage {
         self.cache
             .run(move |cache| {
                 // Removing a key that is not there could take another with it that looks alike in the index.
-                let there = [whole, part].into_iter().filter(|key| cache.get(key).is_some());
-                there.map(|key| cache.remove(&key)).collect()
+                let mut there = [whole, part].into_iter().filter(|key| cache.get(key).is_some());
+                there.try_for_each(|key| cache.remove(&key))
             })
             .await
     }
@@ -352,6 +352,7 @@ impl Storage {
     pub async fn purge(&self, what: Purge) -> Result<(), StoreError> {
         if let Purge::Key(key) = &what {
             self.remove(key).await?;
+            self.remove(&key.clone().forward()).await?;
             return self.cache.run(Cache::flush).await;
         }
         self.purges.fetch_add(1, Ordering::SeqCst);

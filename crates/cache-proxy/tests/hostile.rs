@@ -204,6 +204,31 @@ fn forward_proxy_goes_to_no_address_near_it() {
     assert_eq!(origin.count(), 0);
 }
 
+#[test]
+fn what_one_mode_stored_is_not_served_in_the_other() {
+    let (site, target) = (
+        Origin::start(|_, _| reply("200 OK", &["Cache-Control: max-age=600"], "site")),
+        Origin::start(|_, _| reply("200 OK", &["Cache-Control: max-age=600"], "target")),
+    );
+    let port = target.address.port();
+    let proxy = Proxy::start(&format!(
+        "[[listen]]\naddress = \"127.0.0.1:0\"\nmode = \"forward\"\n[[listen]]\naddress = \"127.0.0.1:0\"\n[[site]]\nhosts = [\"*\"]\norigins = [\"http://{}\"]\n[forward]\nclients = [\"127.0.0.0/8\"]\nports = [{port}]\nallow_private = [\"127.0.0.0/8\"]\n",
+        site.address
+    ));
+    // Whoever reaches the site may name any host; people behind the forward proxy must not get its answer.
+    let poison = format!("GET /a HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");
+    assert_eq!(raw(proxy.addresses[1], poison.as_bytes()).body, "site");
+    assert_eq!(
+        through(&proxy, &format!("http://127.0.0.1:{port}/a")).body,
+        "target"
+    );
+    assert_eq!(raw(proxy.addresses[1], poison.as_bytes()).body, "site");
+    let url = format!("http://127.0.0.1:{port}/a");
+    assert!(proxy.command("purge", &["--key", &url]).status.success());
+    through(&proxy, &url);
+    assert_eq!((site.count(), target.count()), (1, 2), "a purge covers both");
+}
+
 fn tunnel(address: SocketAddr, target: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream
@@ -235,6 +260,14 @@ fn connect_carries_bytes_untouched_to_listed_ports_only() {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("text");
     assert!(text.ends_with("answer 0"), "{text}");
+    assert!(
+        proxy.status().is_some_and(|status| status["connections"] == 1),
+        "a tunnel is a connection"
+    );
+    drop(stream);
+    wait_until("the tunnel is counted no more", || {
+        proxy.status().is_some_and(|status| status["connections"] == 0)
+    });
     let (_, head) = tunnel(proxy.address(), "127.0.0.1:1");
     assert!(head.starts_with("HTTP/1.1 403"), "{head}");
     let reverse = Proxy::before(origin.address, "");

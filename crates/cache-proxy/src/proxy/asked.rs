@@ -110,7 +110,11 @@ impl Asked {
         for name in [header::EXPECT, header::HOST, header::MAX_FORWARDS] {
             headers.remove(name);
         }
-        let key = Key::new(scheme, &authority, &path).with_fields(&live.key_headers, &headers);
+        let mut key = Key::new(scheme, &authority, &path);
+        if is_forward(client.mode) {
+            key = key.forward();
+        }
+        let key = key.with_fields(&live.key_headers, &headers);
         Ok(Self {
             method: parts.method.clone(),
             headers,
@@ -146,7 +150,9 @@ impl Asked {
             format!("{}://{}{folder}/{reference}", self.scheme, self.authority)
         };
         let key = Key::of_url(absolute.split('#').next()?)?;
-        (key.host() == normal_authority(self.scheme, &self.authority)).then_some(key)
+        let is_near = key.host() == normal_authority(self.scheme, &self.authority);
+        let key = if is_forward(self.mode) { key.forward() } else { key };
+        is_near.then_some(key)
     }
 }
 

@@ -268,6 +268,10 @@ impl Proxy {
 
     /// Asks the origin, while the client has its answer already.
     fn revalidate_later(self: &Arc<Self>, live: &Arc<Live>, asked: &Arc<Asked>, found: &Found) {
+        // The next request for it asks again, if there is no room now.
+        if self.flights.len() >= live.limits().connections {
+            return;
+        }
         let Some(lead) = self.flights.try_lead(asked.key.bytes()) else {
             return;
         };

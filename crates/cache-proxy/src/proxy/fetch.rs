@@ -67,7 +67,7 @@ impl Proxy {
             .authority(asked.authority.clone());
         let uri = uri.path_and_query(asked.path.clone()).build();
         let uri = uri.map_err(|error| OriginError::Unreachable(error.to_string()))?;
-        let host = asked.authority.as_str();
+        let host = asked.key.host();
         live.forward.ask(request(method, uri, host, headers, body)?).await
     }
 
@@ -82,7 +82,7 @@ impl Proxy {
         let unknown = || OriginError::Unreachable("the site is not configured any more".to_owned());
         let site = live.config.site.get(asked.site).ok_or_else(unknown)?;
         let pool = live.pools.get(asked.site).ok_or_else(unknown)?;
-        let host = site.host.as_deref().unwrap_or(asked.authority.as_str());
+        let host = site.host.as_deref().unwrap_or(asked.key.host());
         if live.config.cache.surrogate_control {
             let value = HeaderValue::from_static("varve=\"Surrogate/1.0\"");
             debug_assert_eq!(SURROGATE, "varve");

@@ -18,11 +18,13 @@ use crate::flights::Flights;
 use crate::headers;
 use crate::metrics::{Metrics, Outcome};
 use crate::origin::{Asker, Pool, trust};
+use crate::seats::{Seat, Seats};
 use crate::storage::Storage;
 use http::{HeaderName, Method, Request, Response, StatusCode};
 use hyper::body::{Body, Incoming};
 use parking_lot::RwLock;
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,6 +78,7 @@ pub struct Proxy {
     /// Where responses are stored.
     pub storage: Arc<Storage>,
     flights: Arc<Flights>,
+    seats: Arc<Seats>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     log: AccessLog,
@@ -91,6 +94,7 @@ impl Proxy {
             live: RwLock::new(Arc::new(live)),
             storage: Arc::new(storage),
             flights: Arc::default(),
+            seats: Arc::default(),
             metrics,
             log,
             pseudonym: format!("varve-{:08x}", RandomState::new().hash_one(0) as u32),
@@ -107,6 +111,11 @@ impl Proxy {
     pub fn replace(&self, live: Live) {
         *self.live.write() = Arc::new(live);
         self.log.reopen();
+    }
+
+    /// A place for a connection of a client, or for a tunnel, which outlives its connection.
+    pub fn seat(&self, address: IpAddr) -> Option<Seat> {
+        self.seats.take(self.live().limits(), &self.metrics, address)
     }
 
     /// Requests that wait for another's fetch.

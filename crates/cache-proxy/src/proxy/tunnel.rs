@@ -60,7 +60,16 @@ impl Proxy {
                 "This proxy makes no tunnels to that port (forward.connect_ports).",
             );
         }
-        let addresses = match targets::resolve(&host, port, &rules.allow_private).await {
+        let Some(seat) = self.seat(client.peer.ip()) else {
+            return refuse(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "There are as many connections as there may be (limits.connections_per_address).",
+            );
+        };
+        let timeout = Limits::ms(live.limits().connect_timeout_ms);
+        let resolved =
+            tokio::time::timeout(timeout, targets::resolve(&host, port, &rules.allow_private)).await;
+        let addresses = match resolved.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             Ok(addresses) => addresses,
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return refuse(
@@ -70,7 +79,7 @@ impl Proxy {
             }
             Err(_) => return refuse(StatusCode::BAD_GATEWAY, "The target's name has no address."),
         };
-        let Some(target) = connect(&addresses, Limits::ms(live.limits().connect_timeout_ms)).await else {
+        let Some(target) = connect(&addresses, timeout).await else {
             return refuse(StatusCode::BAD_GATEWAY, "The target cannot be reached.");
         };
         let idle = Limits::ms(live.limits().idle_timeout_ms);
@@ -78,6 +87,7 @@ impl Proxy {
             if let Ok(client) = hyper::upgrade::on(request).await {
                 carry(TokioIo::new(client), target, idle).await;
             }
+            drop(seat);
         });
         Answer {
             response: Response::new(Outgoing::empty()),
