@@ -40,6 +40,17 @@ pub enum Joined {
     Alone,
 }
 
+/// What came of waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// Nobody asks for it.
+    Nothing,
+    /// Who asked is done: look again.
+    Ended,
+    /// Too many wait, or it took too long.
+    Vainly,
+}
+
 /// The right to ask for a key. Dropped, those who wait look again.
 pub struct Lead {
     flights: Arc<Flights>,
@@ -86,19 +97,27 @@ impl Flights {
         if let Some(lead) = self.try_lead(key) {
             return Joined::Lead(lead);
         }
+        match self.wait(key, most, timeout).await {
+            Waited::Nothing | Waited::Ended => Joined::Waited,
+            Waited::Vainly => Joined::Alone,
+        }
+    }
+
+    /// Waits for a fetch that others lead, if there is one: one of at most `most`, at most for `timeout`.
+    pub async fn wait(&self, key: &[u8], most: usize, timeout: Duration) -> Waited {
         let Some(mut waits) = self.now.lock().get(key).cloned() else {
-            return Joined::Waited;
+            return Waited::Nothing;
         };
         let count = Counted(&self.waiting);
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= most {
-            return Joined::Alone;
+            return Waited::Vainly;
         }
         let ended = tokio::time::timeout(timeout, waits.changed()).await;
         drop(count);
         if ended.is_ok() {
-            Joined::Waited
+            Waited::Ended
         } else {
-            Joined::Alone
+            Waited::Vainly
         }
     }
 

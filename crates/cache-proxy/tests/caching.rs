@@ -224,6 +224,9 @@ fn ranges_come_from_whole_and_from_partial_objects() {
     assert_eq!((wrong.status, wrong.body.as_str()), (200, "0123456789"));
     assert_eq!(origin.count(), 1);
     assert_eq!(ranged("/part", "10-19").status, 206);
+    wait_until("the part is stored", || {
+        proxy.status().is_some_and(|status| status["stored"] == 2)
+    });
     let part = ranged("/part", "12-13");
     assert_eq!(
         (part.status, part.body.as_str(), part.header("content-range")),

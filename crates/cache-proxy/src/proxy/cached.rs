@@ -6,7 +6,7 @@ use super::{Answer, Asked, Live, Proxy};
 use crate::body::Upload;
 use crate::conditional;
 use crate::config::Limits;
-use crate::flights::{Joined, Lead};
+use crate::flights::{Joined, Lead, Waited};
 use crate::headers::{self, now_ms};
 use crate::metrics::Outcome;
 use crate::policy::{self, Freshness, Reuse, Rules};
@@ -33,11 +33,22 @@ pub(super) fn freshness_of(stored: &Stored, rules: &Rules) -> Freshness {
     )
 }
 
+/// What others wait for: the whole, or just this part.
+fn flight_key(asked: &Asked) -> Vec<u8> {
+    let mut key = asked.key.bytes().to_vec();
+    if let Some(range) = asked.headers.get(header::RANGE) {
+        key.extend_from_slice(b"\nrange ");
+        key.extend_from_slice(range.as_bytes());
+    }
+    key
+}
+
 impl Proxy {
     pub(super) async fn cached(self: &Arc<Self>, live: &Arc<Live>, asked: Arc<Asked>) -> Answer {
         let rules = live.config.rules(asked.mode);
         let mut lead = None;
         let mut may_wait = self.may_wait(&asked);
+        let mut may_wait_for_whole = may_wait && ranges::is_asked(&asked.headers);
         loop {
             let found = self.find(&asked).await;
             let mut or_stale = false;
@@ -70,12 +81,26 @@ impl Proxy {
                     "Nothing is stored that could be served (only-if-cached).",
                 );
             }
+            if may_wait_for_whole {
+                may_wait_for_whole = false;
+                let limits = live.limits();
+                // A part may come from the whole that is on its way, if that is not a long one.
+                let timeout = Limits::ms(limits.waiting_timeout_ms / 10);
+                let whole = self
+                    .flights
+                    .wait(asked.key.bytes(), limits.waiting, timeout)
+                    .await;
+                if whole == Waited::Ended {
+                    self.metrics.collapsed.inc();
+                    continue;
+                }
+            }
             if may_wait && lead.is_none() {
                 let limits = live.limits();
                 let timeout = Limits::ms(limits.waiting_timeout_ms);
                 match self
                     .flights
-                    .join(asked.key.bytes(), limits.waiting, timeout)
+                    .join(&flight_key(&asked), limits.waiting, timeout)
                     .await
                 {
                     // Look again: it may have been stored between the look and the lead.
@@ -102,7 +127,6 @@ impl Proxy {
     /// Whether others may wait for the answer to this request, or it for another's.
     fn may_wait(&self, asked: &Asked) -> bool {
         asked.method == Method::GET
-            && !ranges::is_asked(&asked.headers)
             && !asked.headers.contains_key(header::AUTHORIZATION)
             && !conditional::CONDITIONS
                 .iter()
