@@ -1,0 +1,634 @@
+//! The configuration: TOML, every key with its default and its bounds. What is wrong is told by its key, with
+//! what would be right.
+
+use crate::policy::Rules;
+use crate::units::Bytes;
+use http::HeaderName;
+use http::uri::{Authority, Uri};
+use ipnet::IpNet;
+use serde::Deserialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use thiserror::Error;
+
+/// What is wrong with a configuration.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {error}; give its path with --config")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// It is no TOML, or has a key that there is not.
+    #[error("{path}: {error}")]
+    Syntax {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        error: Box<toml::de::Error>,
+    },
+    /// A value is out of bounds.
+    #[error("{path}: {key}: {problem}")]
+    Value {
+        /// Which file.
+        path: PathBuf,
+        /// Which key.
+        key: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+}
+
+/// All of it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where objects are kept.
+    pub store: Store,
+    /// Where clients come in.
+    pub listen: Vec<Listen>,
+    /// What is served in reverse mode.
+    #[serde(default)]
+    pub site: Vec<Site>,
+    /// Who may use it as a forward proxy.
+    #[serde(default)]
+    pub forward: Forward,
+    /// What is stored, and how long it is good.
+    #[serde(default)]
+    pub cache: CacheRules,
+    /// Bounds.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Where the administrator comes in.
+    #[serde(default)]
+    pub admin: Admin,
+    /// What is written down.
+    #[serde(default)]
+    pub log: Log,
+}
+
+/// Where objects are kept.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Store {
+    /// Files or block devices of one store.
+    pub devices: Vec<PathBuf>,
+    /// A device that is missing is made as a file of this size.
+    pub create_bytes: Option<Bytes>,
+    /// Index policy of a store that is made.
+    #[serde(default = "default_policy")]
+    pub policy: String,
+    /// Memory for hot objects.
+    #[serde(default = "default_hot")]
+    pub hot_bytes: Bytes,
+    /// Threads that wait for devices.
+    #[serde(default = "default_workers")]
+    pub workers: usize,
+    /// `all`, or `second-request`: what is asked for once is not written.
+    #[serde(default)]
+    pub admission: Admission,
+    /// The store is opened though devices are missing.
+    #[serde(default)]
+    pub degraded: bool,
+}
+
+/// Which objects are written.
+#[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Admission {
+    /// All.
+    #[default]
+    All,
+    /// What is put for the second time.
+    SecondRequest,
+}
+
+fn default_policy() -> String {
+    "log-lru".to_owned()
+}
+
+const fn default_hot() -> Bytes {
+    Bytes(64 << 20)
+}
+
+const fn default_workers() -> usize {
+    16
+}
+
+/// One address where clients come in.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Listen {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// What it serves.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Certificate and key: HTTPS, with HTTP/2.
+    pub tls: Option<Tls>,
+}
+
+/// What an address serves.
+#[derive(Debug, Clone, Copy, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Sites of this configuration.
+    #[default]
+    Reverse,
+    /// Whatever listed clients ask for.
+    Forward,
+}
+
+/// Files of a certificate.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// The chain, PEM.
+    pub certificate: PathBuf,
+    /// The key, PEM.
+    pub key: PathBuf,
+}
+
+/// A site in reverse mode.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Site {
+    /// Names that it answers to; `*` for all.
+    pub hosts: Vec<String>,
+    /// Where it comes from: `http://host:port` or `https://…`.
+    pub origins: Vec<String>,
+    /// The name by which the origin is asked, instead of the one that the client gave.
+    pub host: Option<String>,
+    /// A path that healthy origins answer with a status below 500; none: only failures to connect count.
+    pub health_path: Option<String>,
+    /// How often it is asked for.
+    #[serde(default = "default_health_interval")]
+    pub health_interval_ms: u64,
+}
+
+const fn default_health_interval() -> u64 {
+    5_000
+}
+
+/// Who may use it as a forward proxy, and for what. Closed as long as it is empty.
+#[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Forward {
+    /// Networks of clients.
+    pub clients: Vec<IpNet>,
+    /// Ports of targets.
+    pub ports: Vec<u16>,
+    /// Ports to which tunnels (CONNECT) may go.
+    pub connect_ports: Vec<u16>,
+    /// Private, loopback or link-local networks that are allowed all the same.
+    pub allow_private: Vec<IpNet>,
+}
+
+/// What is stored, and how long it is good.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheRules {
+    /// Responses that set cookies are stored too.
+    pub store_set_cookie: bool,
+    /// `Surrogate-Control` counts (reverse mode).
+    pub surrogate_control: bool,
+    /// Percent of the time since the last change for which a response without a lifetime is fresh.
+    pub heuristic_percent: u64,
+    /// At most so long.
+    pub heuristic_max_s: u64,
+    /// `stale-if-error` of responses that do not say.
+    pub stale_if_error_s: u64,
+    /// Request fields that are part of the key, and passed on though origins may reflect them.
+    pub key_headers: Vec<String>,
+    /// Trusted authorities beside the system's, PEM: for origins.
+    pub origin_ca: Option<PathBuf>,
+}
+
+impl Default for CacheRules {
+    fn default() -> Self {
+        Self {
+            store_set_cookie: false,
+            surrogate_control: true,
+            heuristic_percent: 10,
+            heuristic_max_s: 86_400,
+            stale_if_error_s: 3600,
+            key_headers: Vec::new(),
+            origin_ca: None,
+        }
+    }
+}
+
+/// Bounds. Nothing grows past them.
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Bytes of a request's header.
+    pub header_bytes: Bytes,
+    /// Lines of a header.
+    pub header_lines: usize,
+    /// How long a client may take for a header, and be silent between requests.
+    pub header_timeout_ms: u64,
+    /// Bytes a second that a client must send or take of a body, on average over 10 s.
+    pub min_rate_bytes_s: u64,
+    /// Connections of clients.
+    pub connections: usize,
+    /// Of these, from one address.
+    pub connections_per_address: usize,
+    /// Requests at once of one HTTP/2 connection.
+    pub streams: u32,
+    /// Bytes of a request's body.
+    pub request_body_bytes: Bytes,
+    /// Bytes of an object; larger ones pass through.
+    pub object_bytes: Bytes,
+    /// Bytes of an object whose length the origin does not say; larger ones pass through.
+    pub unknown_length_bytes: Bytes,
+    /// Bytes of objects on their way into the store; what comes beside them passes through.
+    pub in_flight_bytes: Bytes,
+    /// Requests that wait for another's fetch of the same object; more ask the origin themselves.
+    pub waiting: usize,
+    /// How long they wait.
+    pub waiting_timeout_ms: u64,
+    /// How long connecting to an origin may take.
+    pub connect_timeout_ms: u64,
+    /// How long an origin may take to begin to answer.
+    pub response_timeout_ms: u64,
+    /// How long an origin may be silent within a body, and a tunnel on both sides.
+    pub idle_timeout_ms: u64,
+    /// How long requests may go on after the proxy was told to stop.
+    pub drain_timeout_ms: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            header_bytes: Bytes(32 << 10),
+            header_lines: 100,
+            header_timeout_ms: 15_000,
+            min_rate_bytes_s: 500,
+            connections: 4096,
+            connections_per_address: 256,
+            streams: 100,
+            request_body_bytes: Bytes(1 << 30),
+            object_bytes: Bytes(16 << 30),
+            unknown_length_bytes: Bytes(8 << 20),
+            in_flight_bytes: Bytes(256 << 20),
+            waiting: 4096,
+            waiting_timeout_ms: 10_000,
+            connect_timeout_ms: 5_000,
+            response_timeout_ms: 30_000,
+            idle_timeout_ms: 60_000,
+            drain_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// Where the administrator comes in.
+#[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Admin {
+    /// A Unix socket: status, purges, metrics. None: no administration.
+    pub socket: Option<PathBuf>,
+    /// An address for Prometheus: metrics only.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// What is written down.
+#[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// A file for a line of JSON for each request; `-` is the standard output. None: no access log.
+    pub access: Option<PathBuf>,
+}
+
+/// The bound that a value breaks, as text.
+fn within(key: &str, value: u64, least: u64, most: u64) -> Result<(), (String, String)> {
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err((
+            key.to_owned(),
+            format!("{value} is out of bounds; give {least} to {most}"),
+        ))
+    }
+}
+
+type Problem = (String, String);
+
+fn problem(key: impl Into<String>, text: impl Into<String>) -> Problem {
+    (key.into(), text.into())
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// What is wrong, with its key.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read {
+            path: path.to_owned(),
+            error,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// Parses and checks a text; `path` is for messages.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| ConfigError::Syntax {
+            path: path.to_owned(),
+            error: Box::new(error),
+        })?;
+        config.check().map_err(|(key, problem)| ConfigError::Value {
+            path: path.to_owned(),
+            key,
+            problem,
+        })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), Problem> {
+        self.store.check()?;
+        if self.listen.is_empty() || self.listen.len() > 64 {
+            return Err(problem(
+                "listen",
+                "give 1 to 64 of [[listen]], each with an address",
+            ));
+        }
+        let serves = |mode| self.listen.iter().any(|listen| listen.mode == mode);
+        if serves(Mode::Reverse) && self.site.is_empty() {
+            return Err(problem(
+                "site",
+                "an address in reverse mode needs a [[site]] with hosts and origins",
+            ));
+        }
+        if serves(Mode::Forward) && self.forward.clients.is_empty() {
+            return Err(problem(
+                "forward.clients",
+                "an address in forward mode serves nobody; list networks, as in [\"192.0.2.0/24\"]",
+            ));
+        }
+        self.site
+            .iter()
+            .enumerate()
+            .try_for_each(|(n, site)| site.check(n))?;
+        self.cache.check()?;
+        self.limits.check()
+    }
+
+    /// The site of an authority: one that names it, or else one that takes all.
+    pub fn site_of(&self, authority: &Authority) -> Option<(usize, &Site)> {
+        let named = |name: &str| {
+            self.site
+                .iter()
+                .position(|site| site.hosts.iter().any(|host| host.eq_ignore_ascii_case(name)))
+        };
+        let at = named(authority.as_str())
+            .or_else(|| named(authority.host()))
+            .or_else(|| named("*"))?;
+        self.site.get(at).map(|site| (at, site))
+    }
+
+    /// The rules of what is stored, for requests of one mode.
+    pub fn rules(&self, mode: Mode) -> Rules {
+        Rules {
+            store_set_cookie: self.cache.store_set_cookie,
+            surrogate: self.cache.surrogate_control && mode == Mode::Reverse,
+            heuristic_percent: self.cache.heuristic_percent,
+            heuristic_max_s: self.cache.heuristic_max_s,
+            stale_if_error_s: self.cache.stale_if_error_s,
+        }
+    }
+
+    /// Request fields that are part of the key.
+    pub fn key_headers(&self) -> Vec<HeaderName> {
+        self.cache
+            .key_headers
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect()
+    }
+}
+
+impl Store {
+    fn check(&self) -> Result<(), Problem> {
+        if self.devices.is_empty() || self.devices.len() > 16 {
+            return Err(problem(
+                "store.devices",
+                "give 1 to 16 files or block devices of one store",
+            ));
+        }
+        if let Some(Bytes(bytes)) = self.create_bytes {
+            within("store.create_bytes", bytes, 16 << 20, 1 << 50)?;
+        }
+        if self.policy.parse::<varve_cache::Policy>().is_err() {
+            let names = "log, log-lru, log-prefetch, log-lru-prefetch, set-mem, set-mem-lru, set or basic";
+            return Err(problem(
+                "store.policy",
+                format!("`{}` is none; give {names}", self.policy),
+            ));
+        }
+        within("store.hot_bytes", self.hot_bytes.0, 0, 1 << 40)?;
+        within("store.workers", self.workers as u64, 1, 512)
+    }
+}
+
+impl Site {
+    fn check(&self, n: usize) -> Result<(), Problem> {
+        let key = |name: &str| format!("site[{n}].{name}");
+        if self.hosts.is_empty() {
+            return Err(problem(
+                key("hosts"),
+                "give the names that it answers to, or [\"*\"]",
+            ));
+        }
+        if let Some(host) = self
+            .hosts
+            .iter()
+            .find(|host| *host != "*" && !crate::framing::is_host(host))
+        {
+            return Err(problem(
+                key("hosts"),
+                format!("`{host}` is no host; write example.org or example.org:8080"),
+            ));
+        }
+        if self.origins.is_empty() || self.origins.len() > 64 {
+            return Err(problem(
+                key("origins"),
+                "give 1 to 64 of them, as in [\"http://10.0.0.1:8000\"]",
+            ));
+        }
+        for origin in &self.origins {
+            let uri: Result<Uri, _> = origin.parse();
+            let right = uri.is_ok_and(|uri| {
+                matches!(uri.scheme_str(), Some("http" | "https"))
+                    && uri
+                        .authority()
+                        .is_some_and(|authority| crate::framing::is_host(authority.as_str()))
+                    && uri.path_and_query().is_none_or(|path| path.as_str() == "/")
+            });
+            if !right {
+                return Err(problem(
+                    key("origins"),
+                    format!(
+                        "`{origin}` is no origin; write http://host:port or https://host:port, without a path"
+                    ),
+                ));
+            }
+        }
+        if self
+            .host
+            .as_deref()
+            .is_some_and(|host| !crate::framing::is_host(host))
+        {
+            return Err(problem(
+                key("host"),
+                "it is no host; write example.org or example.org:8080",
+            ));
+        }
+        if self
+            .health_path
+            .as_deref()
+            .is_some_and(|path| !path.starts_with('/') || path.parse::<Uri>().is_err())
+        {
+            return Err(problem(
+                key("health_path"),
+                "it is no path; write one that begins with /",
+            ));
+        }
+        within(
+            &key("health_interval_ms"),
+            self.health_interval_ms,
+            100,
+            3_600_000,
+        )
+    }
+}
+
+impl CacheRules {
+    fn check(&self) -> Result<(), Problem> {
+        within("cache.heuristic_percent", self.heuristic_percent, 0, 100)?;
+        within("cache.heuristic_max_s", self.heuristic_max_s, 0, 31_536_000)?;
+        within("cache.stale_if_error_s", self.stale_if_error_s, 0, 31_536_000)?;
+        if self.key_headers.len() > 16 {
+            return Err(problem("cache.key_headers", "give at most 16"));
+        }
+        if let Some(name) = self
+            .key_headers
+            .iter()
+            .find(|name| name.parse::<HeaderName>().is_err())
+        {
+            return Err(problem(
+                "cache.key_headers",
+                format!("`{name}` is no name of a header field"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    fn check(&self) -> Result<(), Problem> {
+        const DAY_MS: u64 = 86_400_000;
+        let bounds: [(&str, u64, u64, u64); 17] = [
+            ("header_bytes", self.header_bytes.0, 8192, 1 << 20),
+            ("header_lines", self.header_lines as u64, 16, 1000),
+            ("header_timeout_ms", self.header_timeout_ms, 100, DAY_MS),
+            ("min_rate_bytes_s", self.min_rate_bytes_s, 0, 1 << 30),
+            ("connections", self.connections as u64, 1, 1_000_000),
+            (
+                "connections_per_address",
+                self.connections_per_address as u64,
+                1,
+                1_000_000,
+            ),
+            ("streams", u64::from(self.streams), 1, 10_000),
+            ("request_body_bytes", self.request_body_bytes.0, 0, 1 << 50),
+            ("object_bytes", self.object_bytes.0, 0, 1 << 50),
+            ("unknown_length_bytes", self.unknown_length_bytes.0, 0, 1 << 30),
+            ("in_flight_bytes", self.in_flight_bytes.0, 1 << 20, 1 << 40),
+            ("waiting", self.waiting as u64, 0, 1_000_000),
+            ("waiting_timeout_ms", self.waiting_timeout_ms, 0, DAY_MS),
+            ("connect_timeout_ms", self.connect_timeout_ms, 10, DAY_MS),
+            ("response_timeout_ms", self.response_timeout_ms, 10, DAY_MS),
+            ("idle_timeout_ms", self.idle_timeout_ms, 10, DAY_MS),
+            ("drain_timeout_ms", self.drain_timeout_ms, 0, DAY_MS),
+        ];
+        bounds
+            .into_iter()
+            .try_for_each(|(name, value, least, most)| within(&format!("limits.{name}"), value, least, most))
+    }
+
+    /// A number of milliseconds as a time.
+    pub const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = r#"
+        [store]
+        devices = ["/tmp/x"]
+        [[listen]]
+        address = "127.0.0.1:8080"
+        [[site]]
+        hosts = ["*"]
+        origins = ["http://127.0.0.1:8000"]
+    "#;
+
+    fn wrong(change: impl Fn(&str) -> String) -> String {
+        Config::parse(&change(LEAST), Path::new("c.toml"))
+            .expect_err("it is wrong")
+            .to_string()
+    }
+
+    #[test]
+    fn least_configuration_has_defaults_within_bounds() {
+        let config = Config::parse(LEAST, Path::new("c.toml")).expect("it is right");
+        assert_eq!(config.limits, Limits::default());
+        assert!(config.site_of(&"any:80".parse().expect("an authority")).is_some());
+    }
+
+    #[test]
+    fn messages_name_the_key_and_what_is_right() {
+        let message = wrong(|text| format!("{text}\n[limits]\nconnections = 0"));
+        assert!(
+            message.contains("limits.connections") && message.contains("give 1 to 1000000"),
+            "{message}"
+        );
+        let message = wrong(|text| text.replace("http://127.0.0.1:8000", "127.0.0.1:8000/x"));
+        assert!(
+            message.contains("site[0].origins") && message.contains("http://host:port"),
+            "{message}"
+        );
+        let message = wrong(|text| format!("{text}\n[limits]\nconections = 1"));
+        assert!(message.contains("conections"), "{message}");
+        let message = wrong(|text| text.replace("8080\"", "8080\"\nmode = \"forward\""));
+        assert!(message.contains("forward.clients"), "{message}");
+        let message = wrong(|text| text.replace("[store]", "[store]\npolicy = \"x\""));
+        assert!(
+            message.contains("store.policy") && message.contains("log-lru"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn site_that_names_a_host_goes_before_one_that_takes_all() {
+        let text = format!("{LEAST}\n[[site]]\nhosts = [\"Example.org\"]\norigins = [\"http://b\"]");
+        let config = Config::parse(&text, Path::new("c.toml")).expect("it is right");
+        let at = |name: &str| {
+            config
+                .site_of(&name.parse().expect("an authority"))
+                .map(|(at, _)| at)
+        };
+        assert_eq!((at("example.org:81"), at("other")), (Some(1), Some(0)));
+    }
+}

@@ -1,0 +1,208 @@
+//! One fetch for many that wait: who asks the origin for a key first leads, others wait until it has stored
+//! what came or has found that it cannot. Bounded in number and time.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Keys that turned out not to be storable, for which nobody waits for a while.
+const UNSTORABLE: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+const UNSTORABLE_FOR: Duration = Duration::from_secs(10);
+
+/// All fetches that others may wait for.
+pub struct Flights {
+    now: Mutex<HashMap<Vec<u8>, watch::Receiver<()>>>,
+    unstorable: Mutex<lru::LruCache<Vec<u8>, Instant>>,
+    waiting: AtomicUsize,
+}
+
+impl Default for Flights {
+    fn default() -> Self {
+        Self {
+            now: Mutex::default(),
+            unstorable: Mutex::new(lru::LruCache::new(UNSTORABLE)),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+}
+
+/// What to do about a key.
+pub enum Joined {
+    /// Ask the origin; others wait for it.
+    Lead(Lead),
+    /// Somebody else asked; the wait is over.
+    Waited,
+    /// Ask the origin; nobody waits.
+    Alone,
+}
+
+/// What came of waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waited {
+    /// Nobody asks for it.
+    Nothing,
+    /// Who asked is done: look again.
+    Ended,
+    /// Too many wait, or it took too long.
+    Vainly,
+}
+
+/// The right to ask for a key. Dropped, those who wait look again.
+pub struct Lead {
+    flights: Arc<Flights>,
+    key: Vec<u8>,
+    _done: watch::Sender<()>,
+}
+
+impl Lead {
+    /// Says that what came cannot be stored: the next ones need not wait.
+    pub fn unstorable(self) {
+        let mut unstorable = self.flights.unstorable.lock();
+        unstorable.put(self.key.clone(), Instant::now());
+        drop(unstorable);
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.flights.now.lock().remove(&self.key);
+    }
+}
+
+impl Flights {
+    /// Leads, if nobody does.
+    pub fn try_lead(self: &Arc<Self>, key: &[u8]) -> Option<Lead> {
+        let mut now = self.now.lock();
+        if now.contains_key(key) {
+            return None;
+        }
+        let (done, waits) = watch::channel(());
+        now.insert(key.to_vec(), waits);
+        Some(Lead {
+            flights: Arc::clone(self),
+            key: key.to_vec(),
+            _done: done,
+        })
+    }
+
+    /// Leads, or waits for who does: at most `most` at once, at most for `timeout`.
+    pub async fn join(self: &Arc<Self>, key: &[u8], most: usize, timeout: Duration) -> Joined {
+        if self.is_unstorable(key) {
+            return Joined::Alone;
+        }
+        if let Some(lead) = self.try_lead(key) {
+            return Joined::Lead(lead);
+        }
+        match self.wait(key, most, timeout).await {
+            Waited::Nothing | Waited::Ended => Joined::Waited,
+            Waited::Vainly => Joined::Alone,
+        }
+    }
+
+    /// Waits for a fetch that others lead, if there is one: one of at most `most`, at most for `timeout`.
+    pub async fn wait(&self, key: &[u8], most: usize, timeout: Duration) -> Waited {
+        let Some(mut waits) = self.now.lock().get(key).cloned() else {
+            return Waited::Nothing;
+        };
+        let count = Counted(&self.waiting);
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= most {
+            return Waited::Vainly;
+        }
+        let ended = tokio::time::timeout(timeout, waits.changed()).await;
+        drop(count);
+        if ended.is_ok() {
+            Waited::Ended
+        } else {
+            Waited::Vainly
+        }
+    }
+
+    /// Fetches that others may wait for.
+    pub fn len(&self) -> usize {
+        self.now.lock().len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn is_unstorable(&self, key: &[u8]) -> bool {
+        let mut unstorable = self.unstorable.lock();
+        match unstorable.get(key) {
+            Some(since) if since.elapsed() < UNSTORABLE_FOR => true,
+            Some(_) => {
+                unstorable.pop(key);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// Counts down when it is dropped, also with a request that was given up.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(5);
+
+    fn run(work: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime.expect("a runtime").block_on(work);
+    }
+
+    #[test]
+    fn those_who_wait_go_on_when_the_lead_is_dropped() {
+        run(async {
+            let flights = Arc::new(Flights::default());
+            let Joined::Lead(lead) = flights.join(b"k", 9, LONG).await else {
+                panic!("it is the first")
+            };
+            let other = Arc::clone(&flights);
+            let waits =
+                tokio::spawn(async move { matches!(other.join(b"k", 9, LONG).await, Joined::Waited) });
+            while flights.waiting() == 0 {
+                tokio::task::yield_now().await;
+            }
+            drop(lead);
+            assert!(waits.await.expect("it ends"));
+            assert_eq!(flights.waiting(), 0);
+        });
+    }
+
+    #[test]
+    fn nobody_waits_beyond_the_bounds_or_for_what_cannot_be_stored() {
+        run(async {
+            let flights = Arc::new(Flights::default());
+            let lead = flights.try_lead(b"k").expect("it is the first");
+            assert!(matches!(flights.join(b"k", 0, LONG).await, Joined::Alone));
+            assert!(matches!(
+                flights.join(b"k", 9, Duration::ZERO).await,
+                Joined::Alone
+            ));
+            lead.unstorable();
+            assert!(matches!(flights.join(b"k", 9, LONG).await, Joined::Alone));
+            assert!(matches!(flights.join(b"other", 9, LONG).await, Joined::Lead(_)));
+        });
+    }
+}

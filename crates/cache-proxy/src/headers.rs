@@ -1,0 +1,181 @@
+//! Header fields: lists, dates, and which of them may cross a proxy. Knows nothing of caches.
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Fields that belong to one connection (RFC 9110 §7.6.1), or to a proxy and its client.
+const HOP_BY_HOP: [&str; 12] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authentication-info",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+    "proxy-status",
+];
+
+/// Request fields that origins may reflect into a response or route by, though they are in no cache key.
+const FORWARDING: [&str; 16] = [
+    "forwarded",
+    "forwarded-for",
+    "x-host",
+    "x-http-host-override",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-url-scheme",
+    "front-end-https",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "client-ip",
+    "true-client-ip",
+    "x-proxyuser-ip",
+    "proxy",
+];
+
+/// Of these there are too many to list.
+const FORWARDING_PREFIXES: [&str; 3] = ["x-forwarded", "x-original-", "x-rewrite-"];
+
+/// Removes what belongs to one connection: the known fields, and those that `Connection` names.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = list(headers, &header::CONNECTION)
+        .filter_map(|name| HeaderName::from_bytes(name.as_bytes()).ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+/// Removes request fields that origins may reflect, except for those that are part of the key.
+pub fn strip_forwarding(headers: &mut HeaderMap, keyed: &[HeaderName]) {
+    let reflects = |name: &&HeaderName| {
+        let text = name.as_str();
+        FORWARDING.contains(&text) || FORWARDING_PREFIXES.iter().any(|prefix| text.starts_with(prefix))
+    };
+    let names: Vec<HeaderName> = headers.keys().filter(reflects).cloned().collect();
+    for name in names.iter().filter(|name| !keyed.contains(name)) {
+        headers.remove(name);
+    }
+}
+
+/// Members of a list field over all its lines. Commas within quotes do not part; empty members are left out.
+pub fn list<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(split_list)
+}
+
+/// Members of one line of a list field.
+pub fn split_list(line: &str) -> Vec<&str> {
+    let (mut members, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
+    for (at, byte) in line.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b',' if !quoted => {
+                members.push(&line[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    members.push(&line[start..]);
+    members.retain_mut(|member| {
+        *member = member.trim_matches([' ', '\t']);
+        !member.is_empty()
+    });
+    members
+}
+
+/// The only value of a field, if there is exactly one line of it and it is text.
+pub fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (Some(line), None) => line.to_str().ok(),
+        _ => None,
+    }
+}
+
+/// A date field, seconds since 1970; `None` if it is missing, there twice, or no HTTP date.
+pub fn date_s(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    parse_date_s(single(headers, name)?)
+}
+
+/// An HTTP date, seconds since 1970.
+pub fn parse_date_s(text: &str) -> Option<u64> {
+    let time = httpdate::parse_http_date(text).ok()?;
+    Some(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
+}
+
+/// Seconds since 1970 as an HTTP date.
+pub fn format_date(date_s: u64) -> HeaderValue {
+    // Four digits of a year are what the format has room for.
+    let date_s = date_s.min(253_402_300_799);
+    let text = httpdate::fmt_http_date(SystemTime::UNIX_EPOCH + Duration::from_secs(date_s));
+    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("Thu, 01 Jan 1970 00:00:00 GMT"))
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_parts_at_commas_outside_of_quotes() {
+        assert_eq!(
+            split_list(r#" a, b="c, d" ,, "x\",y" "#),
+            ["a", r#"b="c, d""#, r#""x\",y""#]
+        );
+    }
+
+    #[test]
+    fn strip_hop_by_hop_removes_what_connection_names() {
+        let mut headers = HeaderMap::new();
+        headers.insert("connection", HeaderValue::from_static("close, X-Private"));
+        headers.insert("x-private", HeaderValue::from_static("1"));
+        headers.insert("te", HeaderValue::from_static("trailers"));
+        headers.insert("x-kept", HeaderValue::from_static("1"));
+        strip_hop_by_hop(&mut headers);
+        assert_eq!(
+            headers.keys().map(HeaderName::as_str).collect::<Vec<_>>(),
+            ["x-kept"]
+        );
+    }
+
+    #[test]
+    fn forwarding_fields_go_unless_they_are_keyed() {
+        let mut headers = HeaderMap::new();
+        headers.insert("x-forwarded-host", HeaderValue::from_static("evil"));
+        headers.insert("x-forwarded-proto", HeaderValue::from_static("https"));
+        strip_forwarding(&mut headers, &[HeaderName::from_static("x-forwarded-proto")]);
+        assert_eq!(headers.len(), 1);
+    }
+
+    #[test]
+    fn date_is_none_when_it_is_there_twice() {
+        let mut headers = HeaderMap::new();
+        let value = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
+        headers.append("expires", value.clone());
+        assert_eq!(date_s(&headers, &header::EXPIRES), Some(784_111_777));
+        headers.append("expires", value);
+        assert_eq!(date_s(&headers, &header::EXPIRES), None);
+        assert_eq!(format_date(784_111_777), "Sun, 06 Nov 1994 08:49:37 GMT");
+    }
+}

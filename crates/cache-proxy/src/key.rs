@@ -1,0 +1,125 @@
+//! Keys of the cache: scheme, authority, path and query, written as the URL itself, so that whole prefixes
+//! can be purged.
+
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderName};
+
+/// Keys longer than this are not cached; the store takes 2,048 bytes, and parts of a response need a suffix.
+pub const KEY_MAX: usize = 1990;
+
+/// What a response is stored under, but for variants.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Key {
+    text: String,
+    host: String,
+}
+
+impl Key {
+    /// The key of a request.
+    pub fn new(scheme: &str, authority: &Authority, path: &PathAndQuery) -> Self {
+        let host = normal_authority(scheme, authority);
+        Self {
+            text: format!("{scheme}://{host}{path}"),
+            host,
+        }
+    }
+
+    /// The key of a URL, as people write it.
+    pub fn of_url(url: &str) -> Option<Self> {
+        let uri: http::Uri = url.parse().ok()?;
+        let path = uri
+            .path_and_query()
+            .cloned()
+            .unwrap_or_else(|| PathAndQuery::from_static("/"));
+        Some(Self::new(
+            &uri.scheme_str()?.to_ascii_lowercase(),
+            uri.authority()?,
+            &path,
+        ))
+    }
+
+    /// The same in forward mode. What one mode stored is never served in the other: in reverse mode the
+    /// administrator says where a name leads, in forward mode the name system does.
+    #[must_use]
+    pub fn forward(mut self) -> Self {
+        // A space is in no URL.
+        self.text.push_str(" forward");
+        self
+    }
+
+    /// Adds request fields that are part of the key.
+    #[must_use]
+    pub fn with_fields(mut self, names: &[HeaderName], headers: &HeaderMap) -> Self {
+        for name in names {
+            for value in headers.get_all(name) {
+                let value = String::from_utf8_lossy(value.as_bytes());
+                // A space is in no URL, and its length keeps one field's value from looking like two fields.
+                self.text.push_str(&format!(" {name}:{}:{value}", value.len()));
+            }
+        }
+        self
+    }
+
+    /// Whether a response may be stored under it.
+    pub fn fits(&self) -> bool {
+        self.text.len() <= KEY_MAX
+    }
+
+    /// As bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+
+    /// As text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Host and port, by which it can be purged.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The key of a part of it: a variant or a body. A line feed is in no URL.
+    pub fn part(&self, kind: char, id: u64) -> Vec<u8> {
+        format!("{}\n{kind}{id:016x}", self.text).into_bytes()
+    }
+}
+
+/// Host and port in small letters, without the port that the scheme implies.
+pub fn normal_authority(scheme: &str, authority: &Authority) -> String {
+    let host = authority.host().to_ascii_lowercase();
+    let host = host.strip_suffix('.').unwrap_or(&host);
+    match (scheme, authority.port_u16()) {
+        (_, None) | ("http", Some(80)) | ("https", Some(443)) => host.to_owned(),
+        (_, Some(port)) => format!("{host}:{port}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    #[test]
+    fn key_is_the_url_without_what_means_nothing() {
+        let key = |url| Key::of_url(url).expect("a URL").text().to_owned();
+        assert_eq!(key("http://EXAMPLE.org.:80/A?b"), "http://example.org/A?b");
+        assert_eq!(key("HTTPS://example.org:80"), "https://example.org:80/");
+        assert_eq!(Key::of_url("/path"), None);
+    }
+
+    #[test]
+    fn fields_of_the_key_cannot_look_like_others() {
+        let names = [HeaderName::from_static("a"), HeaderName::from_static("b")];
+        let key = |a: &'static str, b: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert("a", HeaderValue::from_static(a));
+            b.map(|b| headers.insert("b", HeaderValue::from_static(b)));
+            Key::of_url("http://h/")
+                .expect("a URL")
+                .with_fields(&names, &headers)
+        };
+        assert_ne!(key("1 b:1:2", None), key("1", Some("2")));
+    }
+}

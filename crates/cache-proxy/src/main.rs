@@ -1,0 +1,20 @@
+//! `varve-cache-proxy`: the command line, signals and the order of start and end. What is served is the
+//! library's.
+#![forbid(unsafe_code)]
+
+mod cli;
+mod run;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = cli::Arguments::parse();
+    match run::run(arguments.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("varve-cache-proxy: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Answers from stored responses: the whole, a part, "not modified", with age and how it came about.
+
+use super::{Asked, Proxy};
+use crate::body::{BodyError, Outgoing};
+use crate::conditional;
+use crate::headers;
+use crate::metrics::Outcome;
+use crate::policy::Freshness;
+use crate::ranges::{self, Wanted};
+use crate::storage::Found;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, Response, StatusCode};
+use std::ops::Range;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// A response and how it came about.
+pub struct Answer {
+    /// The response.
+    pub response: Response<Outgoing>,
+    /// How it came about.
+    pub outcome: Outcome,
+}
+
+/// Bytes read from the store at once.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Fields that a 304 does not need; the client has them.
+const NOT_IN_304: [HeaderName; 5] = [
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LANGUAGE,
+    header::CONTENT_RANGE,
+];
+
+/// How an answer came about (RFC 9211).
+pub fn cache_status(headers: &mut HeaderMap, text: &str) {
+    if let Ok(value) = HeaderValue::from_str(&format!("varve; {text}")) {
+        headers.append(HeaderName::from_static("cache-status"), value);
+    }
+}
+
+/// What a proxy that stands for the origin keeps for itself.
+pub fn strip_for_client(headers: &mut HeaderMap, is_surrogate: bool) {
+    if is_surrogate {
+        headers.remove("surrogate-control");
+    }
+}
+
+impl Proxy {
+    /// An answer from what was found. `None` if its bytes are gone by now, or are not those asked for.
+    pub(super) async fn from_store(
+        self: &Arc<Self>,
+        asked: &Asked,
+        found: &Found,
+        fresh: &Freshness,
+        outcome: Outcome,
+        surrogate: bool,
+    ) -> Option<Answer> {
+        let stored = &found.stored;
+        let mut headers = stored.headers.clone();
+        headers.insert(header::AGE, HeaderValue::from(fresh.age_s));
+        let ttl = i64::try_from(fresh.lifetime_s).unwrap_or(i64::MAX)
+            - i64::try_from(fresh.age_s).unwrap_or(i64::MAX);
+        let detail = match outcome {
+            Outcome::Revalidated => format!("fwd=stale; fwd-status=304; ttl={ttl}"),
+            _ => format!("hit; ttl={ttl}"),
+        };
+        cache_status(&mut headers, &detail);
+        strip_for_client(&mut headers, surrogate);
+        let is_ok = stored.status == StatusCode::OK;
+        if is_ok && conditional::is_not_modified(&asked.headers, &headers) {
+            NOT_IN_304.iter().for_each(|name| {
+                headers.remove(name);
+            });
+            return Some(made(
+                StatusCode::NOT_MODIFIED,
+                headers,
+                Outgoing::empty(),
+                outcome,
+            ));
+        }
+        let whole_len = found.whole_len();
+        let wanted =
+            if is_ok && asked.method == Method::GET && conditional::range_holds(&asked.headers, &headers) {
+                ranges::wanted(&asked.headers, whole_len)
+            } else {
+                Wanted::Whole
+            };
+        let there = stored.part.map_or(0, |part| part.start);
+        let (status, range) = match wanted {
+            Wanted::Whole if stored.part.is_some() => return None,
+            Wanted::Whole => (stored.status, 0..whole_len),
+            Wanted::Unsatisfiable => {
+                let value = HeaderValue::from_str(&format!("bytes */{whole_len}")).ok()?;
+                headers.insert(header::CONTENT_RANGE, value);
+                headers.remove(header::CONTENT_TYPE);
+                return Some(made(
+                    StatusCode::RANGE_NOT_SATISFIABLE,
+                    headers,
+                    Outgoing::empty(),
+                    outcome,
+                ));
+            }
+            Wanted::Part(range) => {
+                if range.start < there || range.end > there + found.body_len() {
+                    return None;
+                }
+                let value = format!("bytes {}-{}/{whole_len}", range.start, range.end - 1);
+                headers.insert(header::CONTENT_RANGE, HeaderValue::from_str(&value).ok()?);
+                (StatusCode::PARTIAL_CONTENT, range)
+            }
+        };
+        if stored.status != StatusCode::NO_CONTENT {
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(range.end - range.start));
+        }
+        let body = if asked.method == Method::HEAD {
+            Outgoing::empty()
+        } else {
+            self.stored_body(found, range.start - there..range.end - there)
+                .await?
+        };
+        Some(made(status, headers, body, outcome))
+    }
+
+    /// Bytes of what was found: small ones at once, others piece by piece as the client takes them.
+    async fn stored_body(self: &Arc<Self>, found: &Found, range: Range<u64>) -> Option<Outgoing> {
+        if range.is_empty() {
+            return Some(Outgoing::empty());
+        }
+        let end = range.end.min(range.start + PIECE_BYTES);
+        let first = self.storage.read(found, range.start, end).await.ok()?;
+        if end == range.end {
+            return Some(Outgoing::Full(Some(first)));
+        }
+        // One piece ahead of the client and no more. Nothing in the store waits for it: when the log comes to
+        // the object first, the body breaks off.
+        let (pieces, body) = mpsc::channel(1);
+        let (storage, found) = (Arc::clone(&self.storage), found.clone());
+        tokio::spawn(async move {
+            let mut piece = Ok(first);
+            let mut at = end;
+            loop {
+                let is_last = piece.is_err() || at >= range.end;
+                if pieces.send(piece).await.is_err() || is_last {
+                    return;
+                }
+                let next = range.end.min(at + PIECE_BYTES);
+                piece = storage.read(&found, at, next).await.map_err(|_| BodyError::Gone);
+                at = next;
+            }
+        });
+        Some(Outgoing::Channel(body, range.end - range.start))
+    }
+}
+
+fn made(status: StatusCode, headers: HeaderMap, body: Outgoing, outcome: Outcome) -> Answer {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    Answer { response, outcome }
+}
+
+/// `Date`, if an origin has no clock.
+pub fn ensure_date(headers: &mut HeaderMap, now_ms: u64) {
+    if !headers.contains_key(header::DATE) {
+        headers.insert(header::DATE, headers::format_date(now_ms / 1000));
+    }
+}

@@ -1,0 +1,337 @@
+//! GET and HEAD by way of the store: fresh answers, validation, stale ones where they are allowed, and one
+//! fetch for many that wait.
+
+use super::answer::{ensure_date, strip_for_client};
+use super::{Answer, Asked, Live, Proxy};
+use crate::body::Upload;
+use crate::conditional;
+use crate::config::Limits;
+use crate::flights::{Joined, Lead, Waited};
+use crate::headers::{self, now_ms};
+use crate::metrics::Outcome;
+use crate::policy::{self, Freshness, Reuse, Rules};
+use crate::ranges;
+use crate::record::Stored;
+use crate::storage::Found;
+use http::header::{self, HeaderMap};
+use http::{Method, StatusCode};
+use std::sync::Arc;
+
+/// Whether this answer of an origin lets a stale response be served instead (RFC 5861 §4).
+const fn is_failure(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 500 | 502 | 503 | 504)
+}
+
+pub(super) fn freshness_of(stored: &Stored, rules: &Rules) -> Freshness {
+    policy::freshness(
+        stored.status,
+        &stored.headers,
+        stored.asked_ms,
+        stored.came_ms,
+        now_ms(),
+        rules,
+    )
+}
+
+/// What others wait for: the whole, or just this part.
+fn flight_key(asked: &Asked) -> Vec<u8> {
+    let mut key = asked.key.bytes().to_vec();
+    if let Some(range) = asked.headers.get(header::RANGE) {
+        key.extend_from_slice(b"\nrange ");
+        key.extend_from_slice(range.as_bytes());
+    }
+    key
+}
+
+impl Proxy {
+    pub(super) async fn cached(self: &Arc<Self>, live: &Arc<Live>, asked: Arc<Asked>) -> Answer {
+        let rules = live.config.rules(asked.mode);
+        let mut lead = None;
+        let mut may_wait = self.may_wait(&asked);
+        let mut may_wait_for_whole = may_wait && ranges::is_asked(&asked.headers);
+        loop {
+            let found = self.find(&asked).await;
+            let mut or_stale = false;
+            if let Some(found) = &found {
+                let fresh = freshness_of(&found.stored, &rules);
+                let reuse = fresh.reuse(&asked.directives);
+                let outcome = match reuse {
+                    Reuse::Fresh if fresh.stale_s() == 0 => Some(Outcome::Hit),
+                    Reuse::Fresh => Some(Outcome::Stale),
+                    Reuse::WhileRevalidating => {
+                        self.revalidate_later(live, &asked, found);
+                        Some(Outcome::Stale)
+                    }
+                    Reuse::Revalidate { or_stale: may } => {
+                        or_stale = may;
+                        None
+                    }
+                };
+                if let Some(outcome) = outcome
+                    && let Some(answer) = self
+                        .from_store(&asked, found, &fresh, outcome, rules.surrogate)
+                        .await
+                {
+                    return answer;
+                }
+            }
+            if asked.directives.only_if_cached {
+                return Answer::refuse(
+                    StatusCode::GATEWAY_TIMEOUT,
+                    "Nothing is stored that could be served (only-if-cached).",
+                );
+            }
+            if may_wait_for_whole {
+                may_wait_for_whole = false;
+                let limits = live.limits();
+                // A part may come from the whole that is on its way, if that is not a long one.
+                let timeout = Limits::ms(limits.waiting_timeout_ms / 10);
+                let whole = self
+                    .flights
+                    .wait(asked.key.bytes(), limits.waiting, timeout)
+                    .await;
+                if whole == Waited::Ended {
+                    self.metrics.collapsed.inc();
+                    continue;
+                }
+            }
+            if may_wait && lead.is_none() {
+                let limits = live.limits();
+                let timeout = Limits::ms(limits.waiting_timeout_ms);
+                match self
+                    .flights
+                    .join(&flight_key(&asked), limits.waiting, timeout)
+                    .await
+                {
+                    // Look again: it may have been stored between the look and the lead.
+                    Joined::Lead(taken) => lead = Some(taken),
+                    Joined::Waited => {
+                        self.metrics.collapsed.inc();
+                        may_wait = false;
+                    }
+                    Joined::Alone => may_wait = false,
+                }
+                if lead.is_some() || !may_wait {
+                    continue;
+                }
+            }
+            return match found {
+                Some(found) if found.stored.part.is_none() => {
+                    self.validate(live, &asked, found, or_stale, lead).await
+                }
+                _ => self.miss(live, &asked, lead).await,
+            };
+        }
+    }
+
+    /// Whether others may wait for the answer to this request, or it for another's.
+    fn may_wait(&self, asked: &Asked) -> bool {
+        asked.method == Method::GET
+            && !asked.headers.contains_key(header::AUTHORIZATION)
+            && !conditional::CONDITIONS
+                .iter()
+                .any(|name| asked.headers.contains_key(name))
+    }
+
+    async fn find(&self, asked: &Asked) -> Option<Found> {
+        if let Some(found) = self.storage.lookup(&asked.key, &asked.headers).await {
+            return Some(found);
+        }
+        if asked.method == Method::GET && ranges::is_asked(&asked.headers) {
+            return self.storage.lookup_part(&asked.key).await;
+        }
+        None
+    }
+
+    /// Nothing is stored, or not what is asked for.
+    async fn miss(self: &Arc<Self>, live: &Arc<Live>, asked: &Arc<Asked>, lead: Option<Lead>) -> Answer {
+        let turn = self.storage.turn(&asked.key);
+        let asked_ms = now_ms();
+        let answer = self
+            .ask(live, asked, &asked.method, asked.headers.clone(), Upload::Empty)
+            .await;
+        match answer {
+            Ok(response) => self.take(live, asked, response, asked_ms, turn, lead).await,
+            Err(error) => Self::origin_failed(&error),
+        }
+    }
+
+    /// Something is stored that must not be served unasked.
+    async fn validate(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        asked: &Arc<Asked>,
+        mut found: Found,
+        or_stale: bool,
+        lead: Option<Lead>,
+    ) -> Answer {
+        let rules = live.config.rules(asked.mode);
+        if asked.method == Method::HEAD {
+            return self.validate_by_head(live, asked, found, or_stale).await;
+        }
+        let turn = self.storage.turn(&asked.key);
+        let asked_ms = now_ms();
+        let mut request = asked.headers.clone();
+        request.remove(header::RANGE);
+        let asks = conditional::ask_for_changes(&mut request, &found.stored.headers);
+        let response = match self.ask(live, asked, &Method::GET, request, Upload::Empty).await {
+            Ok(response) if or_stale && is_failure(response.status()) => None,
+            Ok(response) => Some(response),
+            Err(error) if or_stale => {
+                tracing::info!(key = asked.key.text(), %error, "stale response served");
+                None
+            }
+            Err(error) => return Self::origin_failed(&error),
+        };
+        let Some(response) = response else {
+            let fresh = freshness_of(&found.stored, &rules);
+            let stale = self
+                .from_store(asked, &found, &fresh, Outcome::Stale, rules.surrogate)
+                .await;
+            return stale.unwrap_or_else(|| {
+                Answer::own(StatusCode::BAD_GATEWAY, "The origin failed.", Outcome::Error)
+            });
+        };
+        if response.status() != StatusCode::NOT_MODIFIED || !asks {
+            return self.take(live, asked, response, asked_ms, turn, lead).await;
+        }
+        if conditional::speaks_of(response.headers(), &found.stored.headers) {
+            let mut new = response.headers().clone();
+            headers::strip_hop_by_hop(&mut new);
+            self.freshen(asked, &mut found, &new, asked_ms).await;
+            let fresh = freshness_of(&found.stored, &rules);
+            let answer = self
+                .from_store(asked, &found, &fresh, Outcome::Revalidated, rules.surrogate)
+                .await;
+            if let Some(answer) = answer {
+                return answer;
+            }
+        }
+        // The origin speaks of something else, or the bytes are gone: what is stored is of no use.
+        self.forget(asked).await;
+        let mut plain = Asked::clone(asked);
+        conditional::CONDITIONS.iter().for_each(|name| {
+            plain.headers.remove(name);
+        });
+        self.miss(live, &Arc::new(plain), lead).await
+    }
+
+    /// Takes over what a 304 or a HEAD says.
+    async fn freshen(&self, asked: &Asked, found: &mut Found, new: &HeaderMap, asked_ms: u64) {
+        let came_ms = now_ms();
+        let mut new = new.clone();
+        ensure_date(&mut new, came_ms);
+        new.remove(header::VARY);
+        conditional::update(&mut found.stored.headers, &new);
+        found.stored.asked_ms = asked_ms;
+        found.stored.came_ms = came_ms;
+        self.storage.update(&asked.key, found, found.stored.clone()).await;
+    }
+
+    /// A HEAD goes to the origin as it is, and tells whether what is stored is still right (RFC 9111 §4.3.5).
+    async fn validate_by_head(
+        self: &Arc<Self>,
+        live: &Arc<Live>,
+        asked: &Arc<Asked>,
+        mut found: Found,
+        or_stale: bool,
+    ) -> Answer {
+        let rules = live.config.rules(asked.mode);
+        let turn = self.storage.turn(&asked.key);
+        let asked_ms = now_ms();
+        let response = match self
+            .ask(live, asked, &Method::HEAD, asked.headers.clone(), Upload::Empty)
+            .await
+        {
+            Ok(response) => response,
+            Err(error) => {
+                let fresh = freshness_of(&found.stored, &rules);
+                let stale = self
+                    .from_store(asked, &found, &fresh, Outcome::Stale, rules.surrogate)
+                    .await;
+                return stale
+                    .filter(|_| or_stale)
+                    .unwrap_or_else(|| Self::origin_failed(&error));
+            }
+        };
+        if response.status() == StatusCode::OK && found.stored.status == StatusCode::OK {
+            let mut new = response.headers().clone();
+            headers::strip_hop_by_hop(&mut new);
+            let same = |name: &header::HeaderName| match (new.get(name), found.stored.headers.get(name)) {
+                (Some(new), Some(old)) => new == old,
+                (None, None) => true,
+                _ => false,
+            };
+            let len = new
+                .get(header::CONTENT_LENGTH)
+                .and_then(|len| len.to_str().ok()?.parse::<u64>().ok());
+            let same_len = len.is_none_or(|len| len == found.body_len());
+            let still = same(&header::ETAG) && same(&header::LAST_MODIFIED) && same_len;
+            if still && policy::may_store(&Method::GET, &asked.headers, StatusCode::OK, &new, &rules).is_ok()
+            {
+                self.freshen(asked, &mut found, &new, asked_ms).await;
+                let fresh = freshness_of(&found.stored, &rules);
+                let answer = self
+                    .from_store(asked, &found, &fresh, Outcome::Revalidated, rules.surrogate)
+                    .await;
+                if let Some(answer) = answer {
+                    return answer;
+                }
+            } else if !still {
+                self.forget(asked).await;
+            }
+        }
+        self.take(live, asked, response, asked_ms, turn, None).await
+    }
+
+    pub(super) async fn forget(&self, asked: &Asked) {
+        if let Err(error) = self.storage.remove(&asked.key).await {
+            tracing::warn!(key = asked.key.text(), %error, "the store failed to remove an object");
+        }
+    }
+
+    /// Asks the origin, while the client has its answer already.
+    fn revalidate_later(self: &Arc<Self>, live: &Arc<Live>, asked: &Arc<Asked>, found: &Found) {
+        // The next request for it asks again, if there is no room now.
+        if self.flights.len() >= live.limits().connections {
+            return;
+        }
+        let Some(lead) = self.flights.try_lead(asked.key.bytes()) else {
+            return;
+        };
+        let mut asked = Asked::clone(asked);
+        asked.method = Method::GET;
+        conditional::CONDITIONS.iter().for_each(|name| {
+            asked.headers.remove(name);
+        });
+        asked.headers.remove(header::RANGE);
+        let (proxy, live, found) = (Arc::clone(self), Arc::clone(live), found.clone());
+        tokio::spawn(async move {
+            // Whatever is stored goes on without whoever takes the answer.
+            drop(
+                proxy
+                    .validate(&live, &Arc::new(asked), found, true, Some(lead))
+                    .await,
+            );
+        });
+    }
+}
+
+/// The fields of a response as they are stored: without those that it keeps for one user or one use.
+pub(super) fn stored_headers(response: &HeaderMap) -> HeaderMap {
+    let mut headers = response.clone();
+    let said = crate::cache_control::CacheControl::of(response);
+    for name in said.private_fields.iter().chain(&said.no_cache_fields) {
+        headers.remove(name);
+    }
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove("cache-status");
+    headers
+}
+
+/// What the client gets of a response that goes by.
+pub(super) fn passing_headers(headers: &mut HeaderMap, surrogate: bool, now_ms: u64) {
+    headers::strip_hop_by_hop(headers);
+    ensure_date(headers, now_ms);
+    strip_for_client(headers, surrogate);
+}

@@ -1,0 +1,315 @@
+//! What the store keeps of a response beside its body: status, fields, times; and of a key with variants the
+//! list of them. Written by this program, but read from a medium that may lie: every length is checked, and
+//! what does not fit exactly is nothing.
+
+use crate::vary::{Selecting, VARIANTS_MAX};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+/// Version of the encoding; others are misses.
+const VERSION: u8 = 1;
+const RESPONSE: u8 = 1;
+const VARIANTS: u8 = 2;
+/// Fields of a stored response.
+const FIELDS_MAX: usize = 512;
+/// Bytes of a stored response's fields; more are not stored.
+pub const FIELDS_BYTES_MAX: usize = 128 << 10;
+
+/// Where the bytes of a response are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the same object.
+    Here,
+    /// In an object of its own.
+    Apart {
+        /// Its number.
+        id: u64,
+        /// How many bytes.
+        len: u64,
+    },
+}
+
+/// Which bytes of the representation are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The first one.
+    pub start: u64,
+    /// How many the whole has.
+    pub whole_len: u64,
+}
+
+/// A stored response without its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its fields, end to end ones only.
+    pub headers: HeaderMap,
+    /// When it was asked for, milliseconds since 1970.
+    pub asked_ms: u64,
+    /// When it came.
+    pub came_ms: u64,
+    /// Where its bytes are.
+    pub place: Place,
+    /// `Some` if only these bytes are there.
+    pub part: Option<Part>,
+}
+
+/// One of several responses of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variant {
+    /// Where it is.
+    pub id: u64,
+    /// Which requests it answers.
+    pub selecting: Selecting,
+}
+
+/// What lies under a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// The response.
+    Response(Stored),
+    /// Where the responses are, the newest first.
+    Variants(Vec<Variant>),
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = self.u32()?;
+        self.take(usize::try_from(len).ok()?)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        Some(std::str::from_utf8(self.bytes()?).ok()?.to_owned())
+    }
+}
+
+impl Record {
+    /// As bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Response(stored) => stored.encode(),
+            Self::Variants(variants) => {
+                let mut out = Writer(vec![VERSION, VARIANTS, variants.len().min(VARIANTS_MAX) as u8]);
+                for variant in variants.iter().take(VARIANTS_MAX) {
+                    out.u64(variant.id);
+                    out.0
+                        .extend_from_slice(&(variant.selecting.len() as u32).to_le_bytes());
+                    for (name, value) in &variant.selecting {
+                        out.bytes(name.as_bytes());
+                        out.0.push(u8::from(value.is_some()));
+                        out.bytes(value.as_deref().unwrap_or_default().as_bytes());
+                    }
+                }
+                out.0
+            }
+        }
+    }
+
+    /// From bytes; `None` if they are anything else than what `encode` writes.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        if reader.u8()? != VERSION {
+            return None;
+        }
+        let record = match reader.u8()? {
+            RESPONSE => Self::Response(Stored::decode(&mut reader)?),
+            VARIANTS => Self::Variants(decode_variants(&mut reader)?),
+            _ => return None,
+        };
+        reader.0.is_empty().then_some(record)
+    }
+}
+
+fn decode_variants(reader: &mut Reader<'_>) -> Option<Vec<Variant>> {
+    let count = usize::from(reader.u8()?);
+    if count > VARIANTS_MAX {
+        return None;
+    }
+    let mut variants = Vec::new();
+    for _ in 0..count {
+        let id = reader.u64()?;
+        let mut selecting = Vec::new();
+        for _ in 0..reader.u32()? {
+            let name = reader.text()?;
+            let there = reader.u8()?;
+            let value = reader.text()?;
+            if there > 1 || selecting.len() >= FIELDS_MAX {
+                return None;
+            }
+            selecting.push((name, (there == 1).then_some(value)));
+        }
+        variants.push(Variant { id, selecting });
+    }
+    Some(variants)
+}
+
+impl Stored {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Writer(vec![VERSION, RESPONSE]);
+        out.0.extend_from_slice(&self.status.as_u16().to_le_bytes());
+        out.u64(self.asked_ms);
+        out.u64(self.came_ms);
+        let (apart, id, len) = match self.place {
+            Place::Here => (0, 0, 0),
+            Place::Apart { id, len } => (1, id, len),
+        };
+        out.0.push(apart);
+        out.u64(id);
+        out.u64(len);
+        out.0.push(u8::from(self.part.is_some()));
+        out.u64(self.part.map_or(0, |part| part.start));
+        out.u64(self.part.map_or(0, |part| part.whole_len));
+        out.0
+            .extend_from_slice(&(self.headers.len() as u32).to_le_bytes());
+        for (name, value) in &self.headers {
+            out.bytes(name.as_str().as_bytes());
+            out.bytes(value.as_bytes());
+        }
+        out.0
+    }
+
+    fn decode(reader: &mut Reader<'_>) -> Option<Self> {
+        let status = u16::from_le_bytes(reader.take(2)?.try_into().ok()?);
+        let (asked_ms, came_ms) = (reader.u64()?, reader.u64()?);
+        let place = match (reader.u8()?, reader.u64()?, reader.u64()?) {
+            (0, 0, 0) => Place::Here,
+            (1, id, len) => Place::Apart { id, len },
+            _ => return None,
+        };
+        let part = match (reader.u8()?, reader.u64()?, reader.u64()?) {
+            (0, 0, 0) => None,
+            (1, start, whole_len) if start < whole_len => Some(Part { start, whole_len }),
+            _ => return None,
+        };
+        let count = usize::try_from(reader.u32()?).ok()?;
+        if count > FIELDS_MAX || reader.0.len() > FIELDS_BYTES_MAX {
+            return None;
+        }
+        let mut headers = HeaderMap::new();
+        for _ in 0..count {
+            let name = HeaderName::from_bytes(reader.bytes()?).ok()?;
+            headers
+                .try_append(name, HeaderValue::from_bytes(reader.bytes()?).ok()?)
+                .ok()?;
+        }
+        // A field that would change how the message is framed was never written.
+        let framed = ["transfer-encoding", "connection", "upgrade", "trailer"]
+            .iter()
+            .any(|name| headers.contains_key(*name));
+        if framed || asked_ms > came_ms {
+            return None;
+        }
+        Some(Self {
+            // A status that is not final would leave the client waiting.
+            status: StatusCode::from_u16(status)
+                .ok()
+                .filter(|status| !status.is_informational())?,
+            headers,
+            asked_ms,
+            came_ms,
+            place,
+            part,
+        })
+    }
+
+    /// Whether its fields are few and short enough to be stored.
+    pub fn fits(&self) -> bool {
+        let bytes: usize = self
+            .headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len() + 8)
+            .sum();
+        self.headers.len() <= FIELDS_MAX && bytes <= FIELDS_BYTES_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn stored() -> Stored {
+        let mut headers = HeaderMap::new();
+        headers.append("x", HeaderValue::from_static("1"));
+        headers.append("x", HeaderValue::from_bytes(b"\xff2").expect("a value"));
+        Stored {
+            status: StatusCode::NOT_FOUND,
+            headers,
+            asked_ms: 5,
+            came_ms: 6,
+            place: Place::Apart { id: 7, len: 8 },
+            part: Some(Part {
+                start: 1,
+                whole_len: 2,
+            }),
+        }
+    }
+
+    #[test]
+    fn record_is_what_was_encoded() {
+        let variants = vec![Variant {
+            id: 9,
+            selecting: vec![("a".into(), None), ("b".into(), Some("c".into()))],
+        }];
+        for record in [Record::Response(stored()), Record::Variants(variants)] {
+            assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+    }
+
+    #[test]
+    fn record_is_none_when_cut_or_longer() {
+        let bytes = Record::Response(stored()).encode();
+        for cut in 0..bytes.len() {
+            assert_eq!(Record::decode(&bytes[..cut]), None);
+        }
+        assert_eq!(Record::decode(&[bytes, vec![0]].concat()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), flips in proptest::collection::vec((any::<usize>(), any::<u8>()), 0..8)) {
+            Record::decode(&bytes);
+            bytes.splice(0..bytes.len().min(2), [VERSION, RESPONSE]);
+            Record::decode(&bytes);
+            let mut real = Record::Response(stored()).encode();
+            for (at, bits) in flips {
+                let len = real.len();
+                real[at % len] ^= bits;
+            }
+            Record::decode(&real);
+        }
+    }
+}

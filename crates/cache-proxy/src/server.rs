@@ -1,0 +1,261 @@
+//! Listeners and connections: how many there may be, TLS, HTTP/1.1 and HTTP/2, and an orderly end.
+
+use crate::config::{Limits, Listen, Mode, Tls};
+use crate::framing::HeadBounds;
+use crate::guard::Guard;
+use crate::proxy::{Client, Proxy};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Reads certificate and key.
+///
+/// # Errors
+/// One of them cannot be read, or they do not belong together.
+pub fn read_tls(tls: &Tls) -> io::Result<ServerConfig> {
+    let wrong = |path: &std::path::Path, error: &dyn std::fmt::Display| {
+        io::Error::other(format!(
+            "{}: {error}; give PEM files in listen.tls",
+            path.display()
+        ))
+    };
+    let chain =
+        CertificateDer::pem_file_iter(&tls.certificate).map_err(|error| wrong(&tls.certificate, &error))?;
+    let chain = chain
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| wrong(&tls.certificate, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| wrong(&tls.key, &error))?;
+    let mut config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .map_err(|error| wrong(&tls.certificate, &error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// A listener that is bound.
+pub struct Bound {
+    socket: TcpListener,
+    mode: Mode,
+    /// The newest certificate; a reload sends another.
+    tls: Option<watch::Receiver<Arc<ServerConfig>>>,
+}
+
+/// Binds an address. Gives the sender for new certificates beside it.
+///
+/// # Errors
+/// The address is taken, or the certificate cannot be read.
+pub async fn bind(listen: &Listen) -> io::Result<(Bound, Option<watch::Sender<Arc<ServerConfig>>>)> {
+    let wrong = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("listen.address {}: {error}", listen.address),
+        )
+    };
+    let socket = TcpListener::bind(listen.address).await.map_err(wrong)?;
+    let (sender, tls) = match &listen.tls {
+        Some(tls) => {
+            let (sender, receiver) = watch::channel(Arc::new(read_tls(tls)?));
+            (Some(sender), Some(receiver))
+        }
+        None => (None, None),
+    };
+    let mode = listen.mode;
+    Ok((Bound { socket, mode, tls }, sender))
+}
+
+impl Bound {
+    /// Where it is bound; the port that the system chose, if 0 was asked for.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+/// Serves listeners until `stop` says so, then lets what runs end, as long as it may take.
+pub async fn serve(proxy: Arc<Proxy>, listeners: Vec<Bound>, stop: watch::Receiver<bool>) {
+    // Nothing is sent: when the last connection has dropped its end, all are done.
+    let (running, mut done) = mpsc::channel::<Infallible>(1);
+    let mut accepting = tokio::task::JoinSet::new();
+    for bound in listeners {
+        accepting.spawn(accept(Arc::clone(&proxy), bound, stop.clone(), running.clone()));
+    }
+    while accepting.join_next().await.is_some() {}
+    drop(running);
+    let drain = Limits::ms(proxy.live().config.limits.drain_timeout_ms);
+    let _ = tokio::time::timeout(drain, done.recv()).await;
+}
+
+async fn accept(
+    proxy: Arc<Proxy>,
+    bound: Bound,
+    mut stop: watch::Receiver<bool>,
+    running: mpsc::Sender<Infallible>,
+) {
+    loop {
+        let accepted = tokio::select! {
+            accepted = bound.socket.accept() => accepted,
+            () = told(&mut stop) => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, mostly: they come back when connections end.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        let Some(seat) = proxy.seat(peer.ip()) else {
+            continue;
+        };
+        let tls = bound.tls.as_ref().map(|tls| Arc::clone(&tls.borrow()));
+        let client = Client {
+            peer,
+            mode: bound.mode,
+            is_tls: tls.is_some(),
+        };
+        let (proxy, stop, running) = (Arc::clone(&proxy), stop.clone(), running.clone());
+        tokio::spawn(async move {
+            connection(proxy, stream, client, tls, stop).await;
+            drop((seat, running));
+        });
+    }
+}
+
+/// Waits for the word to stop.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn connection(
+    proxy: Arc<Proxy>,
+    stream: TcpStream,
+    client: Client,
+    tls: Option<Arc<ServerConfig>>,
+    stop: watch::Receiver<bool>,
+) {
+    let _ = stream.set_nodelay(true);
+    let live = proxy.live();
+    let limits = &live.config.limits;
+    let bounds = HeadBounds {
+        bytes: usize::try_from(limits.header_bytes.0).unwrap_or(usize::MAX),
+        lines: limits.header_lines,
+    };
+    let rate = limits.min_rate_bytes_s;
+    let metrics = Arc::clone(&proxy.metrics);
+    let Some(tls) = tls else {
+        return http1(
+            &proxy,
+            Guard::new(stream, Some(bounds), rate, metrics),
+            client,
+            limits,
+            stop,
+        )
+        .await;
+    };
+    let handshake = TlsAcceptor::from(tls).accept(stream);
+    let Ok(Ok(stream)) = tokio::time::timeout(Limits::ms(limits.header_timeout_ms), handshake).await else {
+        return;
+    };
+    if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+        http2(
+            &proxy,
+            Guard::new(stream, None, rate, metrics),
+            client,
+            limits,
+            stop,
+        )
+        .await;
+    } else {
+        http1(
+            &proxy,
+            Guard::new(stream, Some(bounds), rate, metrics),
+            client,
+            limits,
+            stop,
+        )
+        .await;
+    }
+}
+
+async fn http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    proxy: &Arc<Proxy>,
+    stream: S,
+    client: Client,
+    limits: &Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let proxy = Arc::clone(proxy);
+    let service = service_fn(move |request| {
+        let proxy = Arc::clone(&proxy);
+        async move { Ok::<_, Infallible>(proxy.serve(client, request).await) }
+    });
+    let bytes = usize::try_from(limits.header_bytes.0).unwrap_or(usize::MAX);
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(Limits::ms(limits.header_timeout_ms))
+        .max_headers(limits.header_lines)
+        .max_buf_size(bytes.max(64 << 10))
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(peer = %client.peer, %error, "connection ended");
+    }
+}
+
+async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    proxy: &Arc<Proxy>,
+    stream: S,
+    client: Client,
+    limits: &Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let proxy = Arc::clone(proxy);
+    let service = service_fn(move |request| {
+        let proxy = Arc::clone(&proxy);
+        async move { Ok::<_, Infallible>(proxy.serve(client, request).await) }
+    });
+    let timeout = Limits::ms(limits.header_timeout_ms);
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.streams)
+        .max_header_list_size(u32::try_from(limits.header_bytes.0).unwrap_or(u32::MAX))
+        .max_send_buf_size(64 << 10)
+        .keep_alive_interval(timeout)
+        .keep_alive_timeout(timeout)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(peer = %client.peer, %error, "connection ended");
+    }
+}
