@@ -9,6 +9,7 @@
 #include <fts.h>
 #include <grp.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -445,6 +447,15 @@ static void bytes_move_in_every_way(void) {
     CHECK(copy_file_range(fd, NULL, to, NULL, 6, 0) == 6 && holds("ways2", "pipedabcdef"));
     at = 0;
     CHECK(sendfile(to, fd, &at, 3) == 3 && holds("ways2", "pipedabcdefabc"));
+    // An int leaves the other half of its register as it was.
+    long stale = 0x5eed5eed00000000L;
+    off_t from = 0, behind = 14;
+    CHECK(syscall(SYS_copy_file_range, fd, &from, to, &behind, 2L, stale) == 2 && holds("ways2", "pipedabcdefabcab"));
+    int moved = (int)syscall(SYS_fcntl, fd, (long)F_DUPFD, stale | 90);
+    CHECK(moved >= 90 && moved < 100 && close(moved) == 0);
+    struct pollfd polled = {fd, POLLIN, 0};
+    CHECK(syscall(SYS_poll, &polled, stale | 1, 0L) == 1 && polled.revents == POLLIN);
+    CHECK(syscall(SYS_ioctl, fd, stale | FIOCLEX, 0L) == 0 && fcntl(fd, F_GETFD) == FD_CLOEXEC);
     CHECK(posix_fallocate(to, 0, 4096) == 0 && lseek(to, 0, SEEK_END) == 4096);
     CHECK(posix_fadvise(to, 0, 0, POSIX_FADV_DONTNEED) == 0 && sync_file_range(to, 0, 0, SYNC_FILE_RANGE_WRITE) == 0);
     close(fd), close(to), close(ends[0]), close(ends[1]);

@@ -109,7 +109,7 @@ pub(super) fn stat(p: &Process, a: &Args, dirfd: i32, i: usize, out: usize, flag
 pub(super) fn statx(p: &Process, a: &Args) -> Answer {
     const KNOWN: i32 =
         libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT | libc::AT_STATX_SYNC_TYPE;
-    let (dirfd, flags, mask) = (a.int(0), a.int(2), a.word(3) as u32);
+    let (dirfd, flags, mask) = (a.int(0), a.int(2), a.uint(3));
     if flags & !KNOWN != 0 || mask & !(libc::STATX_BASIC_STATS | libc::STATX_BTIME) != 0 {
         return p.kernels(&[dirfd]);
     }
@@ -199,7 +199,7 @@ pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
     let Some(ofd) = p.table.get(a.int(0)) else {
         return Answer::NotOurs;
     };
-    let mode = Some(a.word(1) as u32 & 0o7777);
+    let mode = Some(a.uint(1) & 0o7777);
     Answer::of(change(
         p,
         ofd.key(),
@@ -211,7 +211,7 @@ pub(super) fn fchmod(p: &Process, a: &Args) -> Answer {
 }
 
 fn owners(a: &Args, i: usize) -> AttrChange {
-    let id = |i: usize| Some(a.word(i) as u32).filter(|id| *id != u32::MAX);
+    let id = |i: usize| Some(a.uint(i)).filter(|id| *id != u32::MAX);
     AttrChange {
         uid: id(i),
         gid: id(i + 1),

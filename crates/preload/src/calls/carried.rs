@@ -28,7 +28,7 @@ const RULE_FD: usize = 2;
 /// The descriptors that the argument of an `ioctl` carries.
 fn of_ioctl(a: &Args) -> Vec<i32> {
     let word = |nth| a.get_nth::<u64>(2, nth).map(|word| word as i32);
-    match a.word(1) as libc::c_ulong {
+    match libc::c_ulong::from(a.uint(1)) {
         FICLONE | LOOP_SET_FD | LOOP_CHANGE_FD => vec![a.int(2)],
         FICLONERANGE => word(0).into_iter().collect(),
         LOOP_CONFIGURE => a.get::<u32>(2).map(|fd| fd as i32).into_iter().collect(),

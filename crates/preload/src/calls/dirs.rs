@@ -174,7 +174,7 @@ pub(super) fn mount(p: &Process, a: &Args, dirfd: i32, i: usize) -> Answer {
 }
 
 pub(super) fn umask(p: &Process, a: &Args) -> Answer {
-    p.set_umask(a.word(0) as u32);
+    p.set_umask(a.uint(0));
     Answer::NotOurs
 }
 

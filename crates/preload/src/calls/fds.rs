@@ -29,7 +29,7 @@ pub(super) fn close(p: &Process, a: &Args) -> Answer {
 }
 
 pub(super) fn close_range(p: &Process, a: &Args) -> Answer {
-    let (first, last) = (a.word(0) as u32, a.word(1) as u32);
+    let (first, last) = (a.uint(0), a.uint(1));
     if first > last || a.int(2) & !(libc::CLOSE_RANGE_CLOEXEC | libc::CLOSE_RANGE_UNSHARE) as i32 != 0 {
         return Answer::NotOurs;
     }
@@ -133,7 +133,7 @@ const F_SET_FILE_RW_HINT: i32 = 1038;
 /// The longest life that can be said.
 const RW_HINT_MAX: u64 = 5;
 
-const DN_MULTISHOT: usize = 0x8000_0000;
+const DN_MULTISHOT: u32 = 0x8000_0000;
 
 /// Why a lease is neither given nor taken back.
 const fn no_lease(kind: i32) -> i32 {
@@ -160,8 +160,8 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
             ofd.set_status(a.int(2));
             Answer::Served(if ofd.is_real() { a.call() } else { 0 })
         }
-        libc::F_DUPFD => dup_above(p, fd, a.word(2), false),
-        libc::F_DUPFD_CLOEXEC => dup_above(p, fd, a.word(2), true),
+        libc::F_DUPFD => dup_above(p, fd, a.uint(2) as usize, false),
+        libc::F_DUPFD_CLOEXEC => dup_above(p, fd, a.uint(2) as usize, true),
         libc::F_GETLK
         | libc::F_SETLK
         | libc::F_SETLKW
@@ -181,7 +181,7 @@ pub(super) fn fcntl(p: &Process, a: &Args) -> Answer {
         libc::F_SETLEASE => Answer::Served(error(Errno(no_lease(a.int(2))))),
         libc::F_GETLEASE => Answer::Served(libc::F_UNLCK as isize),
         libc::F_NOTIFY if !ofd.is_dir => Answer::Served(error(Errno(libc::ENOTDIR))),
-        libc::F_NOTIFY if a.word(2) & !DN_MULTISHOT == 0 => Answer::Served(0),
+        libc::F_NOTIFY if a.uint(2) & !DN_MULTISHOT == 0 => Answer::Served(0),
         libc::F_NOTIFY => Answer::Served(error(Errno(libc::EINVAL))),
         libc::F_ADD_SEALS | libc::F_GET_SEALS => Answer::Served(error(Errno(libc::EINVAL))),
         _ => p.to_kernel(&[fd]),
@@ -197,7 +197,7 @@ const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
 
 pub(super) fn ioctl(p: &Process, a: &Args) -> Answer {
     let fd = a.int(0);
-    let request = a.word(1) as libc::c_ulong;
+    let request = libc::c_ulong::from(a.uint(1));
     let Some(ofd) = p.table.get(fd) else {
         return carried::ioctl(p, a);
     };

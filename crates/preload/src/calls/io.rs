@@ -395,7 +395,7 @@ const SYNC_FLAGS: u32 =
 pub(super) fn sync_file_range(p: &Process, a: &Args) -> Answer {
     on_file(p, a, |ofd| {
         let (offset, len) = (a.word(1) as i64, a.word(2) as i64);
-        if a.word(3) as u32 & !SYNC_FLAGS != 0 || offset < 0 || len < 0 {
+        if a.uint(3) & !SYNC_FLAGS != 0 || offset < 0 || len < 0 {
             return fail(libc::EINVAL);
         }
         ends(offset as u64, len as usize)?;
@@ -462,7 +462,7 @@ pub(super) fn copy_file_range(p: &Process, a: &Args) -> Answer {
         (ours, _) => return half_ours(p, a, a.int(if ours.is_some() { 2 } else { 0 })),
     };
     let copy = || -> Here<isize> {
-        if a.word(5) != 0 {
+        if a.uint(5) != 0 {
             return fail(libc::EINVAL);
         }
         if from.is_dir || to.is_dir {

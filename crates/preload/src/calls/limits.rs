@@ -25,7 +25,7 @@ fn file_max() -> Option<u64> {
 
 /// `setrlimit` and `prlimit`, the resource in argument `i`.
 pub(super) fn set(a: &Args, i: usize) -> Answer {
-    match a.word(i) as u32 {
+    match a.uint(i) {
         libc::RLIMIT_FSIZE => {
             let result = a.call();
             look();

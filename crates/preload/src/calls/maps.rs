@@ -140,7 +140,7 @@ pub(super) fn poll(p: &Process, a: &Args) -> Answer {
     let count = if p.table.is_unused() {
         0
     } else {
-        a.word(1).min(crate::table::LIMIT)
+        (a.uint(1) as usize).min(crate::table::LIMIT)
     };
     a.each(0, count, |_, entry: libc::pollfd| {
         if p.table.has(entry.fd) {

@@ -351,7 +351,7 @@ fn choose(p: &'static Process, a: &Args) -> Answer {
         c::SYS_splice => p.kernels(&[a.int(0), a.int(2)]),
         c::SYS_tee => p.kernels(&[a.int(0), a.int(1)]),
         c::SYS_sendmsg => maps::sendmsg(p, a, 1),
-        c::SYS_sendmmsg => maps::sendmsg(p, a, a.word(2)),
+        c::SYS_sendmmsg => maps::sendmsg(p, a, a.uint(2) as usize),
         c::SYS_getdents | c::SYS_vmsplice => p.kernels(&[a.int(0)]),
         // A placeholder is a descriptor of the same file system.
         c::SYS_fstatfs if p.table.has(a.int(0)) => Answer::FellBack,

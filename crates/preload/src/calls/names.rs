@@ -35,7 +35,7 @@ pub(super) fn mkdir(p: &Process, a: &Args, dirfd: i32, i: usize, mode: u32) -> A
 }
 
 pub(super) fn mknod(p: &Process, a: &Args, dirfd: i32, i: usize, mode: usize) -> Answer {
-    let (mode, device) = (a.word(mode) as u32, a.word(mode + 1) as u32);
+    let (mode, device) = (a.uint(mode), a.uint(mode + 1));
     p.on_path(a, dirfd, i, |start| {
         let kind = match mode & libc::S_IFMT {
             0 => libc::S_IFREG,

@@ -129,7 +129,7 @@ pub(super) fn inotify_add_watch(p: &Process, a: &Args) -> Answer {
     let _ = p.make_real(a.int(0));
     let result = outside(|| a.call());
     if result >= 0 {
-        let follow = a.word(2) as u32 & libc::IN_DONT_FOLLOW == 0;
+        let follow = a.uint(2) & libc::IN_DONT_FOLLOW == 0;
         tell(p, libc::AT_FDCWD, path, follow, false);
     }
     Answer::Made(result)
@@ -137,7 +137,7 @@ pub(super) fn inotify_add_watch(p: &Process, a: &Args) -> Answer {
 
 /// `fanotify_mark`, as [`inotify_add_watch`].
 pub(super) fn fanotify_mark(p: &Process, a: &Args) -> Answer {
-    let (flags, dirfd) = (a.word(1) as u32, a.int(3));
+    let (flags, dirfd) = (a.uint(1), a.int(3));
     let _ = p.make_real(a.int(0));
     if flags & libc::FAN_MARK_ADD == 0 {
         return Answer::NotOurs;

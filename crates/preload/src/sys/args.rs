@@ -68,6 +68,12 @@ impl Args {
         self.a[i] as i32
     }
 
+    /// Argument `i`, an `unsigned int`. Nobody has to clear the other half of the register.
+    #[must_use]
+    pub const fn uint(&self, i: usize) -> u32 {
+        self.a[i] as u32
+    }
+
     /// Makes the call in the kernel.
     #[must_use]
     pub fn call(&self) -> isize {
