@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Client, ROOT, START_NS, World, hello, want};
+use common::{Client, ROOT, START_NS, World, hello, want, write_file};
 use std::sync::Arc;
 use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, InodeKey, LogOp, SessionId};
 use varve_ipc::{LeaseMode, ManualClock, Page, Peer};
@@ -117,6 +117,55 @@ fn torn_blocks_are_kept_from_readers_where_the_pool_cannot_be_written() {
         }
     }
     assert!(latched > 5, "{latched}");
+}
+
+#[test]
+fn overwrite_that_fails_in_the_middle_makes_the_pool_read_only() {
+    for fault in [Fault::Full, Fault::Errno(5), Fault::Short { bytes: 100 }] {
+        let world = World::with(Config::default());
+        let script = FaultScript::new();
+        let devices = common::devices(&world.sim);
+        let devices = Devices {
+            nvm: Arc::new(FaultyRegion::new(devices.nvm, script.clone())),
+            ..devices
+        };
+        let (store, _) = Store::open(devices, OpenOptions::default()).unwrap();
+        let parts = Parts::new(
+            store,
+            Arc::clone(&world.logs) as _,
+            Config::default(),
+            Arc::new(ManualClock::new(START_NS + 2_000_000_000)),
+        );
+        let kernel = KernelFs::open(parts).unwrap();
+        let mut client = Client::open(&kernel, Peer::this_process(), hello()).unwrap();
+        let key = write_file(&mut client, b"f", &vec![1; 4 * BLOCK]);
+        kernel.digest_all().unwrap();
+        let place = kernel.store().map(key.ino, FileBlock(0), 1).unwrap()[0].block.0;
+        for what in [2, 3] {
+            client.log_op(&LogOp::Write {
+                key,
+                offset: 0,
+                data: &[what; 2 * BLOCK],
+            });
+        }
+        client.log_op(&LogOp::Write {
+            key,
+            offset: 0,
+            data: &[4; BLOCK],
+        });
+        let second = (place + 1) * BLOCK_BYTES;
+        script.push(FaultRule::once(FaultOp::Write, fault).within(second..second + 1));
+        let _ = kernel.digest_all();
+        assert_eq!(script.fired(), 1, "{fault:?}");
+        // Its log redoes it; until then nothing moves it, and nothing takes it for whole.
+        assert!(kernel.store().latched().is_some(), "{fault:?}");
+        drop(kernel);
+        let world = world.restart();
+        let mut out = vec![0; 2 * BLOCK];
+        world.kernel.store().read(key.ino, 0, &mut out).unwrap();
+        assert_eq!((&out[..BLOCK], &out[BLOCK..]), (&[4; BLOCK][..], &[3; BLOCK][..]));
+        assert_eq!(world.kernel.store().check_data().unwrap(), []);
+    }
 }
 
 /// The daemon dies while the first block is overwritten; behind it the log has what needs a part of it.
