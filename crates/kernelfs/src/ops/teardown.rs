@@ -270,8 +270,11 @@ impl<'k> Teardown<'k> {
         if !self.core.store.is_torn() {
             return;
         }
+        // Those whose logs wait, are being digested by another thread, or will not be by this daemon.
         let sessions = self.core.locked();
-        if sessions.unfinished.is_empty() && sessions.to_finish.is_empty() {
+        let mut members = sessions.entries.values();
+        let waits = sessions.latched || members.any(|member| member.session.of_earlier_daemon);
+        if !waits {
             self.core.store.forget_torn();
         }
     }

@@ -142,7 +142,10 @@ impl TxState<'_> {
             store.checkpoint_with(&mut self.writer)?;
         }
         self.too_early(&payload)?;
-        let writing = self.write_in_place().inspect_err(|error| store.latch_on(error))?;
+        // Whatever failed: blocks may be torn, and only the log knows what they are to hold.
+        let writing = self
+            .write_in_place()
+            .inspect_err(|error| store.latch(&format!("overwriting blocks in place failed: {error}")))?;
         // Whether a record that failed half-way is durable is not known: nothing more may be written.
         let tx = self
             .writer
