@@ -196,13 +196,16 @@ impl DataPlane {
                             .map_or(end, |next| next * BLOCK_BYTES);
                     }
                     let into = &mut out[at..(stop - offset) as usize];
-                    let asked = forwarded.len();
+                    let asked = (forwarded.len(), forwarded.last().copied());
                     let below = self.copy_below(inode, body, pos, into, forwarded);
                     // The same, and whatever it was is not below any more. Under the lock nothing leaves the
                     // log: this comes to an end.
                     let (first, end) = (block, stop.div_ceil(BLOCK_BYTES));
                     if word.is_none() && is_logged(inode, first, end) {
-                        forwarded.truncate(asked);
+                        forwarded.truncate(asked.0);
+                        if let (Some(last), Some(before)) = (forwarded.last_mut(), asked.1) {
+                            *last = before;
+                        }
                         continue;
                     }
                     if let Pass::Unmapped(block) = below? {
