@@ -25,6 +25,8 @@ struct Sides {
     daemon: Ours,
     embedded: Ours,
     no_digest: Ours,
+    /// Its digest overwrites nothing in place.
+    new_blocks: Ours,
     tmpfs: std::path::PathBuf,
     /// Directories of other file systems in memory, and their columns.
     hosts: Vec<(std::path::PathBuf, [&'static str; 3])>,
@@ -94,6 +96,13 @@ impl Sides {
             nvm_bytes: 3072 * MIB,
             log_bytes,
             digest: true,
+            in_place: true,
+        };
+        let new_blocks = Plan {
+            name: "new-blocks",
+            nvm_bytes: 1536 * MIB,
+            in_place: false,
+            ..plan
         };
         let embedded = Plan {
             name: "embedded",
@@ -114,6 +123,7 @@ impl Sides {
             daemon: Ours::daemon(&plan, places)?,
             embedded: Ours::embedded(&embedded, places)?,
             no_digest: Ours::daemon(&no_digest, places)?,
+            new_blocks: Ours::daemon(&new_blocks, places)?,
             tmpfs: places.memory().to_owned(),
             hosts: places
                 .hosts
@@ -151,7 +161,11 @@ impl Sides {
         let mut sides = vec![Side::new("limit", || {
             raw_writes(&*self.raw, 4096, 0, WINDOW, count)
         })];
-        for (name, ours) in self.all_ours() {
+        for (name, ours) in self
+            .all_ours()
+            .into_iter()
+            .chain([("new blocks", &self.new_blocks)])
+        {
             let file = ours.filled("overwritten", WINDOW)?;
             let page = &page;
             let mut dice = Dice::new(1);
@@ -198,7 +212,7 @@ impl Sides {
 
     /// Makes room for the next row.
     fn remove(&self, name: &str) -> anyhow::Result<()> {
-        for (_, ours) in self.all_ours() {
+        for (_, ours) in self.all_ours().into_iter().chain([("", &self.new_blocks)]) {
             match ours.fs.unlink(ours.fs.root(), name.as_bytes(), &ours.cred) {
                 Ok(()) | Err(varve_libfs::Errno(libc::ENOENT)) => {}
                 Err(errno) => anyhow::bail!("unlink {name}: {errno}"),

@@ -24,6 +24,7 @@ fn fsync(options: &Options, places: &Places, report: &mut Report) -> anyhow::Res
         nvm_bytes: 512 * MIB,
         log_bytes: 64 * MIB,
         digest: true,
+        in_place: true,
     };
     let ours = Ours::daemon(&plan, places)?;
     let path = places.disk().join("device");
@@ -111,6 +112,7 @@ fn starts(options: &Options, places: &Places, report: &mut Report) -> anyhow::Re
         // A log that is full to 90 % asks for a digest.
         log_bytes: log + log / 4,
         digest: false,
+        in_place: true,
     };
     let files = make(&plan, places)?;
     let start = |files: &Files| -> anyhow::Result<_> {

@@ -134,6 +134,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
             nvm_bytes: 1024 * MIB,
             log_bytes: 64 * MIB,
             digest: true,
+            in_place: true,
         },
         places,
     )?;

@@ -239,6 +239,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         nvm_bytes: 2048 * MIB,
         log_bytes: 256 * MIB,
         digest: true,
+        in_place: true,
     };
     let ours = Ours::daemon(&plan, places)?;
     threads(options, &ours, report)?;

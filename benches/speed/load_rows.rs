@@ -216,6 +216,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         nvm_bytes: 1024 * MIB,
         log_bytes: 128 * MIB,
         digest: true,
+        in_place: true,
     };
     let ours = Ours::daemon(&plan, places)?;
     efficiency(&ours, report)?;

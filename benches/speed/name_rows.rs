@@ -80,6 +80,7 @@ pub fn run(options: &Options, places: &Places, report: &mut Report) -> anyhow::R
         nvm_bytes: 1024 * MIB,
         log_bytes: options.pick(32 * MIB, 64 * MIB),
         digest: true,
+        in_place: true,
     };
     let embedded = Plan {
         name: "names-embedded",

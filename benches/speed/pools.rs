@@ -31,6 +31,8 @@ pub struct Plan {
     pub log_bytes: u64,
     /// Whether the digest runs by itself.
     pub digest: bool,
+    /// Whether it overwrites blocks in place where it may.
+    pub in_place: bool,
 }
 
 /// A pool's files.
@@ -64,6 +66,7 @@ pub fn make(plan: &Plan, places: &Places) -> anyhow::Result<Files> {
     daemon.insert("log_max_bytes".into(), log.into());
     daemon.insert("digest_percent".into(), percent.into());
     daemon.insert("idle_digest_ms".into(), idle_ms.into());
+    daemon.insert("overwrite_in_place".into(), plan.in_place.into());
     // Nobody from before comes back: what is deleted is gone at once, as it is from the sixth second of any
     // daemon on.
     daemon.insert("grace_ms".into(), 0.into());

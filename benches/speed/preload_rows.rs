@@ -355,6 +355,7 @@ fn rows(options: &Options, places: &Places, on_disk: bool, report: &mut Report) 
             nvm_bytes: 2048 * MIB,
             log_bytes: 64 * MIB,
             digest: true,
+            in_place: true,
         },
         places,
     )?;
