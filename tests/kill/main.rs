@@ -9,6 +9,7 @@
 mod common;
 
 mod calls;
+mod in_place;
 mod ledger;
 mod verify;
 mod worker;
