@@ -104,6 +104,7 @@ impl Store {
                 sessions: Slots::new(layout.session_slots()),
                 grants: Slots::new(layout.grant_slots()),
                 free_inodes: FreeInodes::default(),
+                in_place_room: Vec::new(),
             }),
             footers: Mutex::new(LruCache::new(FOOTERS_CACHED)),
             verify_nvm: options.verify_nvm,

@@ -13,6 +13,8 @@ pub(crate) struct Writer {
     pub(crate) sessions: Slots<SessionId>,
     pub(crate) grants: Slots<LeaseNo>,
     pub(crate) free_inodes: FreeInodes,
+    /// Room for blocks that are overwritten in place, from one transaction to the next.
+    pub(crate) in_place_room: Vec<u8>,
 }
 
 /// Which slot of a table holds which row.

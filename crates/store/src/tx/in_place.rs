@@ -27,7 +27,9 @@ const IN_PLACE_BYTES_MAX: usize = 8 << 20;
 /// Blocks of NVM that a transaction writes in place.
 #[derive(Default)]
 pub(super) struct InPlace {
+    /// Room, of which the first `used` bytes are taken.
     bytes: Vec<u8>,
+    used: usize,
     /// Where in `bytes` the content of a block is.
     blocks: HashMap<u64, usize>,
 }
@@ -46,6 +48,11 @@ impl InPlace {
             self.blocks
                 .retain(|block, _| *block < span.start || *block - span.start >= span.len);
         }
+    }
+
+    /// The room, for the next transaction.
+    pub(super) fn take_room(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
     }
 
     /// Lays queued blocks over what was read of NVM from block `start` on.
@@ -96,7 +103,7 @@ impl<'s> TxState<'s> {
                     (known.place(at), blocks.min(known.end - at))
                 });
                 let now = data.part(0, count as usize * BLOCK_SIZE);
-                match place.filter(|_| self.in_place.bytes.len() + now.len() <= IN_PLACE_BYTES_MAX) {
+                match place.filter(|_| self.in_place.used + now.len() <= IN_PLACE_BYTES_MAX) {
                     Some(block) => self.queue(block, now)?,
                     None => push(&mut others, at * BLOCK_BYTES, now),
                 }
@@ -109,11 +116,18 @@ impl<'s> TxState<'s> {
 
     /// Fetches the bytes of blocks that follow one another from `block` on.
     fn queue(&mut self, block: u64, data: Payload<'_>) -> Result<()> {
-        let start = self.in_place.bytes.len();
-        self.in_place.bytes.resize(start + data.len(), 0);
-        data.copy_to(&mut self.in_place.bytes[start..])?;
+        let queue = &mut self.in_place;
+        if queue.bytes.is_empty() {
+            queue.bytes = std::mem::take(&mut self.writer.in_place_room);
+        }
+        let (start, end) = (queue.used, queue.used + data.len());
+        if queue.bytes.len() < end {
+            queue.bytes.resize(end, 0);
+        }
+        data.copy_to(&mut queue.bytes[start..end])?;
+        queue.used = end;
         let sum = |bytes: &[u8]| varve_media::crc32c_append(0, bytes);
-        let sums: Vec<_> = self.in_place.bytes[start..].chunks(BLOCK_SIZE).map(sum).collect();
+        let sums: Vec<_> = queue.bytes[start..end].chunks(BLOCK_SIZE).map(sum).collect();
         let places = (block..).zip((start..).step_by(BLOCK_SIZE));
         self.in_place.blocks.extend(places.take(sums.len()));
         let span = Span {
@@ -123,7 +137,7 @@ impl<'s> TxState<'s> {
         };
         self.note_checksums(span, &sums)?;
         if armed(Bug::InPlaceEarly) {
-            let bytes = &self.in_place.bytes[start..];
+            let bytes = &self.in_place.bytes[start..end];
             self.store.devices.nvm.write(block * BLOCK_BYTES, bytes)?;
         }
         Ok(())
@@ -132,17 +146,17 @@ impl<'s> TxState<'s> {
     /// Writes the queued blocks; durable when this returns. Readers that read beside it look again until what
     /// is answered is dropped, which must be after the commit.
     pub(super) fn write_in_place(&mut self) -> Result<Option<Writing<'s>>> {
-        let queue = std::mem::take(&mut self.in_place);
-        if queue.blocks.is_empty() {
+        let blocks = std::mem::take(&mut self.in_place.blocks);
+        if blocks.is_empty() {
             return Ok(None);
         }
         let store = self.store;
         let writing = store.begin_in_place();
         let nvm = &store.devices.nvm;
-        let mut blocks: Vec<_> = queue.blocks.into_iter().collect();
+        let mut blocks: Vec<_> = blocks.into_iter().collect();
         blocks.sort_unstable();
         for (block, at) in blocks {
-            nvm.write(block * BLOCK_BYTES, &queue.bytes[at..at + BLOCK_SIZE])?;
+            nvm.write(block * BLOCK_BYTES, &self.in_place.bytes[at..at + BLOCK_SIZE])?;
             self.nvm_written += BLOCK_SIZE;
         }
         if !armed(Bug::InPlaceNotFenced) {

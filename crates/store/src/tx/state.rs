@@ -273,6 +273,10 @@ impl<'s> TxState<'s> {
 impl Drop for TxState<'_> {
     fn drop(&mut self) {
         self.store.count_write(Tier::Nvm, self.nvm_written);
+        let room = self.in_place.take_room();
+        if !room.is_empty() {
+            self.writer.in_place_room = room;
+        }
         if self.done {
             return;
         }
