@@ -171,19 +171,27 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guard<S> {
     }
 }
 
+impl<S> Guard<S> {
+    /// What a write came to: one that waits for too long is an error.
+    fn wrote(
+        &mut self,
+        context: &mut Context<'_>,
+        wrote: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(done) = wrote {
+            self.writes.moved(done.as_ref().map_or(0, |written| *written));
+            return Poll::Ready(done);
+        }
+        ready!(self.writes.poll_slow(context));
+        Poll::Ready(Err(too_slow()))
+    }
+}
+
 impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.inner).poll_write(context, bytes) {
-            Poll::Ready(done) => {
-                this.writes.moved(done.as_ref().map_or(0, |written| *written));
-                Poll::Ready(done)
-            }
-            Poll::Pending => {
-                ready!(this.writes.poll_slow(context));
-                Poll::Ready(Err(too_slow()))
-            }
-        }
+        let wrote = Pin::new(&mut this.inner).poll_write(context, bytes);
+        this.wrote(context, wrote)
     }
 
     fn poll_write_vectored(
@@ -192,16 +200,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Guard<S> {
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.inner).poll_write_vectored(context, bytes) {
-            Poll::Ready(done) => {
-                this.writes.moved(done.as_ref().map_or(0, |written| *written));
-                Poll::Ready(done)
-            }
-            Poll::Pending => {
-                ready!(this.writes.poll_slow(context));
-                Poll::Ready(Err(too_slow()))
-            }
-        }
+        let wrote = Pin::new(&mut this.inner).poll_write_vectored(context, bytes);
+        this.wrote(context, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {

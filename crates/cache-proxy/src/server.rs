@@ -10,6 +10,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -193,12 +194,32 @@ async fn connection(
     }
 }
 
+/// Serves a connection to its end; one that is told to stop ends what is under way.
+async fn drive<C: Future<Output = hyper::Result<()>>>(
+    connection: C,
+    finish: impl FnOnce(Pin<&mut C>),
+    mut stop: watch::Receiver<bool>,
+    client: Client,
+) {
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told(&mut stop) => {
+            finish(connection.as_mut());
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(peer = %client.peer, %error, "connection ended");
+    }
+}
+
 async fn http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     proxy: &Arc<Proxy>,
     stream: S,
     client: Client,
     limits: &Limits,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
     let proxy = Arc::clone(proxy);
     let service = service_fn(move |request| {
@@ -213,17 +234,13 @@ async fn http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_buf_size(bytes.max(64 << 10))
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(peer = %client.peer, %error, "connection ended");
-    }
+    drive(
+        connection,
+        |connection| connection.graceful_shutdown(),
+        stop,
+        client,
+    )
+    .await;
 }
 
 async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
@@ -231,7 +248,7 @@ async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     client: Client,
     limits: &Limits,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
     let proxy = Arc::clone(proxy);
     let service = service_fn(move |request| {
@@ -247,15 +264,11 @@ async fn http2<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .keep_alive_interval(timeout)
         .keep_alive_timeout(timeout)
         .serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(peer = %client.peer, %error, "connection ended");
-    }
+    drive(
+        connection,
+        |connection| connection.graceful_shutdown(),
+        stop,
+        client,
+    )
+    .await;
 }

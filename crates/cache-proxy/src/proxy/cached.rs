@@ -184,10 +184,7 @@ impl Proxy {
             Err(error) => return Self::origin_failed(&error),
         };
         let Some(response) = response else {
-            let fresh = freshness_of(&found.stored, &rules);
-            let stale = self
-                .from_store(asked, &found, &fresh, Outcome::Stale, rules.surrogate)
-                .await;
+            let stale = self.stored_answer(asked, &found, Outcome::Stale, &rules).await;
             return stale.unwrap_or_else(|| {
                 Answer::own(StatusCode::BAD_GATEWAY, "The origin failed.", Outcome::Error)
             });
@@ -199,9 +196,8 @@ impl Proxy {
             let mut new = response.headers().clone();
             headers::strip_hop_by_hop(&mut new);
             self.freshen(asked, &mut found, &new, asked_ms).await;
-            let fresh = freshness_of(&found.stored, &rules);
             let answer = self
-                .from_store(asked, &found, &fresh, Outcome::Revalidated, rules.surrogate)
+                .stored_answer(asked, &found, Outcome::Revalidated, &rules)
                 .await;
             if let Some(answer) = answer {
                 return answer;
@@ -214,6 +210,19 @@ impl Proxy {
             plain.headers.remove(name);
         });
         self.miss(live, &Arc::new(plain), lead).await
+    }
+
+    /// What was found as an answer, as fresh as it is now; `None` as of [`from_store`](Self::from_store).
+    async fn stored_answer(
+        self: &Arc<Self>,
+        asked: &Asked,
+        found: &Found,
+        outcome: Outcome,
+        rules: &Rules,
+    ) -> Option<Answer> {
+        let fresh = freshness_of(&found.stored, rules);
+        self.from_store(asked, found, &fresh, outcome, rules.surrogate)
+            .await
     }
 
     /// Takes over what a 304 or a HEAD says.
@@ -245,10 +254,7 @@ impl Proxy {
         {
             Ok(response) => response,
             Err(error) => {
-                let fresh = freshness_of(&found.stored, &rules);
-                let stale = self
-                    .from_store(asked, &found, &fresh, Outcome::Stale, rules.surrogate)
-                    .await;
+                let stale = self.stored_answer(asked, &found, Outcome::Stale, &rules).await;
                 return stale
                     .filter(|_| or_stale)
                     .unwrap_or_else(|| Self::origin_failed(&error));
@@ -270,9 +276,8 @@ impl Proxy {
             if still && policy::may_store(&Method::GET, &asked.headers, StatusCode::OK, &new, &rules).is_ok()
             {
                 self.freshen(asked, &mut found, &new, asked_ms).await;
-                let fresh = freshness_of(&found.stored, &rules);
                 let answer = self
-                    .from_store(asked, &found, &fresh, Outcome::Revalidated, rules.surrogate)
+                    .stored_answer(asked, &found, Outcome::Revalidated, &rules)
                     .await;
                 if let Some(answer) = answer {
                     return answer;
