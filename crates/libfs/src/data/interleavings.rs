@@ -157,52 +157,55 @@ impl Daemon {
         self.page.digested.store(book.digested, Ordering::SeqCst);
     }
 
-    /// All entries below this number had been committed when the last one was written.
-    fn settled(&self) -> u64 {
-        let mut settled = 0;
+    /// Headers that stand in the log, each with where its payload is; `None` of `look` goes on.
+    fn headers<T>(&self, mut look: impl FnMut(&EntryHeader, u64) -> Option<T>) -> Option<T> {
         for chunk in 0..CHUNKS {
             let mut at = chunk * CHUNK_BYTES + if chunk == 0 { 64 } else { 0 };
             loop {
                 let mut bytes = [0; HEADER_SIZE];
                 self.log.read(at, &mut bytes).unwrap();
                 let header = EntryHeader::read_from_bytes(&bytes).unwrap();
-                let (seq, len) = (header.seq.get(), header.payload_len.get() as usize);
-                if seq == 0 || len > BLOCK_SIZE {
+                let len = header.payload_len.get() as usize;
+                if header.seq.get() == 0 || len > BLOCK_SIZE {
                     break;
                 }
-                if self.find(seq).is_some() {
-                    settled = settled.max(seq - u64::from(header.stable_delta.get()));
-                }
-                at += entry_size(len) as u64;
-            }
-        }
-        settled
-    }
-
-    /// Entry `wanted`: where its data is, and the version that it writes (none: a number that was written
-    /// off).
-    fn find(&self, wanted: u64) -> Option<(u64, Option<u64>)> {
-        for chunk in 0..CHUNKS {
-            let mut at = chunk * CHUNK_BYTES + if chunk == 0 { 64 } else { 0 };
-            loop {
-                let mut bytes = [0; HEADER_SIZE];
-                self.log.read(at, &mut bytes).unwrap();
-                let header = EntryHeader::read_from_bytes(&bytes).unwrap();
-                let (seq, len) = (header.seq.get(), header.payload_len.get() as usize);
-                if seq == 0 || len > BLOCK_SIZE {
-                    break;
-                }
-                if seq == wanted {
-                    let mut payload = vec![0; len];
-                    self.log.read(at + HEADER_SIZE as u64, &mut payload).unwrap();
-                    let crc = entry_crc(payload_crc(crc_seed(SESSION), &payload), &header);
-                    let word = payload.first_chunk().map(|word| u64::from_le_bytes(*word));
-                    return (crc == header.crc32c.get()).then_some((at + HEADER_SIZE as u64, word));
+                if let Some(found) = look(&header, at + HEADER_SIZE as u64) {
+                    return Some(found);
                 }
                 at += entry_size(len) as u64;
             }
         }
         None
+    }
+
+    /// The version that an entry writes (none: a number that was written off), if it is one.
+    fn version(&self, header: &EntryHeader, at: u64) -> Option<Option<u64>> {
+        let mut payload = vec![0; header.payload_len.get() as usize];
+        self.log.read(at, &mut payload).unwrap();
+        let crc = entry_crc(payload_crc(crc_seed(SESSION), &payload), header);
+        let word = payload.first_chunk().map(|word| u64::from_le_bytes(*word));
+        (crc == header.crc32c.get()).then_some(word)
+    }
+
+    /// All entries below this number had been committed when the last one was written.
+    fn settled(&self) -> u64 {
+        let mut settled = 0;
+        self.headers(|header, at| {
+            if self.version(header, at).is_some() {
+                settled = settled.max(header.seq.get() - u64::from(header.stable_delta.get()));
+            }
+            None::<()>
+        });
+        settled
+    }
+
+    /// Entry `wanted`: where its data is, and its version.
+    fn find(&self, wanted: u64) -> Option<(u64, Option<u64>)> {
+        self.headers(|header, at| {
+            let is_it = header.seq.get() == wanted;
+            is_it.then(|| self.version(header, at).map(|version| (at, version)))
+        })
+        .flatten()
     }
 
     /// Another session's write, when the lease is its own.
