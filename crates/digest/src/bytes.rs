@@ -104,7 +104,7 @@ pub struct FilePlan<'a> {
     pub pieces: Vec<(u64, WriteData<'a>)>,
     /// Whole blocks to allocate, unwritten, where there is a hole still.
     pub allocate: Vec<ByteRange>,
-    /// Blocks of which an operation changed a part, ascending. If the batch is cut elsewhere after a crash,
+    /// Blocks of which an operation changed a part, ascending, if `pieces` has any of a log. If the batch is cut elsewhere after a crash,
     /// that operation reads the block: it must not be written in place.
     pub partial: Vec<u64>,
     /// Length in the end.
@@ -397,9 +397,12 @@ impl<'a> FileFold<'a> {
             len: (end - first) * BLOCK_BYTES,
         });
         plan.allocate = ranges.collect();
-        plan.partial.clone_from(&self.partial);
-        plan.partial.sort_unstable();
-        plan.partial.dedup();
+        // Only what lies in a log is asked for.
+        if plan.pieces.iter().any(|(_, data)| data.here().is_none()) {
+            plan.partial.clone_from(&self.partial);
+            plan.partial.sort_unstable();
+            plan.partial.dedup();
+        }
         (plan, self.merged())
     }
 }
