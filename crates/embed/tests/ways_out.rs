@@ -39,6 +39,8 @@ fn config() -> Config {
     Config {
         grace_ms: 0,
         users: Users::All,
+        // Only the tests say when a log is digested.
+        idle_digest_ms: 60_000,
         ..Config::default()
     }
 }
