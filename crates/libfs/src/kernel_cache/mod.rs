@@ -2,6 +2,8 @@
 //! no leases.
 
 pub(crate) mod dentries;
+#[cfg(test)]
+mod model;
 pub(crate) mod pages;
 
 pub use dentries::{Answer, Asked};

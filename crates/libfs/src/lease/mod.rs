@@ -35,8 +35,6 @@
 mod forward;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleavings;
-#[cfg(test)]
-mod kernel_model;
 mod listed;
 mod node;
 mod prefetch;

@@ -1,14 +1,12 @@
-//! A model of a kernel's page cache above a session's leases, as [`crate::kernel_cache::pages`] describes it,
+//! A model of a kernel's page cache above a session's leases, as [`super::pages`] describes it,
 //! in shared mode: a reader that holds a lock common to all programs sees what was last written under that
 //! lock. With the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs
 //! --features shuttle --lib interleavings`), without it in threads that pause at random.
 #![allow(clippy::unwrap_used)]
 
-use super::node::{Node, Use};
-use super::recall::{Event, Recalls, Surroundings};
-use super::table::Leases;
+use super::pages::{KernelCall, PageUse, drop_and_wait};
 use crate::errno::{OpError, OpResult};
-use crate::kernel_cache::pages::{KernelCall, PageUse, drop_and_wait};
+use crate::lease::{Event, Leases, Node, Recalls, Surroundings, Use};
 use crate::options::CacheObserver;
 use crate::seeded;
 #[cfg(feature = "shuttle")]
