@@ -41,6 +41,9 @@ pub enum TreeError {
     /// Extents passed in overlap, are out of order, or lie outside the range that they replace.
     #[error("bad argument: extent at file block {0} is out of order or range")]
     BadOrder(u64),
+    /// A shared run has as many references as it can have.
+    #[error("shared run at {0} has as many references as a run can have")]
+    References(u64),
     /// A tree cannot grow any higher.
     #[error("tree of inode {0} is full")]
     TooHigh(Ino),
@@ -94,6 +97,9 @@ pub enum Fault {
     /// Two extents map the same file block.
     #[error("extent at file block {0} overlaps its predecessor")]
     Overlap(u64),
+    /// An extent names a number of the shared space that no run has.
+    #[error("number {0} of the shared space is in no run")]
+    NoRun(u64),
     /// An entry's key does not belong to its name.
     #[error("hash {found:#x} of the entry is not its name's, {expected:#x}")]
     Hash {

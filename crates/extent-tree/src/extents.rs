@@ -28,6 +28,8 @@ pub struct Run {
     pub block: BlockNo,
     /// Blocks; never 0.
     pub len: u32,
+    /// Whether `block` is a number of the shared space, and not of the tier.
+    pub shared: bool,
 }
 
 impl From<&Extent> for Run {
@@ -36,6 +38,7 @@ impl From<&Extent> for Run {
             tier: extent.tier,
             block: extent.block,
             len: extent.len,
+            shared: extent.flags.contains(ExtentFlags::SHARED),
         }
     }
 }
@@ -425,6 +428,7 @@ impl ExtentTree {
             ("blocks on nvm", counted.mapped[0], found.mapped[0]),
             ("blocks on ssd", counted.mapped[1], found.mapped[1]),
             ("blocks on hdd", counted.mapped[2], found.mapped[2]),
+            ("shared blocks", counted.shared, found.shared),
         ];
         for (what, counted, found) in pairs.into_iter().filter(|(_, counted, found)| counted != found) {
             visitor.fault(self.tree.bad_root(Fault::Count { what, counted, found }));

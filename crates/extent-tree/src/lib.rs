@@ -8,6 +8,7 @@ mod extents;
 mod io;
 mod names;
 mod progress;
+mod shared;
 #[cfg(test)]
 mod testing;
 mod xattr;
@@ -17,4 +18,5 @@ pub use error::{CheckVisitor, Fault, TreeError};
 pub use extents::{ExtentTree, Mapping, Run};
 pub use io::{MetaIo, MetaRead};
 pub use progress::Progress;
+pub use shared::SharedRuns;
 pub use xattr::Xattrs;

@@ -54,11 +54,15 @@ pub enum BlockKind {
     XattrValue = 0x16,
     /// Target of a symbolic link that is too long for the image.
     Symlink = 0x17,
+    /// Lowest level of the tree of the shared runs.
+    SharedLeaf = 0x18,
+    /// Inner level of the tree of the shared runs.
+    SharedNode = 0x19,
 }
 
 impl BlockKind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::InodeTable,
         Self::Bitmap,
         Self::SessionTable,
@@ -76,6 +80,8 @@ impl BlockKind {
         Self::XattrNode,
         Self::XattrValue,
         Self::Symlink,
+        Self::SharedLeaf,
+        Self::SharedNode,
     ];
 
     /// The kind with this number.

@@ -344,7 +344,67 @@ pub struct XattrRoot {
     reserved: [u8; 3],
 }
 
+/// Root of the shared runs, in the pool state. All zeros is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SharedRoot {
+    block: U64,
+    nodes: U32,
+    runs: U32,
+    runs_high: U32,
+    height: u8,
+    reserved: [u8; 3],
+}
+
+impl Default for SharedRoot {
+    fn default() -> Self {
+        Self::new_zeroed()
+    }
+}
+
+impl SharedRoot {
+    /// A root with these nodes and runs.
+    #[must_use]
+    pub fn new(top: &Top, runs: u64) -> Self {
+        Self {
+            block: U64::new(top.block.0),
+            nodes: U32::new(top.nodes),
+            runs: U32::new(runs as u32),
+            runs_high: U32::new((runs >> 32) as u32),
+            height: top.height,
+            reserved: [0; 3],
+        }
+    }
+
+    /// Runs in the tree.
+    #[must_use]
+    pub fn runs(&self) -> u64 {
+        u64::from(self.runs.get()) | u64::from(self.runs_high.get()) << 32
+    }
+
+    /// Blocks of the tree.
+    #[must_use]
+    pub fn node_blocks(&self) -> u32 {
+        self.nodes.get()
+    }
+
+    /// The top node, checked.
+    ///
+    /// # Errors
+    /// Numbers that contradict each other.
+    pub fn top(&self) -> Result<Top, NameFault> {
+        let top = Top {
+            height: self.height,
+            block: BlockNo(self.block.get()),
+            nodes: self.nodes.get(),
+        };
+        check_top(top, self.runs(), self.reserved == [0; 3])
+    }
+}
+
 const _: () = {
+    assert!(size_of::<SharedRoot>() == MAP_ROOT_SIZE);
+    assert!(offset_of!(SharedRoot, height) == 20);
     assert!(size_of::<DirRoot>() == ROOT_SIZE);
     assert!(offset_of!(DirRoot, height) == 20);
     assert!(size_of::<XattrRoot>() == MAP_ROOT_SIZE);

@@ -24,12 +24,15 @@ bitflags::bitflags! {
     pub struct ExtentFlags: u8 {
         /// The blocks are allocated but hold nothing: reads give zeros.
         const UNWRITTEN = 1;
+        /// `block` is a number of the shared space, which the tree of the shared runs resolves; `tier` is
+        /// [`Tier::Nvm`]. Goes with no other flag.
+        const SHARED = 8;
     }
 }
 
 impl ExtentFlags {
-    /// Flags of features that are not built: patched, second copy, shared, compressed, born.
-    pub const NOT_BUILT: [u8; 5] = [2, 4, 8, 16, 32];
+    /// Flags of features that are not built: patched, second copy, compressed, born.
+    pub const NOT_BUILT: [u8; 4] = [2, 4, 16, 32];
 }
 
 /// A run of blocks of a file and where they lie.
@@ -127,6 +130,12 @@ pub enum ExtentFault {
     /// Flags of a later version.
     #[error("extent has flags {0:#04x}, which this version does not know")]
     Flags(u8),
+    /// A shared extent that names a tier, or has another flag.
+    #[error("shared extent with flags {0:#04x} names a tier or has another flag")]
+    Shared(u8),
+    /// The count of a shared run is zero, or its blocks have flags.
+    #[error("shared run of {0} references is not sound")]
+    Run(u32),
     /// Bytes of the wrong length.
     #[error("extent record has {0} bytes after its key")]
     Size(usize),
@@ -187,6 +196,10 @@ impl ExtentValue {
             block: BlockNo(self.block.get()),
             flags,
         };
+        let is_alone = flags == ExtentFlags::SHARED && extent.tier == Tier::Nvm;
+        if flags.contains(ExtentFlags::SHARED) && !is_alone {
+            return Err(ExtentFault::Shared(self.flags));
+        }
         extent.validate()?;
         Ok(extent)
     }
@@ -199,6 +212,109 @@ impl ExtentValue {
         Self::read_from_bytes(bytes)
             .map_err(|_| ExtentFault::Size(bytes.len()))?
             .decode(file_block)
+    }
+}
+
+/// Bytes of a shared run in a node after its key (its first number of the shared space).
+pub const SHARED_VALUE_SIZE: usize = 24;
+/// Extents that can name one shared run at most.
+pub const SHARED_REFS_MAX: u32 = u32::MAX;
+
+/// A run of blocks that extents of several files may name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SharedRun {
+    /// First number of the shared space.
+    pub first: u64,
+    /// Extents that name it; never 0.
+    pub refs: u32,
+    /// Blocks; never 0.
+    pub len: u32,
+    /// Tier that holds them.
+    pub tier: Tier,
+    /// First block on that tier.
+    pub block: BlockNo,
+}
+
+impl SharedRun {
+    /// The number after the last.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.first.saturating_add(self.len as u64)
+    }
+
+    /// The part between two numbers, if any.
+    #[must_use]
+    pub fn clip(&self, from: u64, to: u64) -> Option<Self> {
+        let (start, end) = (self.first.max(from), self.end().min(to));
+        if start >= end {
+            return None;
+        }
+        Some(Self {
+            first: start,
+            len: (end - start) as u32,
+            block: BlockNo(self.block.0.saturating_add(start - self.first)),
+            ..*self
+        })
+    }
+
+    /// Whether `next` goes on where this run ends, in the shared space and on the tier, with as many
+    /// references, so that one run can stand for both.
+    #[must_use]
+    pub const fn joins(&self, next: &Self) -> bool {
+        self.end() == next.first
+            && self.refs == next.refs
+            && self.tier as u8 == next.tier as u8
+            && self.block.0.saturating_add(self.len as u64) == next.block.0
+            && self.len.checked_add(next.len).is_some()
+    }
+}
+
+/// A shared run in a node, after its key, which is its first number of the shared space.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SharedValue {
+    refs: U32,
+    reserved: U32,
+    place: ExtentValue,
+}
+
+const _: () = assert!(size_of::<SharedValue>() == SHARED_VALUE_SIZE);
+
+impl SharedValue {
+    /// Encodes all of `run` but its first number.
+    #[must_use]
+    pub fn encode(run: &SharedRun) -> Self {
+        Self {
+            refs: U32::new(run.refs),
+            reserved: U32::ZERO,
+            place: ExtentValue::encode(&Extent {
+                file_block: FileBlock(run.first),
+                len: run.len,
+                tier: run.tier,
+                block: run.block,
+                flags: ExtentFlags::empty(),
+            }),
+        }
+    }
+
+    /// The run with this first number, from the bytes of a node's record.
+    ///
+    /// # Errors
+    /// An [`ExtentFault`] that says what no writer of this version would have written.
+    pub fn parse(first: u64, bytes: &[u8]) -> Result<SharedRun, ExtentFault> {
+        let value = Self::read_from_bytes(bytes).map_err(|_| ExtentFault::Size(bytes.len()))?;
+        let place = value.place.decode(first)?;
+        let refs = value.refs.get();
+        if refs == 0 || value.reserved.get() != 0 || !place.flags.is_empty() {
+            return Err(ExtentFault::Run(refs));
+        }
+        Ok(SharedRun {
+            first,
+            refs,
+            len: place.len,
+            tier: place.tier,
+            block: place.block,
+        })
     }
 }
 
@@ -218,29 +334,43 @@ pub struct Top {
 pub struct TreeCounts {
     /// Extents.
     pub extents: u64,
-    /// Mapped blocks on each tier, in the order of [`Tier::ALL`]; unwritten ones included.
+    /// Mapped blocks on each tier, in the order of [`Tier::ALL`]; unwritten ones included, without shared
+    /// ones.
     pub mapped: [u64; 3],
+    /// Blocks of shared extents.
+    pub shared: u64,
 }
 
 impl TreeCounts {
     /// Counts `extent` in.
     pub fn add(&mut self, extent: &Extent) {
         self.extents = self.extents.wrapping_add(1);
-        let mapped = &mut self.mapped[extent.tier as usize];
+        let mapped = self.of(extent);
         *mapped = mapped.wrapping_add(u64::from(extent.len));
+    }
+
+    /// The counter that counts the extent's blocks.
+    const fn of(&mut self, extent: &Extent) -> &mut u64 {
+        if extent.flags.contains(ExtentFlags::SHARED) {
+            &mut self.shared
+        } else {
+            &mut self.mapped[extent.tier as usize]
+        }
     }
 
     /// Counts `extent` out.
     pub fn sub(&mut self, extent: &Extent) {
         self.extents = self.extents.saturating_sub(1);
-        let mapped = &mut self.mapped[extent.tier as usize];
+        let mapped = self.of(extent);
         *mapped = mapped.saturating_sub(u64::from(extent.len));
     }
 
-    /// Mapped blocks on all tiers.
+    /// Mapped blocks on all tiers, shared ones included.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.mapped.iter().fold(0, |sum, n| sum.saturating_add(*n))
+        self.mapped
+            .iter()
+            .fold(self.shared, |sum, n| sum.saturating_add(*n))
     }
 }
 
@@ -271,7 +401,8 @@ struct NodesBody {
     reserved: U32,
     extents: U64,
     mapped: [U64; 3],
-    reserved2: [u8; 48],
+    shared: U64,
+    reserved2: [u8; 40],
 }
 
 const _: () = {
@@ -367,6 +498,7 @@ impl TreeRoot {
         body.nodes = U32::new(top.nodes);
         body.extents = U64::new(counts.extents);
         body.mapped = counts.mapped.map(U64::new);
+        body.shared = U64::new(counts.shared);
         let mut root = Self {
             height: top.height,
             ..Self::EMPTY
@@ -393,7 +525,7 @@ impl TreeRoot {
             return Err(RootFault::InlineCount(self.inline_count));
         }
         let body = NodesBody::read_from_bytes(&self.body).map_err(|_| RootFault::Reserved)?;
-        if body.reserved.get() != 0 || body.reserved2 != [0; 48] {
+        if body.reserved.get() != 0 || body.reserved2 != [0; 40] {
             return Err(RootFault::Reserved);
         }
         if body.nodes.get() < u32::from(self.height) {
@@ -407,6 +539,7 @@ impl TreeRoot {
         let counts = TreeCounts {
             extents: body.extents.get(),
             mapped: body.mapped.map(|n| n.get()),
+            shared: body.shared.get(),
         };
         Ok(TreeForm::Nodes(top, counts))
     }
@@ -435,7 +568,10 @@ impl TreeRoot {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::{Extent, ExtentFault, ExtentFlags, ExtentValue, Top, TreeCounts, TreeForm, TreeRoot};
+    use super::{
+        Extent, ExtentFault, ExtentFlags, ExtentValue, SharedRun, SharedValue, Top, TreeCounts, TreeForm,
+        TreeRoot,
+    };
     use crate::{BlockNo, FileBlock, Tier};
     use zerocopy::IntoBytes;
 
@@ -462,6 +598,7 @@ mod tests {
         let counts = TreeCounts {
             extents: 300,
             mapped: [1, 2, 3],
+            shared: 4,
         };
         assert_eq!(
             TreeRoot::nodes(&top, &counts).form(),
@@ -469,6 +606,40 @@ mod tests {
         );
         assert!(TreeRoot::inline(&[extent(1); 5]).is_none());
         assert!(TreeRoot::inline(&[extent(1), extent(2)]).unwrap().form().is_err());
+    }
+
+    #[test]
+    fn shared_extent_names_no_tier_and_has_no_other_flag() {
+        let shared = Extent {
+            tier: Tier::Nvm,
+            flags: ExtentFlags::SHARED,
+            ..extent(1)
+        };
+        assert_eq!(ExtentValue::encode(&shared).decode(1), Ok(shared));
+        for (at, byte) in [(12, 1), (13, 9)] {
+            let mut value = ExtentValue::encode(&shared);
+            value.as_mut_bytes()[at] = byte;
+            assert!(matches!(value.decode(1), Err(ExtentFault::Shared(_))));
+        }
+    }
+
+    #[test]
+    fn shared_run_comes_back_equal_and_is_refused_without_references_or_with_flags() {
+        let run = SharedRun {
+            first: 77,
+            refs: 3,
+            len: 9,
+            tier: Tier::Ssd,
+            block: BlockNo(5),
+        };
+        let value = SharedValue::encode(&run);
+        assert_eq!(SharedValue::parse(77, value.as_bytes()), Ok(run));
+        for (at, byte) in [(0, 0), (4, 1), (21, 1)] {
+            let mut bytes = value.as_bytes().to_vec();
+            bytes[at] = byte;
+            assert!(SharedValue::parse(77, &bytes).is_err(), "byte {at}");
+        }
+        assert!(SharedValue::parse(77, &value.as_bytes()[1..]).is_err());
     }
 
     #[test]

@@ -72,6 +72,7 @@ impl Features {
 
     /// What this program can serve.
     pub const BUILT: Self = Self {
+        incompat: U64::new(Incompat::SHARED_EXTENTS.bits()),
         log_incompat: U64::new(LogIncompat::IN_PLACE.bits()),
         ..Self::NONE
     };

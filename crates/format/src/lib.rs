@@ -29,12 +29,14 @@ pub use block::{
 };
 pub use charge::{charge, charge_write};
 pub use dirent::{
-    COOKIE_MIN, DirRoot, Dirent, HashKey, MAP_ROOT_SIZE, NameFault, ORDINAL_BITS, ORDINALS, XATTR_BLOCKS_MAX,
-    XATTR_INLINE_MAX, XattrRecord, XattrRoot, XattrValue, file_kind_from_u8, file_kind_to_u8, siphash24,
+    COOKIE_MIN, DirRoot, Dirent, HashKey, MAP_ROOT_SIZE, NameFault, ORDINAL_BITS, ORDINALS, SharedRoot,
+    XATTR_BLOCKS_MAX, XATTR_INLINE_MAX, XattrRecord, XattrRoot, XattrValue, file_kind_from_u8,
+    file_kind_to_u8, siphash24,
 };
 pub use extent::{
     EXTENT_VALUE_SIZE, Extent, ExtentFault, ExtentFlags, ExtentValue, FILE_BLOCKS_MAX, INLINE_EXTENTS,
-    ROOT_SIZE, RootFault, TIER_BLOCKS_MAX, TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
+    ROOT_SIZE, RootFault, SHARED_REFS_MAX, SHARED_VALUE_SIZE, SharedRun, SharedValue, TIER_BLOCKS_MAX,
+    TREE_HEIGHT_MAX, Top, TreeCounts, TreeForm, TreeRoot,
 };
 pub use features::Features;
 pub use ids::{

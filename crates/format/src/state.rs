@@ -1,5 +1,6 @@
 //! The pool state block: the counters and roots that change with transactions.
 
+use crate::features::Incompat;
 use crate::{Features, MAP_ROOT_SIZE, ROOT_SIZE};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{U32, U64};
@@ -44,12 +45,16 @@ pub struct PoolState {
 }
 
 impl PoolState {
-    /// Whether a field is set that belongs to a feature: none is built.
+    /// Whether a field is set that belongs to a feature which the pool has not.
     #[must_use]
-    pub fn has_fields_of_features(&self) -> bool {
-        self.as_bytes()[offset_of!(Self, next_shared)..]
-            .iter()
-            .any(|byte| *byte != 0)
+    pub fn has_stray_fields(&self) -> bool {
+        let may_share = self.features.incompat.get() & Incompat::SHARED_EXTENTS.bits() != 0;
+        let first = if may_share {
+            offset_of!(Self, next_snapshot)
+        } else {
+            offset_of!(Self, next_shared)
+        };
+        self.as_bytes()[first..].iter().any(|byte| *byte != 0)
     }
 }
 

@@ -318,14 +318,14 @@ mod tests {
     #[test]
     fn features_that_are_not_built_are_refused_by_name() {
         type Set = fn(&mut Superblock, u64);
-        let words: [(&str, Set); 3] = [
-            ("shared_extents", |block, bits| block.incompat.set(bits)),
-            ("projects", |block, bits| block.ro_compat.set(bits)),
-            ("placed_payload", |block, bits| block.log_incompat.set(bits)),
+        let words: [(&str, u64, Set); 3] = [
+            ("snapshots", 2, |block, bits| block.incompat.set(bits)),
+            ("projects", 1, |block, bits| block.ro_compat.set(bits)),
+            ("placed_payload", 1, |block, bits| block.log_incompat.set(bits)),
         ];
-        for (name, set) in words {
+        for (name, bits, set) in words {
             let mut block = newest();
-            set(&mut block, 1);
+            set(&mut block, bits);
             let error = Superblock::parse(block.sealed().as_bytes()).unwrap_err();
             assert!(error.is_refusal() && error.to_string().ends_with(name), "{error}");
             // In older versions these bytes say nothing.

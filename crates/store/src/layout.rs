@@ -235,7 +235,7 @@ impl Layout {
         if state.next_session.get().max(state.next_lease.get()) > NUMBERS_MAX {
             return Some("numbers of sessions or leases are used up".into());
         }
-        if state.has_fields_of_features() {
+        if state.has_stray_fields() {
             return Some("roots of features that the pool has not".into());
         }
         Tier::ALL.into_iter().find_map(|tier| {
