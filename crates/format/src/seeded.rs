@@ -180,6 +180,18 @@ pub enum Bug {
     ReadUnderOverwrite,
     /// Files whose blocks were overwritten in place are not named as changed.
     InPlaceNotTold,
+    /// An extent that shares a run does not count.
+    ShareNotCounted,
+    /// A run is freed when one extent is left that names it.
+    SharedFreedEarly,
+    /// An extent that names a run no more still counts.
+    SharedNotReleased,
+    /// Blocks of a shared extent are overwritten in place.
+    SharedInPlace,
+    /// Counts of shared runs are durable in a record before that of the extents.
+    CountBeforeExtents,
+    /// Counts of shared runs are durable in a record after that of the extents.
+    ExtentsBeforeCount,
 }
 
 #[cfg(all(feature = "test-support", debug_assertions))]

@@ -3,13 +3,16 @@
 
 mod finding;
 mod names;
+pub(crate) mod shared;
 
 pub use finding::Finding;
 
 use crate::pool::{Committed, Snapshot, Store};
-use crate::reader::{MetaReader, POOL_INO, dir_root};
+use crate::reader::{MetaReader, POOL_INO, dir_root, is_shared};
+use crate::tx::shared::SHARED;
 use crate::{Result, StoreError};
 use names::{Names, Seen, check_names};
+use shared::{References, no_run};
 use std::collections::{HashMap, HashSet};
 use varve_extent_tree::{CheckVisitor, ExtentTree, MetaRead, TreeError};
 use varve_format::inode::{Content, INODES_PER_BLOCK, Inode, InodeSlot};
@@ -20,6 +23,7 @@ use varve_format::{
 
 struct Usage {
     used: [Vec<u64>; 3],
+    references: References,
     findings: Vec<Finding>,
 }
 
@@ -89,11 +93,14 @@ impl Store {
         let snapshot = self.trusting_snapshot();
         let mut usage = Usage {
             used: Tier::ALL.map(|tier| vec![0; self.layout.blocks(tier).div_ceil(64) as usize]),
+            references: References::default(),
             findings: self.check_fixed()?,
         };
+        self.check_runs(begun, &snapshot, &mut usage)?;
         let mut inodes = HashMap::new();
         let mut names = Vec::new();
         self.check_inodes(begun, &snapshot, &mut usage, &mut inodes, &mut names)?;
+        usage.findings.extend(usage.references.findings());
         check_names(&mut inodes, &names, &mut usage.findings);
         self.check_orphans(&snapshot, &inodes, &mut usage.findings)?;
         self.check_space(&mut usage)?;
@@ -242,6 +249,37 @@ impl Store {
         Ok(())
     }
 
+    /// The tree of the shared runs, and the blocks that they hold.
+    fn check_runs(&self, begun: u64, snapshot: &Snapshot<'_>, usage: &mut Usage) -> Result<()> {
+        let reader = snapshot.reader();
+        let mut runs = Vec::new();
+        let mut walk = Walk {
+            owner: POOL_INO,
+            blocks: Vec::new(),
+            findings: &mut usage.findings,
+        };
+        SHARED.check(reader.view, &reader.shared_root()?, &mut walk, |run| {
+            runs.push(run)
+        });
+        let nodes = walk.blocks;
+        for block in nodes {
+            self.claim_node(&reader, usage, block, POOL_INO);
+        }
+        let next = reader.state()?.next_shared.get();
+        if let Some(run) = runs.iter().find(|run| run.end() > next) {
+            count(&mut usage.findings, "numbers of shared blocks", next, run.end());
+        }
+        for run in &runs {
+            self.goes_on(begun)?;
+            let there = self.layout.blocks(run.tier).saturating_sub(run.block.0);
+            for at in 0..u64::from(run.len).min(there + 1) {
+                usage.claim(self, run.tier, run.block.0 + at, POOL_INO);
+            }
+        }
+        usage.references = References::of(runs);
+        Ok(())
+    }
+
     fn check_inodes(
         &self,
         begun: u64,
@@ -377,6 +415,12 @@ impl Store {
             self.claim_node(reader, usage, block, ino);
         }
         for extent in extents {
+            if is_shared(&extent) {
+                if let Err(number) = usage.references.count(&extent) {
+                    usage.findings.push(no_run(ino, number));
+                }
+                continue;
+            }
             for at in self.layout.to_look_at(&extent) {
                 usage.claim(self, extent.tier, extent.block.0 + at, ino);
             }

@@ -1,13 +1,15 @@
 //! Where the fixed areas of a pool lie: computed once at mkfs, read from the superblock ever after.
 
 use crate::{Devices, MkfsOptions, Result, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use varve_format::inode::INODES_PER_BLOCK;
 use varve_format::journal::JOURNAL_MIN_BYTES;
 use varve_format::session::{GRANT_ROWS_PER_BLOCK, SESSION_ROWS_PER_BLOCK};
 use varve_format::space::{BITS_PER_BLOCK, CHECKSUMS_PER_BLOCK, UNIT_ROWS_PER_BLOCK, UnitRow, footer_blocks};
 use varve_format::state::PoolState;
 use varve_format::superblock::{Area, FORMAT_VERSION, NVM_MIN_BYTES, Superblock, TierLayout};
-use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Extent, Tier};
+use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BlockNo, Extent, Features, Tier};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{I64, U32, U64};
 
@@ -22,6 +24,8 @@ pub(crate) struct Place {
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     pub(crate) sb: Superblock,
+    /// Features of `incompat` that were set while the pool is open.
+    set_since: Arc<AtomicU64>,
 }
 
 const SSD_UNIT_BLOCKS: u64 = (64 << 20) / BLOCK_BYTES;
@@ -31,6 +35,26 @@ const UNIT_MIN_BLOCKS: u64 = 16;
 const NUMBERS_MAX: u64 = 1 << 62;
 
 impl Layout {
+    fn of(sb: Superblock) -> Self {
+        Self {
+            sb,
+            set_since: Arc::default(),
+        }
+    }
+
+    /// Features of the pool as they are now.
+    pub(crate) fn features(&self) -> Features {
+        let mut features = self.sb.features();
+        let since = self.set_since.load(Ordering::Acquire);
+        features.incompat.set(features.incompat.get() | since);
+        features
+    }
+
+    /// A feature was set in the superblock.
+    pub(crate) fn note_feature(&self, incompat: u64) {
+        self.set_since.fetch_or(incompat, Ordering::Release);
+    }
+
     /// Plans a new pool.
     pub(crate) fn plan(devices: &Devices, options: &MkfsOptions) -> Result<Self> {
         let nvm_bytes = devices.nvm.len_bytes();
@@ -103,12 +127,12 @@ impl Layout {
                 "the tables need {next} of {nvm_blocks} NVM blocks; use a larger NVM device or smaller tiers"
             )));
         }
-        Ok(Self { sb: sb.sealed() })
+        Ok(Self::of(sb.sealed()))
     }
 
     /// Checks that the superblock's numbers make sense and the devices are large enough.
     pub(crate) fn validate(sb: Superblock, devices: &Devices) -> Result<Self> {
-        let layout = Self { sb };
+        let layout = Self::of(sb);
         let nvm = layout.blocks(Tier::Nvm);
         if nvm == 0
             || nvm

@@ -144,6 +144,22 @@ pub fn describe(finding: &Finding) -> CheckItem {
             "counter",
             format!("the pool counts {stored} {what}, there are {found}"),
         ),
+        Finding::References {
+            first,
+            len,
+            stored,
+            found,
+        } => (
+            "references",
+            format!(
+                "shared blocks {first} to {}: {stored} owners, found {found}",
+                first + len - 1
+            ),
+        ),
+        Finding::NoRun { ino, number } => (
+            "no_run",
+            format!("inode {ino}: names shared block {number}, which no run has"),
+        ),
         Finding::Size { ino, stored } => (
             "size",
             format!("inode {ino} has a size of {stored} bytes, which contradicts what it is"),

@@ -134,6 +134,24 @@ pub enum Finding {
         /// In the image, in bytes.
         stored: u64,
     },
+    /// A part of a shared run whose count is not the number of extents that name it.
+    References {
+        /// First number of the shared space.
+        first: u64,
+        /// Blocks.
+        len: u64,
+        /// In the tree of the shared runs.
+        stored: u32,
+        /// Extents that name it.
+        found: u32,
+    },
+    /// An extent names a number of the shared space that no run has.
+    NoRun {
+        /// File.
+        ino: Ino,
+        /// The number.
+        number: u64,
+    },
     /// A data block does not have its checksum.
     Data {
         /// File.

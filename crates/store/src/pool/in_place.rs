@@ -57,7 +57,7 @@ impl Store {
         }
         let bit = LogIncompat::IN_PLACE.bits();
         if sb.log_incompat.get() & bit == 0 {
-            self.layout.sb = self.write_feature(sb.log_incompat.get() | bit)?;
+            self.layout.sb = self.write_features(|sb| sb.log_incompat.set(sb.log_incompat.get() | bit))?;
         } else {
             // A crash came between the two copies.
             write_superblocks(&self.devices, sb, &older_superblocks(&self.devices, &sb)?)?;
@@ -95,16 +95,19 @@ impl Store {
         })?;
         tx.commit()?;
         self.checkpoint()?;
-        self.write_feature(sb.log_incompat.get() & !bit).map(drop)
+        self.write_features(|sb| sb.log_incompat.set(sb.log_incompat.get() & !bit))
+            .map(drop)
     }
 
-    fn write_feature(&self, log_incompat: u64) -> Result<Superblock> {
-        let mut sb = self.superblock();
-        sb.log_incompat.set(log_incompat);
+    /// Changes the feature words of both copies of the superblock. Durable when this returns.
+    pub(crate) fn write_features(&self, change: impl FnOnce(&mut Superblock)) -> Result<Superblock> {
+        let mut superblock = self.in_place.superblock.lock();
+        let mut sb = superblock.unwrap_or(self.layout.sb);
+        change(&mut sb);
         sb.sequence.set(sb.sequence.get().saturating_add(1));
         let sb = sb.sealed();
         write_superblocks(&self.devices, sb, &SUPERBLOCK_BLOCKS)?;
-        *self.in_place.superblock.lock() = Some(sb);
+        *superblock = Some(sb);
         Ok(sb)
     }
 

@@ -67,6 +67,8 @@ pub struct Store {
     /// Which metadata went to slower tiers, and which goes next.
     pub(crate) demotion: Mutex<DemotionState>,
     in_place: InPlaceState,
+    /// Held while the feature of shared extents is set.
+    pub(crate) sharing: Mutex<()>,
     latched: OnceLock<Arc<str>>,
     /// So often the checks that were under way had to end.
     checks_over: AtomicU64,

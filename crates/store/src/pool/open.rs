@@ -117,6 +117,7 @@ impl Store {
             checks_over: AtomicU64::new(0),
             demotion: Mutex::default(),
             in_place: InPlaceState::default(),
+            sharing: Mutex::new(()),
             devices,
             layout,
         }

@@ -8,14 +8,14 @@ use crate::layout::Layout;
 use crate::{DirItem, Result, StoreError};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use varve_extent_tree::{Directory, ExtentTree, Mapping, MetaRead, Xattrs};
+use varve_extent_tree::{Directory, ExtentTree, Mapping, MetaRead, SharedRuns, Xattrs};
 use varve_format::inode::{Content, INODE_SIZE, INODES_PER_BLOCK, Inode, InodeSlot};
 use varve_format::space::UnitRow;
 use varve_format::state::{POOL_STATE_SIZE, PoolState};
 use varve_format::superblock::SuperblockError;
 use varve_format::{
     BLOCK_BYTES, BLOCK_HEADER_SIZE, Block, BlockKind, BlockNo, DirRoot, Extent, ExtentFlags, FILE_BLOCKS_MAX,
-    FileBlock, HashKey, Ino, InodeKey, Tier, TreeRoot, sum_of_metadata, verify_block,
+    FileBlock, HashKey, Ino, InodeKey, SharedRoot, Tier, TreeRoot, sum_of_metadata, verify_block,
 };
 use zerocopy::FromBytes;
 
@@ -46,6 +46,11 @@ pub(crate) trait View: MetaRead<Error = StoreError> {
 pub(crate) struct MetaReader<'a, V> {
     pub(crate) view: &'a V,
     pub(crate) layout: &'a Layout,
+}
+
+/// Whether the extent names the shared space, or a part of a run of it.
+pub(crate) const fn is_shared(extent: &Extent) -> bool {
+    extent.flags.contains(ExtentFlags::SHARED)
 }
 
 /// Checks that a fixed block is what it should be.
@@ -245,7 +250,48 @@ impl<V: View> MetaReader<'_, V> {
         self.xattrs(ino).list(self.view, &inode.xattrs)
     }
 
+    /// The first extents of a range, clipped to it, at most `max`. Of a shared extent, where its runs lie: such
+    /// parts have the flag `SHARED`, and tier and block of the run.
     pub(crate) fn extents(
+        &self,
+        ino: Ino,
+        root: &TreeRoot,
+        from: u64,
+        to: u64,
+        max: usize,
+    ) -> Result<Vec<Extent>> {
+        let extents = self.unresolved(ino, root, from, to, max)?;
+        if !extents.iter().any(is_shared) {
+            return Ok(extents);
+        }
+        let shared = self.shared_root()?;
+        let mut out: Vec<Extent> = Vec::with_capacity(extents.len());
+        for extent in extents {
+            if out.len() >= max {
+                break;
+            }
+            if !is_shared(&extent) {
+                out.push(extent);
+                continue;
+            }
+            let first = extent.block.0;
+            let numbers = first..first + u64::from(extent.len);
+            for run in SharedRuns::new().runs(self.view, &shared, numbers, max - out.len())? {
+                // Not joined: as many parts as extents were asked for mean that there may be more.
+                out.push(Extent {
+                    file_block: FileBlock(extent.file_block.0 + (run.first - first)),
+                    len: run.len,
+                    tier: run.tier,
+                    block: run.block,
+                    flags: extent.flags,
+                });
+            }
+        }
+        Ok(out)
+    }
+
+    /// As [`extents`](Self::extents), with the numbers of the shared space that shared extents name.
+    pub(crate) fn unresolved(
         &self,
         ino: Ino,
         root: &TreeRoot,
@@ -257,6 +303,12 @@ impl<V: View> MetaReader<'_, V> {
             return Ok(Vec::new());
         }
         ExtentTree::of(ino).extents(self.view, root, FileBlock(from)..FileBlock(to), max)
+    }
+
+    /// Root of the shared runs.
+    pub(crate) fn shared_root(&self) -> Result<SharedRoot> {
+        SharedRoot::read_from_bytes(&self.state()?.shared)
+            .map_err(|_| StoreError::Damaged("root of the shared runs".into()))
     }
 
     pub(crate) fn map(&self, ino: Ino, from: FileBlock, max: usize) -> Result<Vec<Extent>> {
@@ -356,7 +408,7 @@ impl<V: View> MetaReader<'_, V> {
 pub(crate) fn state_in(layout: &Layout, bytes: &Block) -> Result<PoolState> {
     let state = PoolState::read_from_bytes(&bytes[BLOCK_HEADER_SIZE..BLOCK_HEADER_SIZE + POOL_STATE_SIZE])
         .map_err(|_| StoreError::Damaged("pool state block".into()))?;
-    let stale = state.features.without(&layout.sb.features());
+    let stale = state.features.without(&layout.features());
     if !stale.is_empty() {
         return Err(StoreError::Superblock {
             device: "NVM".into(),

@@ -8,7 +8,9 @@ use crate::space::Pending;
 use crate::{Result, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use varve_format::{BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, BlockNo, Tier, TxId, seal_block};
+use varve_format::{
+    BLOCK_BYTES, BLOCK_HEADER_SIZE, BLOCK_SIZE, BlockHeader, BlockKind, BlockNo, Tier, TxId, seal_block,
+};
 
 /// Bytes of metadata written to a slower tier at once.
 const RUN_BYTES: usize = 1 << 20;
@@ -58,6 +60,33 @@ impl TxState<'_> {
             return Err(StoreError::RecordFull { needed, bound });
         }
         Ok(payload)
+    }
+
+    /// What a seeded bug commits in a record of its own before the rest: the counts of shared runs, or all but
+    /// them.
+    fn seeded_part(&self) -> Option<RedoRecord> {
+        let counts_first = armed(Bug::CountBeforeExtents);
+        if !counts_first && !armed(Bug::ExtentsBeforeCount) {
+            return None;
+        }
+        let mut part = RedoRecord::default();
+        for (block, dirty) in &self.dirty {
+            let header = BlockHeader::of(&dirty.content);
+            let is_count = [BlockKind::SharedLeaf, BlockKind::SharedNode, BlockKind::PoolState]
+                .iter()
+                .any(|kind| header.kind.get() == *kind as u16);
+            let Some(base) = dirty
+                .base
+                .as_ref()
+                .filter(|_| !dirty.raw && is_count == counts_first)
+            else {
+                continue;
+            };
+            crate::journal::diff(&base[..], &dirty.content[..], |at, len| {
+                part.push(BlockNo(*block), at, &dirty.content[at..at + len]);
+            });
+        }
+        Some(part)
     }
 
     /// Writes and syncs everything that the record will refer to.
@@ -146,6 +175,9 @@ impl TxState<'_> {
         let writing = self
             .write_in_place()
             .inspect_err(|error| store.latch(&format!("overwriting blocks in place failed: {error}")))?;
+        if let Some(part) = self.seeded_part() {
+            self.writer.journal.append(&part)?;
+        }
         // Whether a record that failed half-way is durable is not known: nothing more may be written.
         let tx = self
             .writer

@@ -1,9 +1,10 @@
 //! File data in a transaction: new blocks, holes, allocation, truncation, migration.
 
 use super::TxState;
+use super::shared::STEP_RUNS;
 use crate::pool::read::{fill, plan};
 use crate::reader::checksums::{compare, sums};
-use crate::reader::file_root;
+use crate::reader::{file_root, is_shared};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, OP_ROOM, Payload, Progress, Result, StoreError, Tx};
@@ -327,7 +328,7 @@ fn segments(pieces: &[(u64, Payload<'_>)], most: u64) -> Vec<(u64, u64)> {
 
 impl TxState<'_> {
     /// The inode of a regular file; what an unfinished truncation left is removed first.
-    fn for_write(&mut self, ino: Ino) -> Result<Inode> {
+    pub(super) fn for_write(&mut self, ino: Ino) -> Result<Inode> {
         let mut inode = self.reader().get(ino)?;
         file_root(&inode)?;
         if inode.orphan.is_some() && self.has_tail(&inode)? {
@@ -476,9 +477,13 @@ impl TxState<'_> {
         self.free_runs(&old)
     }
 
-    /// Frees data, neighbours at once, wherever in the file they were.
+    /// Frees data, neighbours at once, wherever in the file they were. Of shared blocks, those that no other extent
+    /// names.
     fn free_runs(&mut self, runs: &[Run]) -> Result<()> {
-        let mut spans: Vec<Span> = runs.iter().map(span_of).collect();
+        let mut spans: Vec<Span> = runs.iter().filter(|run| !run.shared).map(span_of).collect();
+        for run in runs.iter().filter(|run| run.shared) {
+            spans.append(&mut self.release_shared(run.block.0..run.block.0 + u64::from(run.len))?);
+        }
         spans.sort_unstable_by_key(|span| (span.tier, span.start));
         let mut rest = spans.into_iter();
         let Some(mut span) = rest.next() else {
@@ -495,7 +500,7 @@ impl TxState<'_> {
     }
 
     /// Maps `new` in the range and frees what was there.
-    fn replace(&mut self, inode: &mut Inode, from: u64, to: u64, new: &[Extent]) -> Result<()> {
+    pub(super) fn replace(&mut self, inode: &mut Inode, from: u64, to: u64, new: &[Extent]) -> Result<()> {
         let ino = inode.attr.key.ino;
         let mut root = file_root(inode)?;
         let old = ExtentTree::of(ino).replace(self, &mut root, FileBlock(from)..FileBlock(to), new)?;
@@ -515,7 +520,7 @@ impl TxState<'_> {
         let tree = ExtentTree::of(ino);
         let mut at = from;
         loop {
-            let next = self.reader().extents(ino, root, at, to, 32)?;
+            let next = self.reader().unresolved(ino, root, at, to, 32)?;
             let Some(first) = next.first() else {
                 return Ok(Progress::Done);
             };
@@ -523,17 +528,25 @@ impl TxState<'_> {
                 return Ok(Progress::More);
             }
             let start = first.file_block.0;
-            let mut end = first.end().0.min(start + STEP_BLOCKS);
-            let mut blocks = end - start;
             *budget -= 1;
-            for extent in &next[1..] {
-                blocks += u64::from(extent.len);
-                if blocks > STEP_BLOCKS || *budget == 0 || end < first.end().0 {
-                    break;
+            // Extents that share go one by one: each may lie in many runs.
+            let end = if is_shared(first) {
+                let (blocks, runs) = self.first_runs(first, STEP_RUNS)?;
+                *budget = budget.saturating_sub(runs.saturating_sub(1));
+                start + blocks.min(STEP_BLOCKS)
+            } else {
+                let mut end = first.end().0.min(start + STEP_BLOCKS);
+                let mut blocks = end - start;
+                for extent in next[1..].iter().take_while(|extent| !is_shared(extent)) {
+                    blocks += u64::from(extent.len);
+                    if blocks > STEP_BLOCKS || *budget == 0 || end < first.end().0 {
+                        break;
+                    }
+                    *budget -= 1;
+                    end = extent.end().0;
                 }
-                *budget -= 1;
-                end = extent.end().0;
-            }
+                end
+            };
             let gone = tree.remove(self, root, FileBlock(start)..FileBlock(end))?;
             self.free_runs(&gone)?;
             at = end;
@@ -618,8 +631,11 @@ impl TxState<'_> {
         let start = index * BLOCK_BYTES;
         self.read(inode, start, &mut block)?;
         block[(from - start) as usize..(to - start) as usize].fill(0);
+        let found = self
+            .reader()
+            .extents(inode.attr.key.ino, &root, index, index + 1, 1)?;
         let target = DataTarget {
-            tier: found.tier,
+            tier: found.first().map_or(target.tier, |found| found.tier),
             only: false,
             ..target
         };
@@ -645,13 +661,13 @@ impl TxState<'_> {
         Ok((first, last.max(first)))
     }
 
-    /// Marks what is mapped in the range as holding nothing.
+    /// Marks what is mapped in the range as holding nothing. Shared blocks are unmapped.
     fn mark_unwritten(&mut self, inode: &mut Inode, from: u64, to: u64) -> Result<Progress> {
         let ino = inode.attr.key.ino;
         let mut root = file_root(inode)?;
         let mut at = from;
         for _ in 0..STEP_EXTENTS / 32 {
-            let next = self.reader().extents(ino, &root, at, to, 32)?;
+            let next = self.reader().unresolved(ino, &root, at, to, 32)?;
             let Some(last) = next.last() else {
                 inode.content = Content::File(root);
                 return Ok(Progress::Done);
@@ -659,8 +675,19 @@ impl TxState<'_> {
             if self.room_at_least(2 * OP_ROOM) < 2 * OP_ROOM {
                 break;
             }
-            at = last.end().0;
-            for old in next {
+            if let Some(shared) = next.first().filter(|first| is_shared(first)) {
+                at = shared.end().0;
+                let unmapped = self.unmap(ino, &mut root, shared.file_block.0, at, &mut { STEP_EXTENTS })?;
+                if unmapped == Progress::More {
+                    break;
+                }
+                continue;
+            }
+            at = next
+                .iter()
+                .find(|extent| is_shared(extent))
+                .map_or(last.end().0, |shared| shared.file_block.0);
+            for old in next.into_iter().take_while(|extent| !is_shared(extent)) {
                 if old.flags.contains(ExtentFlags::UNWRITTEN) {
                     continue;
                 }
@@ -725,11 +752,15 @@ impl TxState<'_> {
         let mut inode = self.reader().get(ino)?;
         let mut root = file_root(&inode)?;
         let range = FileBlock(at)..FileBlock(at + len);
-        let old = self.reader().extents(ino, &root, at, at + len, 2)?;
+        let old = self.reader().unresolved(ino, &root, at, at + len, 2)?;
         let [old] = old[..] else {
             return Ok(false);
         };
+        if is_shared(&old) && old.file_block == range.start && u64::from(old.len) == len {
+            return self.migrate_shared(old.block.0..old.block.0 + len, from, to);
+        }
         if len == 0
+            || is_shared(&old)
             || u64::from(old.len) != len
             || old.file_block != range.start
             || (old.tier, old.block) != from
@@ -740,17 +771,12 @@ impl TxState<'_> {
         let unwritten = old.flags.contains(ExtentFlags::UNWRITTEN);
         let mut done = 0;
         while done < len {
-            let span = self.alloc_data(to, (len - done).min(MOVE_BLOCKS))?;
             let start = from.1.0 + done;
-            if !unwritten {
-                let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];
-                self.read_verified(from.0, start, &mut buffer)?;
-                let touched = self.touched;
-                self.write_new(span, &buffer)?;
-                if armed(Bug::MoveNotFlushed) {
-                    self.touched = touched;
-                }
-            }
+            let span = if unwritten {
+                self.alloc_data(to, (len - done).min(MOVE_BLOCKS))?
+            } else {
+                self.copy_blocks(from.0, start, len - done, to)?
+            };
             let part = FileBlock(at + done)..FileBlock(at + done + span.len);
             let moved = tree.remap(
                 self,
@@ -777,6 +803,19 @@ impl TxState<'_> {
             true,
         )?;
         Ok(true)
+    }
+
+    /// Copies at most `most` blocks to a new place, their checksums verified on the way; where they are then.
+    pub(super) fn copy_blocks(&mut self, tier: Tier, start: u64, most: u64, to: DataTarget) -> Result<Span> {
+        let span = self.alloc_data(to, most.min(MOVE_BLOCKS))?;
+        let mut buffer = vec![0; span.len as usize * BLOCK_SIZE];
+        self.read_verified(tier, start, &mut buffer)?;
+        let touched = self.touched;
+        self.write_new(span, &buffer)?;
+        if armed(Bug::MoveNotFlushed) {
+            self.touched = touched;
+        }
+        Ok(span)
     }
 
     /// Reads data blocks and verifies them on every tier.

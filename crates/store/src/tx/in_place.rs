@@ -12,14 +12,14 @@
 
 use super::TxState;
 use crate::pool::in_place::Writing;
-use crate::reader::file_root;
+use crate::reader::{file_root, is_shared};
 use crate::seeded::{Bug, armed};
 use crate::space::Span;
 use crate::{DataTarget, Payload, Result};
 use std::collections::HashMap;
 use varve_extent_tree::{ExtentTree, Mapping};
 use varve_format::inode::Inode;
-use varve_format::{BLOCK_BYTES, BLOCK_SIZE, FileBlock, Tier};
+use varve_format::{BLOCK_BYTES, BLOCK_SIZE, Extent, ExtentFlags, FileBlock, Tier};
 
 /// Bytes that one transaction writes in place at most; what is beyond goes to new blocks.
 const IN_PLACE_BYTES_MAX: usize = 8 << 20;
@@ -97,7 +97,19 @@ impl<'s> TxState<'s> {
             while !data.is_empty() {
                 let blocks = (data.len() / BLOCK_SIZE) as u64;
                 if known.is_none_or(|known| !known.has(at)) {
-                    known = Some(Stretch::at(at, tree.lookup(self, &root, FileBlock(at))?));
+                    let mut found = tree.lookup(self, &root, FileBlock(at))?;
+                    if armed(Bug::SharedInPlace) {
+                        let ino = inode.attr.key.ino;
+                        let resolved = self.reader().extents(ino, &root, at, at + blocks, 1)?;
+                        let first = resolved.first().filter(|first| is_shared(first));
+                        found = first.map_or(found, |first| {
+                            Mapping::Mapped(Extent {
+                                flags: ExtentFlags::empty(),
+                                ..*first
+                            })
+                        });
+                    }
+                    known = Some(Stretch::at(at, found));
                 }
                 let (place, count) = known.map_or((None, blocks), |known| {
                     (known.place(at), blocks.min(known.end - at))

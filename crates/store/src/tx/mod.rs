@@ -2,7 +2,7 @@
 //! was.
 //!
 //! From the ground up: `state` (dirty blocks), `alloc`, `units`, `relocate`, `in_place`, `commit`, `inode`,
-//! `data`, `session_rows`.
+//! `shared`, `data`, `session_rows`.
 
 mod alloc;
 mod commit;
@@ -11,6 +11,7 @@ mod in_place;
 mod inode;
 mod relocate;
 mod session_rows;
+pub(crate) mod shared;
 mod state;
 mod units;
 
