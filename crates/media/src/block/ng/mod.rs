@@ -57,7 +57,7 @@ fn sibling(path: &Path) -> Option<PathBuf> {
     Some(path.with_file_name(format!("nvme{}", name.strip_prefix("ng")?)))
 }
 
-/// Returns the error for a status, with an errno; `EAGAIN`: send the command again.
+/// Returns the error for a status, with an errno; `EBUSY`: send the command again.
 fn status_error(field: u16) -> io::Error {
     let errno = match Status::parse(field).map(Status::meaning) {
         Some(Meaning::Errno(errno)) => errno,

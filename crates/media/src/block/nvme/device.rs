@@ -417,7 +417,7 @@ impl Drop for NvmeDevice {
         if !*self.dead.get_mut() {
             self.controller.get_mut().shut_down();
         }
-        // Before the memory is freed that the device knows.
+        // The memory whose addresses the device has is freed after this.
         self.bus.stop_dma();
     }
 }
