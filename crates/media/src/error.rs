@@ -105,7 +105,7 @@ pub enum MediaError {
         /// The device.
         device: DeviceName,
     },
-    /// The device cannot grow to this length: it reserved `max_bytes` of address space, or has a fixed length.
+    /// The device cannot grow that far: it reserved `max_bytes` of address space, or has a fixed length.
     #[error("{device}: cannot have {wanted_bytes} bytes; its limit is {max_bytes}")]
     TooLong {
         /// The device.
