@@ -20,7 +20,7 @@ pub const MAP_ROOT_SIZE: usize = 24;
 /// Blocks of the longest attribute value.
 pub const XATTR_BLOCKS_MAX: usize = XATTR_VALUE_MAX.div_ceil(crate::BLOCK_BODY_SIZE);
 
-/// Secret of a pool: makes hashes of names unpredictable to users, who choose the names.
+/// Secret of a pool: makes hashes of names unpredictable to the users that choose the names.
 #[derive(Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct HashKey(pub [u8; 16]);
 

@@ -180,8 +180,8 @@ pub enum Bug {
     InPlaceNotFenced,
     /// A reader in the daemon accepts a block that it read during an overwrite.
     ReadBesideInPlace,
-    /// A client accepts a block that it read from the shared area, though its log has held the whole block since,
-    /// with which the daemon may have overwritten it.
+    /// A client accepts a block that it read from the shared area, though its log has held the whole block
+    /// since, with which the daemon may have overwritten it.
     ReadUnderOverwrite,
     /// Files whose blocks were overwritten in place are not reported as changed.
     InPlaceNotTold,

@@ -1,4 +1,4 @@
-//! Space on a tier: bitmap blocks, checksum tables, unit rows. Owns their layout; the store sets their values.
+//! Space on a tier: bitmap blocks, checksum tables, unit rows. Owns their layout; the store sets the values.
 
 use crate::BLOCK_BODY_SIZE;
 use std::mem::size_of;

@@ -61,7 +61,7 @@ impl fmt::Display for DeviceInfo {
 /// All methods take `&self`. Callers guarantee that ranges written concurrently do not overlap; reading a
 /// range that is being written is allowed and gives some mixture of old and new bytes.
 ///
-/// Three strengths: after `write` the bytes are *visible* to all who map the region; after `fence` they
+/// Three strengths: after `write` the bytes are *visible* to all that map the region; after `fence` they
 /// survive a *kill* of every process (and, on `dax`, a power cut); after `sync` they survive a *power cut*
 /// (as far as the medium can: `shm` cannot). One exception, [`JournalFile`](crate::JournalFile), has no copy
 /// that outlives the process: there only `sync` helps.

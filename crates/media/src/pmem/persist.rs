@@ -104,8 +104,8 @@ impl Persist {
     /// thread.
     ///
     /// # Safety
-    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and that nobody holds a
-    /// Rust reference to.
+    /// `dst..dst + src.len()` must be writable memory that does not overlap `src`, and to which no Rust
+    /// reference exists.
     #[inline]
     pub unsafe fn copy_in(self, dst: *mut u8, src: &[u8]) {
         // SAFETY: the caller's promise is passed on.
