@@ -205,7 +205,7 @@ impl Superblock {
     /// As [`read`](Self::read), and [`check`](Self::check).
     ///
     /// # Errors
-    /// Those of `read` and `check`.
+    /// Errors of `read` and `check`.
     pub fn parse(bytes: &[u8]) -> Result<Self, SuperblockError> {
         let block = Self::read(bytes)?;
         block.check()?;

@@ -95,7 +95,7 @@ impl Page {
     /// Makes the page file `path` (it must not exist), live, mapped for the daemon.
     ///
     /// # Errors
-    /// Those of open, allocation (space is allocated at once, so that no later store can fault) and mapping.
+    /// Errors of open, allocation (space is allocated at once, so that no later store can fault) and mapping.
     pub fn create(path: &Path, session: SessionId) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))?;
@@ -111,7 +111,7 @@ impl Page {
     /// Opens an existing page file for the daemon (after its restart).
     ///
     /// # Errors
-    /// Those of open and mapping; `InvalidData` if the file is too short to be a page.
+    /// Errors of open and mapping; `InvalidData` if the file is too short to be a page.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Self::map(&rustix::fs::open(path, flags, Mode::empty())?, true)
@@ -120,7 +120,7 @@ impl Page {
     /// Opens a read-only descriptor of the page file, to pass to the client.
     ///
     /// # Errors
-    /// Those of open.
+    /// Errors of open.
     pub fn open_for_client(path: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         Ok(rustix::fs::open(path, flags, Mode::empty())?)
@@ -130,7 +130,7 @@ impl Page {
     /// barriers.
     ///
     /// # Errors
-    /// Those of mapping; `InvalidData` if it is not a page.
+    /// Errors of mapping; `InvalidData` if it is not a page.
     pub fn from_descriptor(fd: impl AsFd) -> io::Result<Self> {
         register_for_membarrier();
         let page = Self::map(fd, false)?;

@@ -69,19 +69,19 @@ pub trait Service: Send + Sync {
     /// Opens a session for `peer`.
     ///
     /// # Errors
-    /// Those of the daemon.
+    /// Errors of the daemon.
     fn hello(&self, peer: Peer, hello: Hello) -> Result<Opened, IpcError>;
 
     /// Carries out a request of a session. Waits only within the daemon's bounds.
     ///
     /// # Errors
-    /// Those of the daemon; `Sealed` when the session is over.
+    /// Errors of the daemon; `Sealed` when the session is over.
     fn call(&self, session: SessionId, request: Request) -> Result<Response, IpcError>;
 
     /// Answers an operator's request on a connection without a session.
     ///
     /// # Errors
-    /// Those of the daemon.
+    /// Errors of the daemon.
     fn admin(&self, peer: Peer, admin: Admin) -> Result<Response, IpcError>;
 
     /// Reports that a session's connection is gone: its client closed it, died, or broke the protocol.

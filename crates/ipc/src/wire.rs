@@ -58,7 +58,7 @@ pub(crate) fn encode<T: Serialize>(frame: &T) -> io::Result<Vec<u8>> {
 /// Writes one frame.
 ///
 /// # Errors
-/// Those of the stream and of [`encode`].
+/// Errors of the stream and of [`encode`].
 pub(crate) fn write<T: Serialize>(mut stream: impl Write, frame: &T) -> io::Result<()> {
     stream.write_all(&encode(frame)?)
 }
@@ -66,7 +66,7 @@ pub(crate) fn write<T: Serialize>(mut stream: impl Write, frame: &T) -> io::Resu
 /// Reads the rest of a frame whose length came first.
 ///
 /// # Errors
-/// Those of the stream; `InvalidData` if the length passes [`FRAME_MAX`] or the bytes are not a frame.
+/// Errors of the stream; `InvalidData` if the length passes [`FRAME_MAX`] or the bytes are not a frame.
 pub(crate) fn read_body<T: DeserializeOwned>(mut stream: impl Read, len: [u8; 4]) -> io::Result<T> {
     let len = u32::from_le_bytes(len) as usize;
     if len == 0 || len > FRAME_MAX {

@@ -1,6 +1,6 @@
-//! Media that fail as told: errors, short and torn transfers, lost and misdirected writes, flipped bits, want
-//! of space, slowness, absence. For tests of everything above. The script is shared, so a test changes it
-//! while the device is in use.
+//! Media with scripted faults: errors, short and torn transfers, lost and misdirected writes, flipped bits,
+//! want of space, slowness, absence. For tests of everything above. The script is shared, so a test changes
+//! it while the device is in use.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -39,7 +39,7 @@ fn character_sibling(path: &Path) -> Option<PathBuf> {
 /// works; a path to anything else by io_uring.
 ///
 /// # Errors
-/// Those of the backend: each text names the remedy.
+/// Errors of the backend: each text names the remedy.
 pub fn open(spec: &DeviceSpec, options: BlockOptions) -> Result<Opened, MediaError> {
     let opened = |device: Arc<dyn BlockDevice>, why: String| Ok(Opened { device, why });
     match spec {

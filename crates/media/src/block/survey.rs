@@ -31,7 +31,7 @@ pub enum Verdict {
 pub struct Finding {
     /// Topic in a word or two, or the name of the device in question.
     pub topic: String,
-    /// How it stands.
+    /// State of the topic.
     pub verdict: Verdict,
     /// For a person.
     pub text: String,

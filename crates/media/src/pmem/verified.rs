@@ -59,7 +59,7 @@ impl Verified {
     /// Makes bits in memory that other processes can map. Memory is allocated as bits are set.
     ///
     /// # Errors
-    /// Those of the host, which may not support such files.
+    /// Errors of the host, which may not support such files.
     pub fn shared(blocks: u64) -> io::Result<Self> {
         let bytes = blocks.div_ceil(WORD).max(1) * size_of::<AtomicU64>() as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -78,7 +78,7 @@ impl Verified {
     /// Maps a descriptor from [`descriptor`](Self::descriptor).
     ///
     /// # Errors
-    /// Those of mapping; `InvalidData` if the file could become shorter.
+    /// Errors of mapping; `InvalidData` if the file could become shorter.
     pub fn from_descriptor(file: OwnedFd) -> io::Result<Self> {
         if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not sealed"));
