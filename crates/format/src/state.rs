@@ -23,13 +23,13 @@ pub struct PoolState {
     pub orphans: U64,
     /// Number plus one of the open unit of each tier; 0: none. NVM has none.
     pub open_unit: [U64; 3],
-    /// The superblock's features again, so that a stale copy of it shows; zero before version 3.
+    /// A copy of the superblock's features, which reveals a stale superblock; zero before version 3.
     pub features: Features,
     /// Zero.
     pub reserved: [u8; 24],
     /// Root of the inode file's extent tree.
     pub inode_root: [u8; ROOT_SIZE],
-    /// First number that no shared run had.
+    /// First number that no shared run has used.
     pub next_shared: U64,
     /// Root of the shared runs.
     pub shared: [u8; MAP_ROOT_SIZE],
@@ -44,7 +44,7 @@ pub struct PoolState {
 }
 
 impl PoolState {
-    /// Whether a field is set that belongs to a feature: none is built.
+    /// Whether a field of a feature is set; none of these features is built.
     #[must_use]
     pub fn has_fields_of_features(&self) -> bool {
         self.as_bytes()[offset_of!(Self, next_shared)..]
