@@ -151,7 +151,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The seed's defaults: sets of 8; `LogLru` keeps 4 positions a set.
+    /// The paper's defaults: sets of 8; `LogLru` keeps 4 positions a set.
     pub const fn new(policy: Policy) -> Self {
         let ways = if matches!(policy, Policy::Basic) { 1 } else { 8 };
         let positions = match policy {

@@ -113,7 +113,7 @@ pub struct StorePlan {
 }
 
 impl StorePlan {
-    /// The seed's defaults for a policy.
+    /// The paper's defaults for a policy.
     pub const fn new(policy: Policy) -> Self {
         Self {
             shape: Shape::new(policy),
