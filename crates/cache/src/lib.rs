@@ -11,7 +11,7 @@
 //! - `nonblocking` (feature `tokio`): the same interface for programs on tokio.
 //! - [`model`]: expected bits, seeks and requests a second (Tables 2.3, 2.4 and 2.7).
 //!
-//! # What it does not know
+//! # Out of scope
 //! HTTP, pools, LibFS. Keys are bytes; a device is anything that implements [`device::Device`].
 #![forbid(unsafe_code)]
 

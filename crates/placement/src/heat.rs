@@ -238,7 +238,7 @@ impl Heat {
         at
     }
 
-    /// Removes the next group that was not used since the clock hand last passed it.
+    /// Removes the next group not used since the clock hand last passed it from the table; returns its index.
     fn evict(&mut self) -> usize {
         loop {
             let at = self.hand;

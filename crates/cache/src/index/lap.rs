@@ -1,5 +1,5 @@
 //! Conversion between places in the circular log (a position within a lap and four bits of the lap's number)
-//! and log points, which count up for ever.
+//! and log points, which grow without bound.
 
 use super::Place;
 

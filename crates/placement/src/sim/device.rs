@@ -211,7 +211,7 @@ impl Device {
         self.front.is_empty()
     }
 
-    /// Requests queued or under way.
+    /// Requests queued or in flight.
     #[must_use]
     pub const fn depth(&self) -> u32 {
         self.depth

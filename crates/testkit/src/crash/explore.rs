@@ -64,7 +64,7 @@ impl Effort {
         }
     }
 
-    /// Every point, with all kinds of images.
+    /// Every point, more subsets at each, and crashes of some recoveries.
     #[must_use]
     pub const fn all(seed: u64) -> Self {
         Self {

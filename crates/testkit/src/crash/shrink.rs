@@ -32,7 +32,7 @@ impl Shrunk {
 }
 
 impl Script {
-    /// Whether stopped clients do nothing, and nothing else would wait for them for ever.
+    /// Whether stopped clients do nothing, and nothing else would wait for them indefinitely.
     fn goes_on(&self) -> bool {
         let mut stopped = None;
         self.before.iter().chain(&self.acts).all(|act| match act {

@@ -9,7 +9,7 @@ use crate::{DeviceId, Op, UnitId};
 /// Bytes of a repeated write at the new place, for a unit that was written while it was copied.
 const AGAIN_BYTES: u32 = 16 << 10;
 
-/// A step under way.
+/// A step in flight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Under {
     unit: UnitId,
