@@ -32,7 +32,7 @@ use zerocopy::FromBytes;
 const SESSION: SessionId = SessionId(3);
 const FILE: InodeKey = InodeKey::new(5, 1);
 const CHUNKS: u64 = 8;
-/// What is used again is filled with this.
+/// Reused blocks and log space are filled with this.
 const POISON: u64 = u64::MAX;
 const WORDS: usize = BLOCK_SIZE / 8;
 
@@ -90,7 +90,7 @@ impl Region for Slow {
     }
 }
 
-/// What the daemon knows.
+/// The daemon's state.
 #[derive(Default)]
 struct Book {
     /// Where the file's block lies, and the version there.
@@ -100,7 +100,7 @@ struct Book {
     places: u64,
     freed: Vec<u64>,
     digested: u64,
-    /// What is known to have been committed goes over the old block.
+    /// Entries known to be committed are written over the old block.
     in_place: bool,
     /// Log addresses of data that is digested.
     in_log: Vec<u64>,
@@ -136,7 +136,7 @@ impl Daemon {
         book.version = version;
     }
 
-    /// Applies what the log holds without a gap.
+    /// Applies the log's entries up to the first gap.
     fn digest(&self, book: &mut Book) {
         loop {
             let wanted = book.digested + 1;
@@ -413,7 +413,7 @@ impl Stage {
         true
     }
 
-    /// What a read may show that began when version `least` had been written.
+    /// Checks the result of a read that began after version `least` was written.
     fn judge(out: &[u8], how: &str, least: u64) {
         let version = u64::from_le_bytes(*out.first_chunk().unwrap());
         assert!(out[..] == image(version), "a read that was {how} is torn");
@@ -439,8 +439,8 @@ impl Stage {
         written.is_ok()
     }
 
-    /// What the daemon has freed is forgotten here, and used again; so is log space of what is digested and
-    /// published.
+    /// Reuses blocks that the daemon has freed, after they are forgotten here, and log space of entries that
+    /// are digested and published.
     fn reuse(&self) {
         let (freed, in_log) = {
             let mut book = self.daemon.book.lock();
@@ -574,8 +574,8 @@ fn tried_reads_end_with_the_session() {
     }
 }
 
-/// Two threads of two sessions read a whole and a damaged block first, at once, while the daemon forgets what
-/// was compared.
+/// Two threads of two sessions are the first to read a whole and a damaged block, at once, while the daemon
+/// forgets which blocks were compared.
 fn first_reads_show_no_damage() {
     const TABLE: u64 = 8 * BLOCK_BYTES;
     let region = SimWorld::new().add_region("nvm", SimMedium::Dax, 64 << 10, 64 << 10);

@@ -175,7 +175,7 @@ impl DataPlane {
             block: BlockNo(block),
         });
         for fault in of_log.chain(of_nvm) {
-            // A daemon that does not get the report has other signs of trouble.
+            // The report may be lost: a daemon that does not answer shows that in its own status.
             let _ = self.call(Request::ClientFault(fault));
         }
     }

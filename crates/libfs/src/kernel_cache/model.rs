@@ -75,7 +75,7 @@ mod pauses {
 
 type Words = [u64; WORDS];
 
-/// What the daemon knows: the file, and who may use it.
+/// The daemon's state: the file, and the holders of leases on it.
 #[derive(Default)]
 struct Book {
     file: [Words; PAGES as usize],
@@ -92,7 +92,7 @@ struct Book {
 struct Daemon {
     book: Mutex<Book>,
     changed: Condvar,
-    /// Of so many requests to write, one is answered that the file is contended. 0: none.
+    /// One in this number of write requests is answered with contention. 0: none.
     forward: u64,
     events: crossbeam_channel::Sender<Event>,
 }
@@ -136,7 +136,7 @@ impl Link for Daemon {
                         return Err(IpcError::Forward);
                     }
                 }
-                // Who came before goes before.
+                // Earlier requests go first.
                 while book.others > 0 {
                     self.changed.wait(&mut book);
                 }
@@ -179,7 +179,7 @@ impl Link for Daemon {
     }
 }
 
-/// Who has locked a page.
+/// Kind of call that has locked a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Locked {
     #[default]
@@ -196,7 +196,7 @@ struct Cached {
     words: Words,
 }
 
-/// What a buffered write and a read of Linux do to their pages.
+/// The effect of Linux' buffered writes and reads on their pages.
 struct Kernel {
     pages: Mutex<HashMap<u64, Cached>>,
     unlocked: Condvar,
@@ -338,7 +338,7 @@ impl Surroundings for Around {
     }
 }
 
-/// The mount: what [`crate::OpenFile`] does for the kernel's calls.
+/// The mount: does for the kernel's calls the work of [`crate::OpenFile`].
 #[derive(Clone)]
 struct Mount {
     leases: Arc<Leases>,
@@ -425,7 +425,7 @@ impl Mount {
     }
 }
 
-/// A lock that all agree on, and what was last written under it.
+/// A lock shared by all programs, and the value last written under it.
 type Agreed = Arc<Mutex<u64>>;
 
 /// How long the parts go on.
@@ -598,7 +598,7 @@ const fn plans(rounds: u64) -> [Plan; 5] {
     ]
 }
 
-/// What each of these leaves in the pages must be seen.
+/// Bugs whose stale pages must be seen.
 #[cfg(feature = "shuttle")]
 const BUGS: [Bug; 5] = [
     Bug::KernelPagesForwarded,

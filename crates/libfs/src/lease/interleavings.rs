@@ -21,7 +21,7 @@ use varve_ipc::{Grant, IpcError, LeaseMode, Link, Page, Request, Response, Upcal
 const ROOT: InodeKey = InodeKey::ROOT;
 const DIR: InodeKey = InodeKey::new(5, 1);
 
-/// What the daemon knows of this session.
+/// The daemon's state for this session.
 #[derive(Default)]
 struct Book {
     held: HashMap<InodeKey, LeaseNo>,
@@ -32,7 +32,7 @@ struct Book {
     logged: HashMap<InodeKey, u64>,
 }
 
-/// A daemon that grants at once. Who else wants a lease is the test.
+/// A daemon that grants at once. The test stands for other sessions that want a lease.
 #[derive(Default)]
 struct Daemon(Mutex<Book>);
 
@@ -201,7 +201,7 @@ fn pinned_is_not_given_back() {
     }
     both.join().unwrap();
     one.join().unwrap();
-    // All that was asked for goes back in the end, and nothing is pinned.
+    // All granted leases go back in the end, and nothing is pinned.
     for key in [ROOT, DIR] {
         let held = daemon.0.lock().unwrap().held.get(&key).copied();
         if let Some(number) = held {

@@ -1,5 +1,5 @@
-//! What passes between a session and the daemon about leases, in orders that are rare: each test plays one
-//! through by hand.
+//! Messages between a session and the daemon about leases, in rare orders: each test plays one through by
+//! hand.
 #![allow(clippy::unwrap_used)]
 
 mod prefetch;
@@ -33,7 +33,7 @@ fn now() -> Duration {
 
 type Answer = Box<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// The daemon's answers, and what it was asked to take back.
+/// The daemon's answers, and the releases that it received.
 struct Script {
     answer: OnceLock<Answer>,
     released: Mutex<Vec<ReleaseItem>>,
@@ -53,14 +53,14 @@ impl Link for Script {
     }
 }
 
-/// A session whose log ends at 9; `at_end` happens when that is asked.
+/// A session whose log ends at 9; `at_end` runs when the end is asked for.
 #[derive(Default)]
 struct Around {
     at_end: OnceLock<Box<dyn Fn() + Send + Sync>>,
     caches: Option<Arc<Caches>>,
 }
 
-/// What the kernel was told to drop of a file.
+/// Ranges of a file that the kernel was told to drop.
 #[derive(Default)]
 struct Caches(Mutex<Vec<(u64, u64)>>);
 
@@ -315,7 +315,7 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
         key: DIR,
         number: LeaseNo(1),
     });
-    // On its way, not sent yet. A request waits for the grant before, whose place this one took.
+    // On its way, not sent yet. A request waits for the previous grant, which this one replaced.
     let waits = {
         let node = Arc::clone(&node);
         thread::spawn(move || node.wait_given_back(&SystemClock, LeaseNo(0), Duration::from_secs(60)))
@@ -333,7 +333,7 @@ fn who_waits_for_an_older_grant_is_not_woken_before_the_newer_one_is_given_back(
     assert!(waits.join().unwrap(), "it is given back");
 }
 
-/// Grant 2, which never came, is wanted back while grant 1, whose place it took, is in use.
+/// Grant 2, which never came, is recalled while grant 1, which it replaced, is in use.
 fn successor_wanted_back() -> (Rig, Arc<Node>) {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Read);
@@ -343,8 +343,8 @@ fn successor_wanted_back() -> (Rig, Arc<Node>) {
     (rig, node)
 }
 
-/// A write lease took the place of a read lease and was wanted back before its answer was read. It went at
-/// once, and others wrote while the kernel still showed what was read under the read lease.
+/// A write lease replaced a read lease and was recalled before its answer was read. It went at once, and
+/// other sessions wrote while the kernel still showed pages that were read under the read lease.
 #[test]
 fn grant_that_never_came_goes_after_what_was_read_under_the_one_before() {
     let (mut rig, node) = successor_wanted_back();
@@ -433,8 +433,8 @@ fn spare_numbers_go_with_the_lease_of_their_directory() {
     assert!(rig.leases.take_number(&node).is_none());
 }
 
-/// What the kernel reads while it drops its pages is dropped as well, and a write that waits with its page
-/// locked is not waited for.
+/// Pages that the kernel reads during a drop are dropped as well, and the drop does not wait for a write that
+/// waits with its page locked.
 #[test]
 fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     let mut rig = rig();
@@ -610,8 +610,8 @@ fn directory_that_uses_up_its_numbers_is_given_more_ahead() {
     assert_eq!(counts[..5], [16, 32, 64, 128, 256]);
     assert_eq!(counts.iter().max(), Some(&NUMBERS_MAX));
     assert!(counts.len() < 20, "{counts:?}");
-    // A directory that goes takes them with it, and begins anew. Some are given back at a time: who waits for
-    // a lease meanwhile is not to wait for them.
+    // A directory that goes takes them with it, and begins anew. Some are given back at a time: a thread that
+    // waits for a lease meanwhile must not wait for them.
     rig.revoke(1);
     rig.flush();
     let spare = counts.iter().map(|count| u64::from(*count)).sum::<u64>() - used;
@@ -689,7 +689,7 @@ fn inode_without_names_is_forgotten_when_its_last_entry_is_digested() {
     rig.page.set_digested(LogSeq(6));
     rig.leases.bury(files[2], LogSeq(9));
     assert_eq!(known(&rig), 2);
-    // The daemon asks for one all the same: somebody else has the file open.
+    // The daemon recalls one all the same: another session has the file open.
     rig.take(Event::Revoke {
         key: files[0],
         number: LeaseNo(100),
@@ -720,7 +720,7 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
     let pinned = rig.leases.pin_one::<()>(gone, LeaseMode::Read, Use::Own);
     assert!(matches!(pinned, Err(OpError::Failed(Errno(libc::ESTALE)))));
     drop(pinned);
-    // It asks for the lease: what was logged under it counts.
+    // It recalls the lease: entries logged under it count.
     rig.take(Event::Revoke {
         key: gone,
         number: LeaseNo(100),
@@ -728,7 +728,7 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
     rig.flush();
     let released = rig.script.released.lock().clone();
     assert_eq!((released[0].key, released[0].last_seq), (gone, LogSeq(9)));
-    // When the removal is digested the daemon says what there is.
+    // When the removal is digested the daemon answers with its own state.
     rig.page.set_digested(LogSeq(6));
     rig.leases.bury(InodeKey::new(102, 1), LogSeq(9));
     let _ = rig.script.answer.set(Box::new(|_| Response::Done));
@@ -792,14 +792,14 @@ fn write_past_the_pages_drops_only_what_was_read_meanwhile() {
     above.note(&KernelCall::new(PageUse::Read, 1, 0, 4096));
     // The kernel had dropped its pages, and nothing was read of this one.
     assert!(above.written(&past(2, 8 * 4096, true), now()).drops.is_empty());
-    // What was read just before may have come after the drop.
+    // A page read just before may have come after the drop.
     let overtaken = above.written(&past(2, 0, true), now());
     assert_eq!(overtaken.drops.len(), 1);
     // Also for a write beside it, until it is done.
     assert_eq!(above.written(&past(3, 0, true), now()).drops.len(), 1);
     above.forget(&overtaken.reads);
     assert!(above.written(&past(4, 0, true), now()).drops.is_empty());
-    // An older kernel keeps what was read at any time.
+    // An older kernel keeps pages that were read at any time.
     above.note(&KernelCall::new(PageUse::Read, 5, 0, 4096));
     assert_eq!(above.written(&past(6, 0, false), now()).drops.len(), 1);
 }

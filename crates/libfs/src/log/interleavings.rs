@@ -1,5 +1,5 @@
-//! Lanes, numbers and the page under a scheduler that tries interleavings: what a thread was told, a scan
-//! must find. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! Lanes, numbers and the page under a scheduler that tries interleavings: a scan must find every entry that
+//! a thread was told is committed. Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
 #![allow(clippy::unwrap_used)]
 
 use super::{Log, LogHost, LogOptions, Stamp};
@@ -129,8 +129,8 @@ impl Stage {
     }
 }
 
-/// Two threads log, a third seals and scans: what was acknowledged is in the scan, and so is everything below
-/// a stable mark in it.
+/// Two threads log, a third seals and scans: every acknowledged entry is in the scan, and so is everything
+/// below a stable mark in it.
 fn acknowledged_is_scanned() {
     let stage = stage();
     let writers: Vec<_> = (0..2_u8)
@@ -266,7 +266,7 @@ fn number_that_is_taken_before_it_is_in_flight_is_caught() {
     assert!(found, "the seeded bug is not found");
 }
 
-/// `fsync` returns when what was committed before is synced, whoever's round it was.
+/// `fsync` returns when entries committed before are synced, no matter which thread ran the round.
 fn sync_covers_what_was_committed() {
     let world = SimWorld::new();
     let bytes = CHUNKS * CHUNK_BYTES;

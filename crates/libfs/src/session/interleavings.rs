@@ -65,7 +65,7 @@ struct Epoch {
 }
 
 impl Epoch {
-    /// What each number of the log says, as far as it is whole.
+    /// Contents of each number of the log, if its entry is whole.
     fn scan(&self) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         for chunk in 0..CHUNKS {
@@ -138,7 +138,8 @@ impl Link for Wire {
         match request {
             Request::Forward(op) => {
                 {
-                    // Nothing is done for a session that is over, and what is done is done before its seal.
+                    // Nothing is done for a session that is over, and every operation is done before its
+                    // seal.
                     let seal = self.epoch.seal.lock();
                     if seal.is_some() {
                         return Err(IpcError::Sealed);
@@ -288,7 +289,7 @@ fn each_call_counts_once() {
     for thread in loggers.into_iter().chain([asker]) {
         thread.join().unwrap();
     }
-    // What is acknowledged in the session that lives is in its log.
+    // Operations acknowledged in the live session are in its log.
     pool.seal(&pool.newest());
     let mut counted = pool.counted.lock().clone();
     counted.sort_unstable();

@@ -20,7 +20,7 @@ use varve_ipc::{IpcError, Link, MappedExtent, Page, Request, Response, SessionPa
 use varve_media::{Backing, MappedOptions, MappedRegion, Region};
 use zerocopy::FromBytes;
 
-/// What a freed block is filled with.
+/// Freed blocks are filled with this.
 pub const POISON: u8 = 0xEE;
 /// The session of all tests.
 pub const SESSION: SessionId = SessionId(3);
@@ -102,7 +102,7 @@ pub struct Fake {
     pub wait_ms: u64,
     /// Answers `Reserve` with ENOSPC below this many blocks left.
     pub unreserved: AtomicU64,
-    /// What the client knew to have been granted when it returned reserved blocks.
+    /// Blocks that the client knew to have been granted when it returned reserved blocks.
     pub vouched: AtomicU64,
     /// A `Digest` with `wait` digests.
     pub obeys: AtomicBool,
@@ -169,7 +169,7 @@ impl Fake {
         self.calls.lock().get(what).copied().unwrap_or(0)
     }
 
-    /// What is digested of a file.
+    /// The digested bytes of a file.
     pub fn bytes(&self, key: InodeKey) -> Vec<u8> {
         self.files
             .lock()

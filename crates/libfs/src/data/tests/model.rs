@@ -73,7 +73,7 @@ fn note_blocks(blocks: &mut BTreeSet<u64>, call: &Call, size: u64) {
     }
 }
 
-/// What `lseek` must say of positions at and around all blocks' ends.
+/// Checks `lseek` at and around all blocks' ends.
 fn check_seeks(rig: &Rig, inode: &crate::inode::Inode, model: &[u8], blocks: &BTreeSet<u64>) {
     let size = model.len() as u64;
     let is_data = |pos: u64| blocks.contains(&(pos / BLOCK_BYTES));

@@ -1,4 +1,4 @@
-//! Several threads on one file: nobody ever sees bytes that were not written there.
+//! Several threads on one file: no thread ever sees bytes that were not written there.
 
 use super::{Rig, contents};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the newest operation on a byte was.
+/// The newest operation on a byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Byte {
     seq: u64,
@@ -131,7 +131,7 @@ proptest! {
                     model.put(at, u64::MAX, seq, None);
                 }
                 Step::Prune(back) => {
-                    // Never above what is still to be published.
+                    // Never above the entries that are still to be published.
                     let bound = late.iter().map(|entry| entry.4 - 1).min().unwrap_or(u64::MAX);
                     let upto = seq.saturating_sub(back).min(bound);
                     radix.prune(LogSeq(upto));

@@ -1,8 +1,8 @@
-//! What a kernel caches under a scheduler that tries interleavings: answers go out while sessions come,
-//! several at once, look, change something and leave, and the mount is alone again at once. What a newcomer
-//! changes after it was let is never seen as it was before. The daemon's part is a model of
-//! `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`).
-//! Run by `cargo test -p varve-libfs --features shuttle --lib interleavings`.
+//! The kernel's cached answers under a scheduler that tries interleavings: answers go out while sessions
+//! come, several at once, look, change something and leave, and the mount is alone again at once. After a
+//! newcomer was admitted and has changed a name, the old target is never seen. The daemon's part is a model
+//! of `kernelfs/src/ops/sharing.rs` (`admit_changes`, `shared_mode_ack`, `note_exclusive`). Run by `cargo
+//! test -p varve-libfs --features shuttle --lib interleavings`.
 
 use super::{DentryTimeouts, Era};
 use crate::sync::Mutex;
@@ -38,15 +38,15 @@ struct World {
     clock: Arc<Time>,
     timeouts: DentryTimeouts,
     era: Era,
-    /// What a name stands for.
+    /// Target of a name.
     truth: AtomicU64,
-    /// What the kernel caches that it stands for, and until when.
+    /// The target that the kernel caches, and until when.
     cached: Mutex<Option<(u64, u64)>>,
     daemon: Mutex<Daemon>,
     bug: Bug,
 }
 
-/// What the daemon knows of the mount.
+/// The daemon's state for the mount.
 #[derive(Default)]
 struct Daemon {
     /// Sessions beside it.
@@ -90,7 +90,7 @@ impl World {
         self.clock.pause(Duration::from_millis(300));
     }
 
-    /// A session comes, looks, changes what the name stands for, and leaves.
+    /// A session comes, looks, changes the name's target, and leaves.
     fn visit(self: &Arc<Self>) {
         let shared = {
             let mut daemon = self.daemon.lock();
@@ -112,7 +112,7 @@ impl World {
                 thread::yield_now();
                 let mut daemon = world.daemon.lock();
                 daemon.announced = daemon.announced.saturating_sub(1);
-                // It says nothing of a shared mode that is over.
+                // It does not report a shared mode that is over.
                 daemon.shared |= run_out;
                 world.note_exclusive(&mut daemon);
             })

@@ -3,7 +3,7 @@
 use super::*;
 use varve_ipc::Grant;
 
-/// Grants what is wanted and what is named with it, and keeps what was asked for.
+/// Grants the wanted leases and the named neighbours, and keeps the requests.
 fn grant_all(asked: &Arc<Mutex<Vec<Request>>>) -> Answer {
     let asked = Arc::clone(asked);
     let number = AtomicU64::new(1000);
@@ -26,7 +26,7 @@ fn grant_all(asked: &Arc<Mutex<Vec<Request>>>) -> Answer {
     })
 }
 
-/// Every request is granted, with all neighbours; what was asked.
+/// Has every request granted, with all neighbours; returns the requests.
 fn all_granted(rig: &Rig) -> Arc<Mutex<Vec<Request>>> {
     let asked = Arc::default();
     assert!(rig.script.answer.set(grant_all(&asked)).is_ok());
@@ -79,7 +79,7 @@ fn what_was_listed_comes_with_a_lease_and_is_not_asked_for_again() {
     assert_eq!(asked.lock().len(), 4);
     assert_eq!(nears[0].these[0], InodeKey::new(1620, 1));
     assert_eq!(nears[2].count, 0, "the numbers between are not wanted");
-    // Out of its turn: what comes behind it is here.
+    // Out of its turn: the lease on the next one is here.
     rig.leases
         .listed((0..40).map(|n| InodeKey::new(5000 + 10 * n, 1)));
     look(&rig, 5100);
@@ -118,7 +118,7 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     // All were used since the last look; of these, four are still to be.
     let idle = rig.leases.idle(0);
     assert_eq!((idle.len(), ahead(&idle)), (85 - 56, 0));
-    // The others are used again, and whoever asked for these does something else.
+    // The others are used again; these are not.
     for node in rig.leases.all() {
         if node.ahead.load(Ordering::Relaxed) == 0 {
             node.note_recent();
@@ -152,7 +152,7 @@ fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
 }
 
 /// The node remembered that the newer lease was given back before it came, and went with the older one. The
-/// lease was taken in, and what was logged under it was refused.
+/// lease was installed, and entries logged under it were refused.
 #[test]
 fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
     let rig = rig();
@@ -163,7 +163,7 @@ fn lease_that_came_ahead_is_not_taken_in_when_its_node_went_meanwhile() {
         let Some(grant) = neighbours.find(|grant| grant.mode == LeaseMode::Write) else {
             return;
         };
-        // What the worker does when the daemon wants the neighbour back, until its release was answered.
+        // The worker's part when the daemon recalls the neighbour, until its release was answered.
         let key = grant.attr.key;
         let Revoked::Unknown {
             replaced: Some((node, _)),
@@ -215,7 +215,7 @@ fn lease_that_came_ahead_while_the_older_goes_is_given_back_when_it_is_wanted() 
     rig.flush();
     assert_eq!(rig.released(), [(DIR, LeaseNo(1))]);
     assert_eq!(node.held_number(), Some(LeaseNo(3)));
-    // Who asks for it now is behind another, who waits until it is given back.
+    // A request for it waits behind another one, which waits until it is given back.
     node.waiters.fetch_add(1, Ordering::SeqCst);
     rig.revoke(3);
     rig.flush();
