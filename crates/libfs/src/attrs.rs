@@ -59,7 +59,7 @@ pub struct RenameFlags {
     pub whiteout: bool,
 }
 
-/// How a file is opened.
+/// Flags of an open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpenFlags {
     /// For reading.

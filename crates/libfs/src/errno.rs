@@ -90,10 +90,10 @@ impl From<&MediaError> for Errno {
     }
 }
 
-/// How an operation under a session ends when it does not succeed.
+/// Outcome of an operation under a session that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpError<T> {
-    /// It did not happen (a failed call has no effect).
+    /// The operation did not happen (a failed call has no effect).
     Failed(Errno),
     /// The session was sealed, or its daemon is gone: resume, then decide.
     SessionLost {
@@ -135,8 +135,7 @@ impl<T> OpError<T> {
         }
     }
 
-    /// Converts the failure to that of an operation with another result type, for errors that carry no
-    /// result.
+    /// Converts a failed operation's error to another result type, for errors that carry no result.
     #[must_use]
     pub fn cast<U>(self) -> OpError<U> {
         match self {

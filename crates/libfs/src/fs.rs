@@ -65,8 +65,8 @@ impl Fs {
     }
 
     /// Credentials that the session acts for: `None` if it belongs to root or the pool's owner, and may act
-    /// for any credentials. Otherwise calls must name these credentials, or fewer groups; the daemon refuses
-    /// other changes at the digest, after they were acknowledged here.
+    /// for any credentials. Otherwise calls must name these credentials, or fewer groups; any other change is
+    /// acknowledged here, and the daemon refuses it later.
     #[must_use]
     pub fn acts_for(&self) -> Option<Cred> {
         self.mount.of_session(|session| session.welcome.acts_for.clone())
@@ -173,8 +173,8 @@ impl Fs {
         )
     }
 
-    /// Makes a regular file and opens it, in one step: nobody can remove it between. Its mode does not
-    /// restrict this open.
+    /// Makes a regular file and opens it, in one step: no other thread can remove it in between. Its mode
+    /// does not restrict this open.
     ///
     /// # Errors
     /// As `open` with `O_CREAT | O_EXCL`.

@@ -112,7 +112,7 @@ impl Table {
         File::open(TABLE).map(Self)
     }
 
-    /// Whether something was mounted or unmounted since this was asked last, or since it was opened.
+    /// Whether anything was mounted or unmounted since the last call, or since the table was opened.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::PRI)];

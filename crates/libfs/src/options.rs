@@ -39,19 +39,19 @@ pub struct Connection {
     pub verified: Option<Arc<Verified>>,
 }
 
-/// When a read moves the time of the last read.
+/// Policy for moving the time of the last read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Atime {
-    /// When it is not newer than the last change, or a day old.
+    /// A read moves it if it is not newer than the last change, or is a day old.
     #[default]
     Relative,
-    /// Never.
+    /// Reads never move it.
     Never,
-    /// Always.
+    /// Every read moves it.
     Strict,
 }
 
-/// The [`Atime`] of a mount, which may change while it is mounted. Clones are the same one.
+/// The [`Atime`] of a mount, which may change while it is mounted. Clones share one value.
 #[derive(Debug, Clone, Default)]
 pub struct AtimePolicy(Arc<AtomicU8>);
 
@@ -86,7 +86,7 @@ impl AtimePolicy {
     }
 }
 
-/// How a mount behaves.
+/// Behaviour of a mount.
 #[derive(Clone)]
 pub struct FsOptions {
     /// Kind of client that the session serves.
@@ -153,13 +153,13 @@ pub trait Copies: Send + Sync {
     fn drop_copies(&self, key: InodeKey);
 }
 
-/// Why a mount failed.
+/// Reason why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The daemon refused, or did not answer within the time to wait.
     #[error("no session: {0}")]
     Session(#[from] IpcError),
-    /// The daemon answered something that this version does not understand.
+    /// This version does not understand the daemon's answer.
     #[error("the daemon's answer makes no sense: {0}")]
     Protocol(&'static str),
     /// A thread could not be started.

@@ -24,8 +24,8 @@ pub(super) fn take_in(dir: &Node, cookie: u64, entries: &[DirEntry]) -> Option<u
     next
 }
 
-/// Returns a page of a directory of which all names are known here, in the form in which the daemon would
-/// return it after a digest of everything.
+/// Returns a page of a directory whose names are all known here, as the daemon would return it after a digest
+/// of everything.
 fn known_page(session: &Session, dir: &Node, cookie: u64, max: usize) -> Option<Vec<DirEntry>> {
     let order = session.welcome.name_hash.as_ref()?;
     let names = dir.names.lock();

@@ -15,7 +15,7 @@ use crate::errno::{Errno, OpError, OpResult, Result};
 use crate::lease::Pins;
 use crate::session::{Asks, Forwarded, Mount, Session};
 
-/// One rename as it was called.
+/// Arguments of one rename.
 #[derive(Clone, Copy)]
 pub(crate) struct Move<'a> {
     pub dir: InodeKey,

@@ -58,7 +58,7 @@ impl Pinned<'_> {
     }
 }
 
-/// The session under which something was read.
+/// The session under which data was read.
 pub struct ReadUnder(Arc<Session>);
 
 impl ReadUnder {
@@ -241,7 +241,7 @@ impl OpenFile {
         self.read(offset, out, Use::Own)
     }
 
-    /// As [`read_at`](Self::read_at), for a kernel that keeps what it reads until it is told to drop it.
+    /// As [`read_at`](Self::read_at), for a kernel that caches the data until it is told to drop it.
     ///
     /// # Errors
     /// As the system call of that name.

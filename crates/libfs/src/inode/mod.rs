@@ -271,7 +271,7 @@ impl Inode {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Notes an overwrite in place. Stores only what changed: these words are shared by all overwriting
+    /// Notes an overwrite in place. Stores only changed values: these words are shared by all overwriting
     /// threads.
     pub(crate) fn note_overwrite(&self, time: TimeNs) {
         if self.overwrite_time.load(Ordering::Relaxed) < time {

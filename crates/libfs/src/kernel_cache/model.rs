@@ -1,7 +1,7 @@
-//! A model of a kernel's page cache above a session's leases, as [`super::pages`] describes it,
-//! in shared mode: a reader that holds a lock common to all programs sees what was last written under that
-//! lock. With the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs
-//! --features shuttle --lib interleavings`), without it in threads that pause at random.
+//! A model of a kernel's page cache above a session's leases, as [`super::pages`] describes it, in shared
+//! mode: a reader that holds a lock common to all programs sees the last value written under that lock. With
+//! the feature `shuttle` under a scheduler that tries interleavings (`cargo test -p varve-libfs --features
+//! shuttle --lib interleavings`), without it in threads that pause at random.
 #![allow(clippy::unwrap_used)]
 
 use super::pages::{KernelCall, PageUse, drop_and_wait};
@@ -26,14 +26,14 @@ use std::thread;
 
 const FILE: InodeKey = InodeKey::new(5, 1);
 const PAGE_BYTES: u64 = 4096;
-/// Words of a page that are written by themselves.
+/// Number of words of a page that are written separately.
 const WORDS: usize = 2;
-/// Pages of the file.
+/// Number of pages of the file.
 const PAGES: u64 = 2;
 /// Longer than any test.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Where another thread may come between.
+/// A point where another thread may run.
 fn pause() {
     #[cfg(feature = "shuttle")]
     thread::yield_now();
@@ -63,7 +63,7 @@ mod pauses {
         state >> 33
     }
 
-    /// Mostly none, now and then long enough for anything to happen elsewhere.
+    /// Mostly does nothing, now and then sleeps long enough for other threads to do anything.
     pub(super) fn pause() {
         match draw() % 16 {
             0 => std::thread::sleep(Duration::from_micros(draw() % 400)),
@@ -81,7 +81,8 @@ struct Book {
     file: [Words; PAGES as usize],
     /// The session's lease.
     held: Option<(LeaseNo, LeaseMode)>,
-    /// Operations of others, and of the session itself by the daemon, that wait for the file or use it.
+    /// Number of operations of other sessions, and of the session itself by the daemon, that wait for the
+    /// file or use it.
     others: u32,
     /// One of them uses it.
     busy: bool,
@@ -98,7 +99,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// An operation under exclusive rights: the session's lease is asked back before.
+    /// Runs an operation under exclusive rights: the session's lease is recalled first.
     fn alone<T>(&self, work: impl FnOnce(&mut [Words; PAGES as usize]) -> T) -> T {
         let mut book = self.book.lock();
         book.others += 1;
@@ -428,7 +429,7 @@ impl Mount {
 /// A lock shared by all programs, and the value last written under it.
 type Agreed = Arc<Mutex<u64>>;
 
-/// How long the parts go on.
+/// Duration of the parts.
 #[derive(Clone, Copy)]
 struct Plan {
     rounds: u64,
@@ -439,8 +440,8 @@ struct Plan {
     past_pages: bool,
 }
 
-/// The mount and another session count words of one page up, each word under its lock; others read through
-/// the mount meanwhile.
+/// The mount and another session increment words of one page, each word under its lock; other threads read
+/// through the mount meanwhile.
 fn counted(plan: Plan) {
     let (events, inbox) = crossbeam_channel::unbounded();
     let daemon = Arc::new(Daemon {
@@ -578,8 +579,8 @@ fn counted(plan: Plan) {
     }
 }
 
-/// Nobody asks the daemon to write; every second write; every second, and whole pages too; past the kernel's
-/// pages without and with the daemon.
+/// Plans: no write is forwarded; every second write; every second, and whole pages too; past the kernel's
+/// pages without and with forwarded writes.
 const fn plans(rounds: u64) -> [Plan; 5] {
     const fn plan(rounds: u64, forward: u64, whole: bool, past_pages: bool) -> Plan {
         Plan {

@@ -28,7 +28,7 @@ const CLOSED: u64 = 1 << 42;
 /// Purpose of a pin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Use<'c> {
-    /// The call keeps nothing of what it sees beyond the pin.
+    /// The results are not kept beyond the pin.
     Own,
     /// The kernel keeps pages of the file after this call.
     Kernel(&'c KernelCall),

@@ -31,14 +31,14 @@ pub(crate) enum Event {
     Revoke {
         /// Inode.
         key: InodeKey,
-        /// Which grant.
+        /// Number of the grant.
         number: LeaseNo,
     },
     /// A request of this session wants a lease given back.
     GiveBack {
         /// Inode.
         key: InodeKey,
-        /// Which grant; a newer one stays.
+        /// Number of the grant; a newer one stays.
         number: LeaseNo,
     },
     /// The state of this inode changed: a last pin ended, or a request waits for more.
@@ -57,7 +57,7 @@ struct Recall {
     node: Arc<Node>,
     number: LeaseNo,
     /// A newer grant, which the daemon gave in place of this one and recalled before it came here. Both go
-    /// together: what was read under this one must be dropped first.
+    /// together: data read under this one must be dropped first.
     successor: Option<LeaseNo>,
     /// The kernel's pass over its pages that has not ended.
     pass: Option<Pass>,
@@ -346,7 +346,8 @@ impl Recalls {
         }
     }
 
-    /// Ends slow passes: a lease whose pages the kernel does not drop in time is given back all the same.
+    /// Ends slow passes: a lease whose pages the kernel does not drop in time is given back without waiting
+    /// for the kernel.
     pub(crate) fn tick(&mut self, around: &dyn Surroundings) {
         let patience = self.patience;
         let now = self.leases.clock().moment();

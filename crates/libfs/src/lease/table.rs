@@ -48,7 +48,7 @@ pub(crate) struct Leases {
     /// Inodes that the daemon frees when their last entry is digested. Locked under `nodes`, never the other
     /// way.
     dead: Mutex<Dead>,
-    /// How many of those have a node here.
+    /// Number of those inodes that have a node here.
     buried: AtomicUsize,
     events: Sender<Event>,
     /// Directories that will soon need more inode numbers.
@@ -237,8 +237,8 @@ impl Leases {
         }
     }
 
-    /// Whether an inode may be read without a pin. Ask before and after: what was read between counts if both
-    /// answers are yes and the session is still live.
+    /// Whether an inode may be read without a pin. Ask before and after: a value read in between counts if
+    /// both answers are yes and the session is still live.
     #[inline]
     pub(crate) fn may_look(&self, node: &Node, usage: Use<'_>) -> bool {
         // Noted before the check: a worker that bars the lease either sees the note, or is seen by the check.

@@ -110,7 +110,7 @@ fn rig() -> Rig {
     rig_below(false)
 }
 
-/// With a write lease that is on its way back.
+/// Returns a write lease that is being given back.
 fn releasing() -> (Rig, Arc<Node>) {
     let mut rig = rig();
     let node = rig.held(LeaseMode::Write);
@@ -158,7 +158,7 @@ impl Rig {
         self.recalls.take(event, &self.around);
     }
 
-    /// The daemon wants grant `number` of the directory back.
+    /// The daemon recalls grant `number` of the directory.
     fn revoke(&mut self, number: u64) {
         self.take(Event::Revoke {
             key: DIR,
@@ -209,8 +209,8 @@ fn knows(node: &Node, name: &[u8]) -> bool {
     node.names.lock().get(name).is_some()
 }
 
-/// The daemon says "you have 1 still" and wants it back at once. The request that asked must not go on under
-/// it: the last entry that the release names is already decided.
+/// The daemon answers that grant 1 is still held, and recalls it at once. The request that asked must not go
+/// on under it: the last entry that the release names is already decided.
 #[test]
 fn grant_that_is_being_given_back_is_not_pinned_by_an_answer_that_names_it_again() {
     let (mut rig, node) = releasing();
@@ -253,8 +253,8 @@ fn grant_that_does_not_go_on_from_what_is_held_forgets_what_is_known() {
     assert!(!knows(&node, b"old"));
 }
 
-/// A revocation of a grant that never came, twice: that grant took the place of the read lease, so that is
-/// not held either.
+/// A recall of a grant that never came, twice: that grant replaced the read lease, so the read lease is not
+/// held either.
 #[test]
 fn read_lease_goes_with_the_grant_that_replaced_it_and_never_came() {
     let mut rig = rig();
@@ -284,7 +284,7 @@ fn recall_that_a_newer_grant_overtakes_is_not_sent() {
     assert_eq!(node.state().phase, Phase::Settled);
     rig.flush();
     assert!(rig.released().is_empty());
-    // The request that has it pinned ends, and it goes back when it is asked for.
+    // The request that has it pinned ends, and it is given back when it is recalled.
     rig.revoke(2);
     rig.flush();
     assert!(rig.released().is_empty(), "it is pinned");
@@ -457,7 +457,7 @@ fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     rig.take(dropped);
     let (overtaken, ranges) = told(&rig);
     assert_eq!((ranges, rig.released()), (vec![(0, 0)], vec![]));
-    // A write needs more than is held and waits, with its last page locked: that one is left out.
+    // A write needs more than the held lease and waits, with its last page locked: the drop skips that page.
     let write = KernelCall::new(PageUse::Write, 2, 3 * 4096, 10);
     let held = rig.leases.hold(&node, &write);
     rig.take(rig.inbox.try_recv().unwrap());
@@ -477,8 +477,8 @@ fn lease_goes_when_the_kernel_has_dropped_all_but_what_waits() {
     assert!(!node.above.any());
 }
 
-/// A kernel that does not drop its pages is not waited for longer than the daemon waits; it is told once more
-/// when the lease is gone.
+/// The wait for a kernel that does not drop its pages is shorter than the daemon's; the kernel is told once
+/// more when the lease is gone.
 #[test]
 fn lease_goes_when_the_kernel_takes_too_long() {
     let mut rig = rig();
@@ -536,7 +536,7 @@ fn leases_of_the_dead_are_not_given_back_for_want_of_room() {
     }
     assert!(!rig.inbox.try_iter().any(|event| matches!(event, Event::Trim)));
     assert!(rig.leases.idle(0).is_empty());
-    // Where the living are too many, those are given back.
+    // If too many leases on living inodes are held, those are given back.
     for n in 0..80 {
         let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500 + n, 1), 0o100_644, 0)));
         drop(rig.leases.adopt(node, LeaseNo(500 + n)));
@@ -563,8 +563,8 @@ fn leases_on_their_way_back_are_not_trimmed_for_again() {
     for _ in 0..4 {
         rig.take(Event::Trim);
     }
-    // Nor are the others looked through for each lease that comes meanwhile: one that was used since would
-    // soon seem idle.
+    // Nor are the others searched for each lease that comes meanwhile: one that was used since would soon
+    // seem idle.
     let one = Arc::new(Node::new(InodeAttr::new(InodeKey::new(500, 1), 0o100_644, 0)));
     drop(rig.leases.adopt(one, LeaseNo(500)));
     assert!(rig.leases.idle(81 - 56).is_empty());
@@ -716,7 +716,8 @@ fn dead_inode_goes_at_once_and_is_stale_until_the_daemon_knows() {
         "somebody refers to it"
     );
     assert!(rig.leases.get(gone).is_none() && rig.leases.get(kept.key()).is_some());
-    // The daemon, which does not know, would say that it is there. (It is not asked: it has no answer.)
+    // The daemon, which does not know of the removal, would report it as existing. (It is not asked: it has
+    // no answer.)
     let pinned = rig.leases.pin_one::<()>(gone, LeaseMode::Read, Use::Own);
     assert!(matches!(pinned, Err(OpError::Failed(Errno(libc::ESTALE)))));
     drop(pinned);
@@ -743,7 +744,7 @@ fn dead_inode_whose_lease_is_given_back_is_not_counted_twice() {
     let node = Arc::new(Node::new(InodeAttr::new(InodeKey::new(100, 1), 0o100_644, 0)));
     drop(rig.leases.adopt(Arc::clone(&node), LeaseNo(100)));
     rig.leases.bury(node.key(), LogSeq(5));
-    // Given back while somebody refers to it: it stays here.
+    // Given back while there is another reference to it: it stays here.
     let other = Arc::clone(&node);
     {
         let mut state = node.state();

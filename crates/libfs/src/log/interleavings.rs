@@ -84,7 +84,7 @@ fn stage() -> Arc<Stage> {
 }
 
 impl Stage {
-    /// Every whole entry: its number, and the number below which all was published.
+    /// Returns every whole entry: its number, and the number below which all were published.
     fn scan(&self) -> BTreeMap<u64, u64> {
         let mut found = BTreeMap::new();
         for chunk in 0..CHUNKS {
@@ -109,7 +109,7 @@ impl Stage {
         found
     }
 
-    /// Logs one write; its number, and whether the caller may say that it is done.
+    /// Logs one write; returns its number, and whether it may be acknowledged.
     fn append(&self, data: &[u8]) -> (u64, bool) {
         let op = LogOp::Write {
             key: InodeKey::new(5, 1),
@@ -139,7 +139,7 @@ fn acknowledged_is_scanned() {
             thread::spawn(move || [stage.append(&[thread; 40]), stage.append(&[thread; 700])])
         })
         .collect();
-    // Store the page, then scan: the scheduler is sequentially consistent, so the barrier is nothing here.
+    // Store the page, then scan: the scheduler is sequentially consistent, so the barrier does nothing here.
     stage.page.sealed.store(1, Ordering::SeqCst);
     let scan = stage.scan();
     for stable_below in scan.values() {
@@ -157,7 +157,7 @@ fn acknowledged_is_scanned() {
     }
 }
 
-/// One thread logs, another takes a number and writes it off, a third logs after that, a fourth seals and
+/// One thread logs, another takes a number and abandons it, a third logs after that, a fourth seals and
 /// scans.
 fn abandoned_number_claims_nothing() {
     let stage = stage();
@@ -236,7 +236,7 @@ fn unpublished_is_not_dropped() {
             })
         })
         .collect();
-    // The daemon digests whatever it finds without a gap.
+    // The daemon digests all entries up to the first gap.
     let scan = stage.scan();
     let dense = (1..).take_while(|seq| scan.contains_key(seq)).last().unwrap_or(0);
     stage.page.digested.store(dense, Ordering::SeqCst);

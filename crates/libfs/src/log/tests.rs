@@ -39,7 +39,7 @@ impl LogHost for Host {
     fn digest(&self, upto: LogSeq, wait: bool) -> Result<(), IpcError> {
         self.asked.lock().push((upto.0, wait));
         if self.digests {
-            // As far as it is there without a gap.
+            // As far as there is no gap.
             let found = scan(&*self.region);
             let mut last = varve_ipc::SessionPage::digested(&*self.page).0;
             while last < upto.0 && found.contains_key(&(last + 1)) {

@@ -14,7 +14,7 @@ use crate::sync::lock_held_long;
 pub(crate) enum Forwarded {
     /// The daemon answered.
     Done(ForwardedResult),
-    /// It was carried out in a session that was lost afterwards; this is what is known of its answer.
+    /// The daemon carried it out in a session that was lost afterwards. Holds the known part of its answer.
     DoneBefore(LastForwarded),
 }
 

@@ -1,6 +1,6 @@
 //! The epochs of a session under a scheduler that tries interleavings: sessions are sealed while calls are
 //! under way, the mount goes on with the next, and a call of an old session returns late. Each call counts
-//! once, in whichever session that was. Run by `cargo test -p varve-libfs --features shuttle --lib
+//! exactly once, in any one of the sessions. Run by `cargo test -p varve-libfs --features shuttle --lib
 //! interleavings`.
 #![allow(clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ impl SessionPage for EpochPage {
     }
 }
 
-/// A session as the daemon has it.
+/// The daemon's side of a session.
 struct Epoch {
     id: SessionId,
     page: Arc<EpochPage>,
@@ -91,7 +91,7 @@ impl Epoch {
     }
 }
 
-/// The daemon: its sessions, and which operations have counted.
+/// The daemon: its sessions, and the operations that have counted.
 #[derive(Default)]
 struct Pool {
     epochs: Mutex<Vec<Arc<Epoch>>>,
@@ -248,7 +248,7 @@ fn log(mount: &Mount, id: u64) {
         .unwrap();
 }
 
-/// Has the daemon do one.
+/// Has the daemon do one operation.
 fn forward(mount: &Mount, id: u64) {
     let data = id.to_le_bytes();
     let op = LogOp::Write {

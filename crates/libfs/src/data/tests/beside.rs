@@ -13,7 +13,7 @@ use varve_media::{DeviceInfo, MediaError, Region};
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// NVM amid the next read of which something happens.
+/// NVM that runs an action in the middle of the next read.
 struct Interrupted {
     inner: Arc<dyn Region>,
     hook: Mutex<Option<Hook>>,

@@ -85,7 +85,7 @@ struct Files {
     files: HashMap<InodeKey, File>,
     free: Vec<u64>,
     next: u64,
-    /// Freed, but perhaps still in somebody's cached extents.
+    /// Freed, but perhaps still in cached extents.
     limbo: Vec<u64>,
     digested: u64,
 }
@@ -208,7 +208,7 @@ impl Fake {
         self.page.set_digested(LogSeq(files.digested));
     }
 
-    /// Blocks that were freed: give them to [`poison`](Self::poison) when every inode has forgotten its
+    /// Returns freed blocks: give them to [`poison`](Self::poison) when every inode has forgotten its
     /// extents.
     pub fn freed(&self) -> Vec<u64> {
         std::mem::take(&mut self.files.lock().limbo)

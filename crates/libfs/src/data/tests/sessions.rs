@@ -34,7 +34,7 @@ fn counted(rig: &Rig) -> u64 {
     charged.sum()
 }
 
-/// Blocks that the session was given and counts as used.
+/// Blocks that the session was granted and counts as used.
 fn used(rig: &Rig) -> u64 {
     u64::MAX - rig.fake.unreserved.load(Ordering::SeqCst) - rig.plane.reserved_left()
 }
@@ -97,7 +97,7 @@ fn session_gives_back_what_it_does_not_use_and_asks_again() {
         assert_eq!(rig.plane.reserved_left(), 0);
         let left = rig.fake.unreserved.load(Ordering::SeqCst);
         assert_eq!(left + counted(&rig), all, "what is in the log stays paid");
-        // It answers for all that it was granted, whatever became of it.
+        // The answer covers all granted blocks, whether they were used or not.
         assert_eq!(rig.fake.vouched.load(Ordering::SeqCst), asks * 16_384);
         rig.plane.append(&inode, &[2; 100], NONE).unwrap();
         assert_eq!(rig.fake.called("reserve"), asks + 1);
@@ -269,8 +269,7 @@ fn overwrite_in_place_moves_mtime_and_the_last_number() {
     );
 }
 
-/// A thread has a lane of its own, without which nothing is written in place, only where there are chunks
-/// enough.
+/// A thread has a lane of its own, which overwrites in place need, only if there are enough chunks.
 #[test]
 fn overwrite_in_place_ends_a_time_that_was_set_ahead() {
     let rig = Rig::new(64, 64);

@@ -86,7 +86,7 @@ proptest! {
         base in prop_oneof![Just(0_u64), Just(3_u64), Just(511_u64), Just((1 << 18) - 20), Just(1_u64 << 30)],
     ) {
         let (radix, mut pieces) = (Radix::new(), Pieces::new());
-        // The file begins at block `base`, so that every level of the radix is met.
+        // The file begins at block `base`, so that every level of the radix is used.
         let shift = base * BLOCK_BYTES;
         let mut model = Model { bytes: vec![BELOW; SPAN as usize], next_addr: 64, seq: 0 };
         let mut late: Vec<(usize, u64, u64, u64, u64)> = Vec::new();

@@ -15,7 +15,7 @@ use varve_ipc::{Clock, DENTRY_TTL};
 
 const ITERATIONS: usize = 5_000;
 
-/// Time passes when somebody waits, and when the kernel does.
+/// Time passes while a session waits, and while the kernel does.
 #[derive(Default)]
 struct Time(AtomicU64);
 
@@ -49,9 +49,9 @@ struct World {
 /// The daemon's state for the mount.
 #[derive(Default)]
 struct Daemon {
-    /// Sessions beside it.
+    /// Number of sessions beside it.
     others: u64,
-    /// Newcomers that it was told of and has not answered for.
+    /// Number of newcomers that were announced to it and that it has not acknowledged.
     announced: u64,
     /// Its kernel caches nothing.
     shared: bool,
@@ -62,12 +62,12 @@ enum Bug {
     None,
     /// A newcomer changes something as soon as it is welcomed.
     ChangesAtOnce,
-    /// The mount is told that it is alone while answers of it are still to come.
+    /// The mount is told that it is alone while its acknowledgements are still to come.
     AnswersOutstanding,
 }
 
 impl World {
-    /// A program of the mount looks at the name.
+    /// A program of the mount looks the name up.
     fn look(&self) {
         let least = self.truth.load(Ordering::SeqCst);
         let known = *self.cached.lock();
@@ -95,7 +95,7 @@ impl World {
         let shared = {
             let mut daemon = self.daemon.lock();
             daemon.others += 1;
-            // Messages to the mount are obeyed in their order.
+            // Messages to the mount are handled in their order.
             let told = !daemon.shared;
             daemon.announced += u64::from(told);
             told.then(|| {

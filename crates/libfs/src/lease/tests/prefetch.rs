@@ -1,4 +1,4 @@
-//! Leases that come with one that is missing.
+//! Prefetched leases.
 
 use super::*;
 use varve_ipc::Grant;
@@ -33,7 +33,7 @@ fn all_granted(rig: &Rig) -> Arc<Mutex<Vec<Request>>> {
     asked
 }
 
-/// Every request is granted; `meanwhile` happens before the answer to it is read.
+/// Has every request granted; `meanwhile` runs before the answer to it is read.
 fn granted_while(rig: &Rig, meanwhile: impl Fn(&Leases, &[Grant]) + Send + Sync + 'static) {
     let grants = grant_all(&Arc::default());
     let leases = Arc::downgrade(&rig.leases);
@@ -115,7 +115,7 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     look(&rig, 1000);
     too_many(&rig);
     let ahead = |nodes: &[Arc<Node>]| nodes.iter().filter(|node| node.key().ino.0 > 1000).count();
-    // All were used since the last look; of these, four are still to be.
+    // All were used since the last search; four of these are still to be used.
     let idle = rig.leases.idle(0);
     assert_eq!((idle.len(), ahead(&idle)), (85 - 56, 0));
     // The others are used again; these are not.
@@ -127,14 +127,14 @@ fn lease_that_came_ahead_is_not_given_back_before_its_turn() {
     assert_eq!(ahead(&rig.leases.idle(0)), 4);
 }
 
-/// The request waited until the daemon asked once more, half a second later.
+/// The request waited until the daemon repeated the recall, half a second later.
 #[test]
 fn lease_that_came_ahead_and_is_wanted_back_does_not_keep_a_request_waiting() {
     let mut rig = rig();
     let came = Arc::new(Mutex::new(None));
     let revoked = Arc::clone(&came);
     granted_while(&rig, move |leases, given| {
-        // Another request asks for a neighbour in the answer, which somebody else wants too.
+        // Another request asks for a neighbour in the answer, which another session wants too.
         let (key, number) = (given[1].attr.key, given[1].lease);
         let node = leases.node_of(key).unwrap();
         node.waiters.fetch_add(1, Ordering::SeqCst);
