@@ -130,7 +130,7 @@ impl Cooperator {
     /// are dropped only where `release` says that they hold nothing.
     ///
     /// # Errors
-    /// When the manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.
+    /// The manager cannot be reached, or there are more than [`MAX_ARENAS`] arenas.
     pub fn start(arenas: Arenas, release: ReleaseHook) -> io::Result<Option<Self>> {
         let Some(path) = std::env::var_os(SOCKET_VARIABLE) else {
             return Ok(None);

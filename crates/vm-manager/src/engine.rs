@@ -229,7 +229,7 @@ impl Engine {
     /// Manages all processes of a control group, also those that join it later.
     ///
     /// # Errors
-    /// When it is not a control group.
+    /// `path` is not a control group.
     pub fn attach_cgroup(&mut self, path: &Path) -> io::Result<()> {
         crate::processes::cgroup_pids(path)?;
         self.cgroup = Some(path.to_owned());
@@ -239,7 +239,7 @@ impl Engine {
     /// Listens for cooperating processes on a socket at `path`.
     ///
     /// # Errors
-    /// When the socket cannot be made.
+    /// The socket cannot be made.
     pub fn listen(&mut self, path: &Path) -> io::Result<()> {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path)?;
@@ -251,7 +251,7 @@ impl Engine {
     /// Writes every observed touch to `out`.
     ///
     /// # Errors
-    /// When the trace cannot be started.
+    /// The start of the trace cannot be written.
     pub fn record(&mut self, out: impl io::Write + 'static) -> io::Result<()> {
         let inner = std::mem::replace(&mut self.tracker, Box::new(Blind));
         self.tracker = Box::new(Recorder::new(inner, out)?);
