@@ -227,7 +227,7 @@ mod tests {
         lines: 20,
     };
 
-    /// Time goes as fast as everybody waits.
+    /// Runs `work` under simulated time, which advances whenever all tasks wait.
     fn run(work: impl Future<Output = ()>) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime

@@ -210,7 +210,8 @@ fn remove(socket: Option<PathBuf>) {
     }
 }
 
-/// Makes stored objects durable within a second also when no further ones follow.
+/// Flushes devices whose interval is over, so that stored objects become durable also when no further ones
+/// follow.
 async fn tick(proxy: Arc<Proxy>) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     let mut failed = false;

@@ -28,7 +28,7 @@ use crate::types::{NodeId, PAGE_BYTES, Pid, ProcId};
 /// Time between two rounds of housekeeping: children, ended processes, state of the machine.
 const HOUSEKEEPING: Duration = Duration::from_millis(1_000);
 
-/// Address space surveyed between two looks at the clock.
+/// Address space surveyed between two reads of the clock.
 const SURVEY_CHUNK: u64 = 16 << 20;
 
 /// Spreads out the cost of surveys: one round may use the share of the time since the start, where that time

@@ -91,7 +91,7 @@ pub enum Action {
     },
     /// Compact physical memory, about this much.
     Compact {
-        /// Desired upper bound, in bytes; the kernel's interface may do more, and the outcome tells.
+        /// Desired upper bound, in bytes; the kernel's interface may exceed it.
         bytes: u64,
     },
     /// Allow or deny same-page merging in a region.

@@ -11,7 +11,7 @@ pub const HUGE_PAGES: u64 = 512;
 /// Bytes in a huge page.
 pub const HUGE_BYTES: u64 = PAGE_BYTES * HUGE_PAGES;
 
-/// A process id as the kernel gives it.
+/// A process id of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Pid(pub i32);
