@@ -85,7 +85,7 @@ pub struct Environment<'a> {
     pub now_ns: TimeNs,
 }
 
-/// What one digest transaction did. Everything in it is durable.
+/// Result of one digest transaction. Everything in it is durable.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Its journal record.
