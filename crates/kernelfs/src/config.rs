@@ -10,7 +10,7 @@ pub enum Users {
     /// No others.
     #[default]
     Owner,
-    /// Everybody who reaches the socket.
+    /// All users that reach the socket.
     All,
     /// These user ids.
     Only(Vec<u32>),
@@ -100,7 +100,7 @@ pub struct Config {
     /// Time that a client has to give a lease back before its session is sealed, in milliseconds. Default
     /// 2,000; 100 to 60,000.
     pub lease_ms: u64,
-    /// Least time that a lease is left to its holder, in milliseconds. Default 2; 0 to 100.
+    /// Least time that a holder keeps a lease, in milliseconds. Default 2; 0 to 100.
     pub min_hold_ms: u64,
     /// Bound of every wait, in milliseconds; after it ETIMEDOUT, EIO or ENOSPC is returned, depending on the
     /// wait. Default 30,000; `lease_ms` to 600,000.
@@ -128,8 +128,8 @@ pub struct Config {
     pub credits_max_blocks: u64,
     /// Read-ahead on SSD and HDD, in bytes. Default 256 KiB; 0 to 1 MiB.
     pub read_ahead_bytes: u64,
-    /// How often a client makes its log durable in the background, in milliseconds; only where that needs a
-    /// write (`file`). Default 1,000; 0 (never) to 60,000.
+    /// Interval at which a client makes its log durable in the background, in milliseconds; only where that
+    /// needs a write (`file`). Default 1,000; 0 (never) to 60,000.
     pub sync_ms: u64,
     /// Whether mounts make each write durable against power loss before it returns, as `mount --sync-always`
     /// does. Default false.
@@ -157,7 +157,8 @@ pub struct Config {
     /// sessions had to wait longer than a tenth of that for it, ten times their wait. Default 100; 0 to
     /// 3,600,000.
     pub solo_ms: u64,
-    /// How often idle logs are digested in the background, in milliseconds. Default 500; 10 to 60,000.
+    /// Interval at which idle logs are digested in the background, in milliseconds. Default 500; 10 to
+    /// 60,000.
     pub idle_digest_ms: u64,
     /// Fill level at which a tier's coldest data begins to move down, in percent of the tier's space for
     /// data. Default 95; 20 to 99.
@@ -281,7 +282,7 @@ impl Default for Config {
 /// A setting that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// Not TOML, an unknown field, or a value of the wrong type.
+    /// The text is not TOML, or has an unknown field or a value of the wrong type.
     #[error("the configuration cannot be read: {0}")]
     Syntax(String),
     /// A number out of its bounds.

@@ -38,7 +38,7 @@ impl Daemon {
     /// Starts the background threads.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// If no thread can be made.
     pub fn start(kernel: Arc<KernelFs>) -> io::Result<Self> {
         let over = Arc::new(AtomicBool::new(false));
         let worker = std::thread::Builder::new().name("varve-work".into()).spawn({
@@ -67,7 +67,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The daemon's object.
+    /// Returns the daemon's object.
     #[must_use]
     pub const fn kernel(&self) -> &Arc<KernelFs> {
         &self.kernel

@@ -17,7 +17,7 @@ pub struct HealthStatus {
     pub text: String,
     /// Place on the medium; empty: not known, or all of it.
     pub place: String,
-    /// When, in nanoseconds since 1970.
+    /// Time, in nanoseconds since 1970.
     pub time_ns: TimeNs,
 }
 

@@ -150,7 +150,7 @@ impl SpaceLimits {
     }
 }
 
-/// The daemon: the nouns that operations work on. Threads call it; it has none of its own (see
+/// The daemon: it owns the state that operations work on. Threads call it; it has none of its own (see
 /// [`crate::Daemon`]).
 pub struct KernelFs {
     pub(crate) env: Env,
@@ -378,7 +378,7 @@ impl Drop for Change<'_> {
     }
 }
 
-/// The newest transaction that an entry of a log may rest on.
+/// The newest transaction that a log entry's base may name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum BaseLimit {
     /// The newest committed transaction: the session lives in this run.

@@ -8,9 +8,9 @@
 //! one file for each operation that a client or the clock requests (`ops`); `pool`, `service` and `daemon`.
 //!
 //! # Lock order
-//! A thread that holds a lock takes only those further down:
+//! A thread that holds a lock takes only locks further down:
 //! 0. `SpaceLimits::turn`: exclusive for a search for space (waits for clients, bounded by `lease_ms`, and
-//! for digests), shared for grants;
+//!    for digests), shared for grants;
 //! 1. `Sessions::rename`: one move of a directory at a time;
 //! 2. leases of a forwarded operation (waits for clients, bounded by `wait_ms`);
 //! 3. `Session::row_changes` of one session;

@@ -160,7 +160,7 @@ fn allocate(store: &Store, ino: Ino, range: Range<u64>, target: DataTarget) -> R
     }
 }
 
-/// Offset and length of blocks, in bytes.
+/// Returns offset and length of blocks, in bytes.
 const fn bytes(blocks: &Range<u64>) -> (u64, u64) {
     (
         blocks.start * BLOCK_BYTES,

@@ -59,7 +59,7 @@ impl From<StoreError> for CommitFailure {
     }
 }
 
-/// The work on one transaction.
+/// Executes a plan in one transaction.
 pub(super) struct PlanExecutor<'c, 's> {
     pub(super) tx: &'c mut Tx<'s>,
     pub(super) env: &'c Environment<'c>,

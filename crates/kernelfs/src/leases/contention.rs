@@ -16,11 +16,11 @@ const HANDOVERS: u32 = 4;
 const WINDOW_MS: u64 = 200;
 /// Changes per hand-over from which on leases pay.
 const CHANGES_PAY: u64 = 16;
-/// How long operations on a contended inode are forwarded after the last sign of contention.
+/// Duration of forwarding after the last sign of contention.
 const FORWARDED_MS: u64 = 200;
-/// How long operations on an inode are forwarded before leases are tried again, at first and at most.
+/// Duration of forwarding until leases are tried again, at first and at most.
 const TRIED_AGAIN_MS: std::ops::RangeInclusive<u64> = 100..=3200;
-/// Inodes watched at once; more make the table forget all that is past.
+/// Most inodes watched at once; beyond it the table forgets watches that have expired.
 const WATCHED_MAX: usize = 16_384;
 
 #[derive(Debug, Clone, Copy)]

@@ -15,7 +15,7 @@ use varve_format::{Generation, Ino, InodeKey, LeaseNo, SessionId};
 pub(crate) enum RowChange {
     /// Remove it.
     Remove(LeaseNo),
-    /// Write it as it is now.
+    /// Write its present state.
     Put(GrantRow),
     /// Give back the number of an inode that was never made. Precedes the change of its row, so that a crash
     /// in between loses nothing.

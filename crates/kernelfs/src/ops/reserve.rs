@@ -4,27 +4,28 @@
 //!
 //! # Invariants
 //! 1. *Reserved space exists.* The store's reservation is the sum of all sessions' reservations and of those
-//! of operations under way (forwarded ones, moves between tiers), and never more than the free space beyond
-//! the reserve. A session's reservation is at least its unspent blocks, plus the charge of the undigested
-//! entries in its log.
+//!    of operations under way (forwarded ones, moves between tiers), and never more than the free space
+//!    beyond the reserve. A session's reservation is at least its unspent blocks, plus the charge of the
+//!    undigested entries in its log.
 //! 2. *A live session's reservation shrinks only by its own return or by a digest.* A client takes reserved
-//! blocks out of its stock first and then returns them, so it cannot spend them meanwhile. The daemon never
-//! takes any away; a client that does not answer is sealed, and its reservation ends when its log is
-//! digested. A return beyond the reservation has no effect; entries that the client then logs without a
-//! reservation are not covered, as with any client that logs without asking: see 5.
+//!    blocks out of its stock first and then returns them, so it cannot spend them meanwhile. The daemon
+//!    never takes any away; a client that does not answer is sealed, and its reservation ends when its log is
+//!    digested. A return beyond the reservation has no effect; entries that the client then logs without a
+//!    reservation are not covered, as with any client that logs without asking: see 5.
 //! 3. *ENOSPC is returned only after an exclusive reclaim pass*: free all orphans, digest all logs, wait for
-//! readers of freed blocks, then recall unused reservations from every session, the caller's included; a
-//! session that does not answer is sealed and digested. Each answer states the number of granted blocks that
-//! the client knew of; a client that did not know of all (an answer was under way) is asked again. Blocks
-//! that calls under way have consumed count as used. ENOSPC is returned without a search to a session that
-//! already has its maximum, and to one that could not search within `wait_ms` and then finds too little.
+//!    readers of freed blocks, then recall unused reservations from every session, the caller's included; a
+//!    session that does not answer is sealed and digested. Each answer states the number of granted blocks
+//!    that the client knew of; a client that did not know of all (an answer was under way) is asked again.
+//!    Blocks that calls under way have consumed count as used. ENOSPC is returned without a search to a
+//!    session that already has its maximum, and to one that could not search within `wait_ms` and then finds
+//!    too little.
 //! 4. *One search at a time.* Grants hold `SpaceLimits::turn` shared, a search holds it exclusively, so the
-//! searching session gets the returned blocks. A client's answer does not take `turn`, so a client that waits
-//! for a reservation itself still answers. A search waits for clients at most `lease_ms`, as for leases, then
-//! for the digests of the clients that it has sealed; all clients are asked at once. The searching session
-//! does not become late with its own leases meanwhile.
+//!    searching session gets the returned blocks. A client's answer does not take `turn`, so a client that
+//!    waits for a reservation itself still answers. A search waits for clients at most `lease_ms`, as for
+//!    leases, then for the digests of the clients that it has sealed; all clients are asked at once. The
+//!    searching session does not become late with its own leases meanwhile.
 //! 5. *Unreserved work takes no reserved space.* Log entries beyond their session's reservation are digested
-//! out of unreserved space, or refused (`digest::commit`).
+//!    out of unreserved space, or refused (`digest::commit`).
 
 use crate::error::no;
 use crate::kernel::{Core, KernelFs, SpaceLimits};

@@ -89,7 +89,7 @@ impl<'k> Teardown<'k> {
                 let absent: Vec<_> = sessions.ended.iter().map(|ended| ended.id).collect();
                 sessions.note_cached(self.core.env.clock.moment(), absent);
             }
-            // Threads that wait for leases of this session stop waiting.
+            // Threads that wait for leases on behalf of this session stop waiting.
             let tickets: Vec<_> = sessions.table.waiting_tickets(id);
             for ticket in &tickets {
                 sessions.table.cancel(*ticket);

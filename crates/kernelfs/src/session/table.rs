@@ -227,7 +227,7 @@ impl SessionTable {
 
     /// Whether a client that continues this session, or none, must wait before its first change: a kernel may
     /// cache names and attributes from before, because its mount is in exclusive mode, or was when its
-    /// session ended.
+    /// session ended. A client that continues none always must.
     pub(crate) fn is_newcomer(&self, continues: Option<&Ended>) -> bool {
         let is_alone = |member: &SessionEntry| {
             let is_mount = member.session.kind == ClientKind::Shim && member.phase == Phase::Live;
