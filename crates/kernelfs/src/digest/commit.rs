@@ -172,8 +172,8 @@ fn paid(sources: &[Source<'_>], cut: &RecordPlan<'_>, env: &Environment<'_>) -> 
     (paid, unpaid)
 }
 
-/// Whether unreserved blocks of the cut leave enough space for all reservations. Call after the transaction
-/// has taken its blocks.
+/// Checks that the cut's unreserved blocks leave enough space for all reservations; `NoSpace` otherwise. Call
+/// after the transaction has taken its blocks.
 fn leaves_what_is_promised(
     store: &Store,
     sources: &[Source<'_>],

@@ -150,7 +150,8 @@ pub(crate) struct SessionTable {
     /// Sessions of an earlier daemon whose clients may still return.
     pub(crate) earlier: BTreeSet<SessionId>,
     pub(crate) waiters: HashMap<Ticket, LeaseWaiter>,
-    /// Sessions of an earlier daemon whose logs are being digested; they are not in `entries`.
+    /// Sessions of an earlier daemon whose logs recovery is digesting; `entries` gets only those whose logs
+    /// must wait.
     pub(crate) revived: BTreeMap<SessionId, Arc<Session>>,
     /// Sessions to be sealed by the next thread that can, with the reasons.
     pub(crate) doomed: BTreeMap<SessionId, &'static str>,
@@ -387,7 +388,7 @@ impl SessionTable {
     }
 
     /// Returns the number of changes made under a lease that is given back. Where the client did not count
-    /// them, all entries that it logged since the grant.
+    /// them, returns an upper bound: the entries that it logged since the grant.
     pub(crate) fn changes_under(&self, session: SessionId, item: &ReleaseItem) -> u64 {
         if item.changes != u32::MAX {
             return u64::from(item.changes);
